@@ -18,6 +18,7 @@ from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import (
     Accept,
     Act,
+    CheckAlone,
     CheckNode,
     ClaimLead,
     Close,
@@ -40,7 +41,7 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteReport,
     WriteRound,
 )
-from fleetrun.elastic.rendezvous.checks import Measured
+from fleetrun.elastic.rendezvous.checks import Measured, better
 from fleetrun.elastic.rendezvous.member import decide, left_for_good, store_lost
 from fleetrun.elastic.rendezvous.records import (
     BadRecordError,
@@ -364,6 +365,7 @@ class Membership:
         """
         self._do: dict[type[Act], Callable[[Any], None]] = {
             Accept: self._accept,
+            CheckAlone: self._check_alone,
             Start: self._start,
             Stop: self._stop,
             Leave: self._leave_generation,
@@ -606,6 +608,22 @@ class Membership:
 
         if round_.check.turn:
             self._events.check(round_, own.members, own.rank, checked)
+
+    def _check_alone(self, act: CheckAlone) -> None:
+        """Twice, as members do where something is wrong: a machine may be busy for a moment."""
+        own, generation = self._own, act.round.generation
+        own.checked, own.measured = generation, None
+
+        def check(then: Callable[[Measured], None]) -> None:
+            if own.phase is Phase.IDLE and own.checked == generation:
+                self._events.check(act.round, (own.node,), 0, then)
+
+        def checked(measured: Measured) -> None:
+            if own.phase is Phase.IDLE and own.checked == generation:
+                own.measured = measured
+                self._look()
+
+        check(lambda first: check(lambda second: checked(better(first, second))))
 
     def _start(self, act: Start) -> None:
         own = self._own

@@ -459,6 +459,29 @@ def test_without_a_spare_left_the_loss_of_a_node_ends_the_job(fleetrun: Fleetrun
     assert "is gone" in first.said
 
 
+def test_a_spare_that_its_check_finds_broken_makes_room_for_another(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1", "--check", "fast")
+    script = fleetrun.script(f"{TELL}tell('ready', os.getpid())\nwait_for_go()")
+    launches = [nodes.start(script, env={"FLEETRUN_NODE_NAME": name}) for name in ("one", "two")]
+    for each in launches:
+        each.until_told(" ready")
+    broken = Path(fleetrun.folder, "broken", "sitecustomize.py")
+    broken.parent.mkdir()
+    broken.write_text("import os, sys\nif 'fleetrun.doctor.check' in sys.orig_argv:\n    os._exit(9)\n")
+    bad = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad", "PYTHONPATH": str(broken.parent)})
+    assert bad.wait() == 123
+    assert WAITING in bad.err
+    assert (
+        "bad is left out of this job after 2 faults: check 1 of 2: the check exited with code 9" in bad.said
+    )
+    spare = nodes.start(script, env={"FLEETRUN_NODE_NAME": "spare"})
+    spare.until_err(WAITING)
+    for each in (*launches, spare):
+        each.go()
+    assert [each.wait() for each in (*launches, spare)] == [0, 0, 0], (*launches, spare)
+    assert "warning" not in spare.err
+
+
 def test_a_bad_machine_is_left_out_and_taken_back_when_it_was_repaired(fleetrun: Fleetrun):
     nodes = Nodes(
         fleetrun, "--nnodes", "2", "--spares", "1", "--exclude_after", "1", "--heartbeat_timeout", "2"

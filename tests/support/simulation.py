@@ -194,7 +194,8 @@ class Player:
     faults: MachineFaults = ()
     checks: list[tuple[int, int]] = field(default_factory=list)
     """Generation and turn of each."""
-    check_takes: float = 0.4
+    checking: Timer | None = None
+    check_takes: Callable[[Round, tuple[Node, ...], int], float] = lambda round, members, rank: 0.4
     measure: Callable[[Round, tuple[Node, ...], int], Measured] = lambda round, members, rank: Measured()
 
     def __post_init__(self) -> None:
@@ -222,7 +223,10 @@ class Player:
     ) -> None:
         if not self.crashed:
             self.checks.append((round.generation, round.check.turn))
-            self.job.loop.after(self.check_takes, lambda: then(self.measure(round, members, rank)))
+            if self.checking is not None:
+                self.checking.cancel()
+            seconds = self.check_takes(round, members, rank)
+            self.checking = self.job.loop.after(seconds, lambda: then(self.measure(round, members, rank)))
 
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
         if self.crashed:

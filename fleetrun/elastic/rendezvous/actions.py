@@ -128,6 +128,13 @@ class ReadTopology:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckAlone:
+    """Check this machine, which waits as a spare while this round runs."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
 class WriteReport:
     """Write this node's report: how far it is in the generation."""
 
@@ -259,6 +266,7 @@ Act = (
     | Propose
     | Refuse
     | DropNode
+    | CheckAlone
     | CheckNode
     | WriteCensus
     | DeleteJob

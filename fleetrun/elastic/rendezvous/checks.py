@@ -3,13 +3,15 @@ have found to the nodes that are slow or broken. Pure; `doctor/check.py` measure
 
 A check has up to two turns. In the first every node computes, copies memory and measures the way to a
 neighbour. A way has two ends: so in the second each suspect does it again, with a node that is none. Where
-there are more suspects than others, the second is repeated for the rest.
+there are more suspects than others, the second is repeated for the rest. A spare that waits does both by
+itself, without a way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from zlib import crc32
 
 UNEVEN = 4.0
@@ -18,23 +20,29 @@ UNEVEN = 4.0
 SECONDS = {"fast": 3.0, "full": 60.0}
 """How long a turn takes at most; `full` imports torch."""
 
+SILENT = {"fast": 1.0, "full": 20.0}
+"""Seconds of a turn in which nobody counts as silent: its process may have to be read from a disk first."""
+
 MARGIN = 2.0
 """Seconds beyond that in which a node must have reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Of a round. `turn`: 0: none, 1 or 2. `suspects` of the first turn, by id, and `usual`, the speed of the
-    middle way there (bytes/s). `done`: the `digest` of the nodes whose check is over.
+    """Of a round. `turn`: 0: none, 1 or 2. Of the first turn the `suspects`, by id, and `usual`, the speed of
+    the middle way (bytes/s); `within`: after how many seconds one that is silent in the second is given up.
+    `done`: the `digest` of the nodes whose check is over.
     """
 
     turn: int = 0
     suspects: tuple[str, ...] = ()
     usual: float = 0.0
+    within: float = 0.0
     done: int = 0
 
 
 NO_CHECK = Check()
+NOBODY: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,41 @@ class Measured:
     link_error: str = ""
     took: float = 0.0
     late: float = 0.0
+
+
+def better(one: Measured, other: Measured) -> Measured:
+    """Of two turns by the same node what tells for it."""
+    if one.error or one.late or other.error or other.late:
+        return other if one.error or one.late else one
+    return replace(
+        other,
+        compute=min(one.compute, other.compute),
+        gpu=min(one.gpu, other.gpu),
+        memory=max(one.memory, other.memory),
+        took=min(one.took, other.took),
+    )
+
+
+def patience(found: Mapping[int, Measured], how: str) -> float:
+    """Seconds after which one that has not answered is suspected: four times what it took the others."""
+    return max(SILENT[how], UNEVEN * _middle([each.took for each in found.values() if each.took]))
+
+
+def silent(
+    ids: Sequence[str], found: Mapping[int, Measured], check: Check, how: str
+) -> tuple[tuple[int, ...], float]:
+    """The ranks that have not answered, and after how many seconds of a turn that is too long. In the first
+    turn as many must have answered. A node that does not answer holds up its partner as well, so pairs count.
+    """
+    paired = pairs(ids, check.suspects)
+    single = set(range(len(ids))).difference(*paired)
+    busy = [*paired, *((rank,) for rank in single if measures(ids, check.suspects, rank))]
+    missing = [each for each in busy if any(rank not in found for rank in each)]
+    if not check.within and 2 * len(missing) > len(busy):
+        return (), 0.0
+    answered = {rank: found[rank] for each in busy if each not in missing for rank in each}
+    within = check.within or patience(answered, how)
+    return tuple(rank for rank in chain(*missing) if rank not in found), within
 
 
 def digest(ids: Sequence[str]) -> int:
@@ -84,9 +127,13 @@ def usual_speed(found: Mapping[int, Measured]) -> float:
     return 1 / seconds if seconds else 0.0
 
 
-def suspects(ids: Sequence[str], found: Mapping[int, Measured], check: Check) -> dict[int, str]:
-    """The ranks with which something is wrong, and what; of a way both ends, unless one was none before."""
-    wrong = alone(found)
+def suspects(
+    ids: Sequence[str], found: Mapping[int, Measured], check: Check, missing: Mapping[int, str] = NOBODY
+) -> dict[int, str]:
+    """The ranks with which something is wrong, and what; of a way both ends, unless one was none before.
+    `missing` are those that are `silent`.
+    """
+    wrong = alone(found) | dict(missing)
     usual = check.usual or usual_speed(found)
     for pair in pairs(ids, check.suspects):
         why = _way(found, pair, usual)

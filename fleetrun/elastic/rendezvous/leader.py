@@ -6,7 +6,7 @@ Which nodes it admits is in `admission.py`; which node leads, and what every oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fleetrun.elastic.rendezvous.actions import (
@@ -31,17 +31,15 @@ from fleetrun.elastic.rendezvous.admission import (
     least_blamed,
     leave_out,
 )
-from fleetrun.elastic.rendezvous.checks import (
-    MARGIN,
-    NO_CHECK,
-    SECONDS,
-    Check,
-    alone,
-    digest,
-    left_over,
-    suspects,
-    usual_speed,
+from fleetrun.elastic.rendezvous.checking import (
+    bad_spares,
+    checked,
+    next_check,
+    noted,
+    time_of_check,
+    unanswered,
 )
+from fleetrun.elastic.rendezvous.checks import NO_CHECK
 from fleetrun.elastic.rendezvous.records import (
     Cause,
     CauseKind,
@@ -370,11 +368,6 @@ def _afresh(round_: Round) -> Round:
     return Round(generation=round_.generation + 1, state=State.OPEN)
 
 
-def _again(round_: Round) -> Round:
-    """The proposed generation was not accepted: try the next."""
-    return replace(round_, generation=round_.generation + 1, state=State.OPEN, size=0, after=0.0)
-
-
 def _abandoned(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
     """No member is left: the round belongs to an old job, or to one whose nodes are all disconnected."""
     gone = max((view.lost_at(node.id, policy.lease) or now for node in members), default=now)
@@ -498,7 +491,7 @@ def _form(
     old_job = bool(known) and not any(node.id in known for node in chosen)
     forming = replace(
         round_,
-        check=_check(round_.check, chosen, policy),
+        check=next_check(round_.check, chosen, policy),
         state=State.FORMING,
         size=len(chosen),
         attempts=0 if old_job else round_.attempts,
@@ -578,75 +571,25 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     done = [view.done(node.id) for node in members]
     if all(each is MemberStatus.READY for each in done):
         running = replace(round_, state=State.RUNNING, cause=None, after=0.0, check=NO_CHECK)
-        again = _checked(view, round_, members, policy, now) if round_.check.turn else None
+        again = checked(view, round_, members, policy, now) if round_.check.turn else None
         return _only(WriteRound(again or running, view.round_revision))
+    decision = Decision()
+    if round_.check.turn and (again := unanswered(view, round_, members, policy, now, decision)) is not None:
+        return _only(WriteRound(again, view.round_revision))
     vanished = any(node.id in view.gone for node in members)
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
         1.0, policy.lease / 2, len(members) * ROOM
     )
     patient_until += time_of_check(round_, policy)
     if not vanished and now < patient_until:
-        return Decision(until=patient_until)
-    decision = Decision()
+        decision.look_at(patient_until)
+        return decision
     if now >= patient_until:
         for node, state in zip(members, done, strict=True):
             if state is None and node.id in view.nodes and node.id != view.me:
                 decision.do(DropNode(node.id, view.nodes[node.id].revision))
-    decision.do(WriteRound(_again(round_), view.round_revision))
+    decision.do(WriteRound(round_.again(), view.round_revision))
     return decision
-
-
-def time_of_check(round_: Round, policy: Policy) -> float:
-    """Seconds that a turn may take before this round's nodes are ready."""
-    return SECONDS[policy.check] + MARGIN if round_.check.turn and policy.check in SECONDS else 0.0
-
-
-def _check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
-    """What these nodes do before they are ready."""
-    ids = [node.id for node in members]
-    if policy.check == "off" or check.done == digest(ids):
-        return replace(NO_CHECK, done=check.done)
-    suspected = set(check.suspects).intersection(ids)
-    if suspected and suspected != set(ids):
-        return replace(check, turn=2)
-    return Check(turn=1, done=check.done)
-
-
-def _checked(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Round | None:
-    """The round that follows a turn in which something was wrong; None: nothing was, or nobody can tell with
-    which node.
-    """
-    ids, check = [node.id for node in members], round_.check
-    heard = {rank: view.reports[id_].report.measured for rank, id_ in enumerate(ids)}
-    found = {rank: measured for rank, measured in heard.items() if measured is not None}
-    wrong = suspects(ids, found, check)
-    if len(wrong) == len(ids):  # two nodes, and the way between them
-        wrong = alone(found)
-    rest = left_over(ids, check.suspects)
-    if not wrong and rest:
-        return replace(_again(round_), check=Check(suspects=rest, usual=check.usual, done=check.done))
-    if not wrong or len(wrong) == len(ids):
-        return None
-    if check.turn == 1:
-        suspected = tuple(ids[rank] for rank in wrong)
-        next_turn = Check(suspects=suspected, usual=usual_speed(found), done=check.done)
-        return replace(_again(round_), check=next_turn)
-    found_bad = {members[rank].known_as: why for rank, why in wrong.items()}
-    faults = _confirmed(found_bad, view.epoch + now, max(2, policy.exclude_after))
-    blamed = {fault.node for fault in faults}
-    worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in blamed}
-    noted = merged(round_.faults, faults)
-    return replace(_again(round_), check=Check(done=digest(ids)), faults=noted, worked=worked)
-
-
-def _confirmed(wrong: Mapping[str, str], time: float, count: int) -> list[MachineFault]:
-    """What both turns have found, by machine, as so many faults: enough to leave it out."""
-    turns = enumerate([1] * (count - 1) + [2], 1)
-    return [
-        MachineFault(round(time + number / 10, 1), machine, f"check {turn} of 2: {why}")
-        for number, turn in turns
-        for machine, why in wrong.items()
-    ]
 
 
 def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
@@ -659,6 +602,8 @@ def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     cause = _first_lost(view, members, policy, now, decision)
     if cause is None and len(view.nodes) > sum(node.id in view.nodes for node in members):
         cause = _newcomers(view, round_, members, policy, now, decision)
+        if cause is None and (bad := bad_spares(view, members, policy)):
+            decision.do(WriteRound(noted(round_, bad, view.epoch + now, policy), view.round_revision))
     if cause is not None:
         left = len(members) - 1 + len(spares(view, members, policy, now))
         restart = cause.why is CauseKind.JOINED or policy.elastic or left >= policy.fewest

@@ -38,6 +38,7 @@ from dataclasses import replace
 
 from fleetrun.elastic.rendezvous.actions import (
     Accept,
+    CheckAlone,
     ClaimLead,
     Close,
     Decision,
@@ -56,8 +57,9 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteReport,
     WriteRound,
 )
-from fleetrun.elastic.rendezvous.leader import lead, meeting_time, time_of_check
-from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Round, State, Verdict
+from fleetrun.elastic.rendezvous.checking import time_of_check
+from fleetrun.elastic.rendezvous.leader import lead, meeting_time
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Report, Round, State, Verdict
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT
 from fleetrun.errors import LaunchError, NotNeededError, RendezvousError, UsageError
@@ -197,8 +199,19 @@ def _accept_place(view: View, own: MemberState, round_: Round, policy: Policy, d
             decision.do(Accept(round_, rank))
             return
     if _may_wait(own, policy) and round_.state is State.RUNNING:
+        if policy.check != "off":
+            _check_alone(view, own, round_, decision)
         there = len(members)
         decision.waiting = Waiting(present=there, fewest=policy.fewest, most=policy.most, spare=True)
+
+
+def _check_alone(view: View, own: MemberState, round_: Round, decision: Decision) -> None:
+    """Each generation checks the machines that wait, too: one that is found bad makes room for another."""
+    if own.checked != round_.generation:
+        decision.do(CheckAlone(round_))
+    elif own.measured is not None and own.reported != (round_.generation, MemberStatus.READY, 0):
+        found = Report(done=MemberStatus.READY, measured=own.measured)
+        decision.do(WriteReport(round_.generation, found))
 
 
 def _may_wait(own: MemberState, policy: Policy) -> bool:

@@ -148,6 +148,10 @@ class Round:
     def stopping(self, cause: Cause, *, restart: bool, after: float = 0.0) -> Round:
         return replace(self, state=State.STOPPING, cause=cause, restart=restart, after=after)
 
+    def again(self) -> Round:
+        """The one that follows where this was not accepted, or has only checked its nodes."""
+        return replace(self, generation=self.generation + 1, state=State.OPEN, size=0, after=0.0)
+
 
 class MemberStatus(StrEnum):
     """How far a member is in its generation, in this order."""
@@ -363,7 +367,7 @@ def _worked(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _check(fields: Mapping[str, Any]) -> Check:
-    plain = _only(fields, turn=int, usual=_measure, done=int)
+    plain = _only(fields, turn=int, usual=_measure, within=_measure, done=int)
     return Check(**plain, suspects=tuple(map(str, fields.get("suspects", ()))))
 
 

@@ -350,7 +350,9 @@ class MemberState:
     step: int | None = None
     """The last step that its trainers made in this generation."""
     measured: Measured | None = None
-    """What it found in the check of this generation."""
+    """What it found in the check of this generation, or of the one for which it waits as a spare."""
+    checked: int = -1
+    """The generation for which it has checked itself as a spare."""
     reported: tuple[int, MemberStatus, int] | None = None
     """What was last reported: generation, how far, how many causes."""
     renew: set[str] = field(default_factory=set)

@@ -1,0 +1,132 @@
+"""What the leader makes of a check: whether a turn follows, and which machines are left out for what both
+turns have found. Pure; what a turn says is in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fleetrun.elastic.rendezvous.actions import Decision, Policy
+from fleetrun.elastic.rendezvous.admission import known_faults
+from fleetrun.elastic.rendezvous.checks import (
+    MARGIN,
+    NO_CHECK,
+    NOBODY,
+    SECONDS,
+    Check,
+    Measured,
+    alone,
+    digest,
+    left_over,
+    patience,
+    silent,
+    suspects,
+    usual_speed,
+)
+from fleetrun.elastic.rendezvous.records import Node, Round
+from fleetrun.elastic.rendezvous.view import View
+from fleetrun.record.faults import MachineFault, merged
+
+
+def time_of_check(round_: Round, policy: Policy) -> float:
+    """Seconds that a turn may take before this round's nodes are ready."""
+    return SECONDS[policy.check] + MARGIN if round_.check.turn and policy.check in SECONDS else 0.0
+
+
+def next_check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
+    """What these nodes do before they are ready."""
+    ids = [node.id for node in members]
+    if policy.check == "off" or check.done == digest(ids):
+        return replace(NO_CHECK, done=check.done)
+    suspected = set(check.suspects).intersection(ids)
+    if suspected and suspected != set(ids):
+        return replace(check, turn=2)
+    return Check(turn=1, done=check.done)
+
+
+def _found(view: View, members: Sequence[Node]) -> dict[int, Measured]:
+    """What the members have found, by rank."""
+    heard = ((rank, view.reports.get(node.id)) for rank, node in enumerate(members))
+    told = ((rank, each.report.measured) for rank, each in heard if each is not None)
+    return {rank: measured for rank, measured in told if measured is not None}
+
+
+def unanswered(
+    view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float, decision: Decision
+) -> Round | None:
+    """The round that follows where members do not answer for much longer than the others have taken."""
+    ids = [node.id for node in members]
+    missing, seconds = silent(ids, _found(view, members), round_.check, policy.check)
+    if not missing:
+        return None
+    late = max(view.round_since, view.led_since, view.whole_since) + seconds
+    if now < late:
+        decision.look_at(late)
+        return None
+    why = f"it did not answer the check within {seconds:.1f} s"
+    return checked(view, round_, members, policy, now, dict.fromkeys(missing, why))
+
+
+def checked(
+    view: View,
+    round_: Round,
+    members: Sequence[Node],
+    policy: Policy,
+    now: float,
+    missing: Mapping[int, str] = NOBODY,
+) -> Round | None:
+    """The round that follows a turn in which something was wrong; None: nothing was, or nobody can tell with
+    which node.
+    """
+    ids, check = [node.id for node in members], round_.check
+    found = _found(view, members)
+    wrong = suspects(ids, found, check, missing)
+    if len(wrong) == len(ids):  # two nodes, and the way between them
+        wrong = alone(found)
+    rest = left_over(ids, check.suspects)
+    if not wrong and rest:
+        return replace(round_.again(), check=replace(check, turn=0, suspects=rest))
+    if not wrong or len(wrong) == len(ids):
+        return None
+    if check.turn == 1:
+        suspected, within = tuple(ids[rank] for rank in wrong), patience(found, policy.check)
+        next_turn = Check(suspects=suspected, usual=usual_speed(found), within=within, done=check.done)
+        return replace(round_.again(), check=next_turn)
+    bad = {members[rank].known_as: why for rank, why in wrong.items()}
+    return replace(noted(round_.again(), bad, view.epoch + now, policy), check=Check(done=digest(ids)))
+
+
+def noted(round_: Round, bad: Mapping[str, str], time: float, policy: Policy) -> Round:
+    """With what both turns of a check have found, by machine."""
+    faults = _confirmed(bad, time, max(2, policy.exclude_after))
+    worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in bad}
+    return replace(round_, faults=merged(round_.faults, faults), worked=worked)
+
+
+def _confirmed(wrong: Mapping[str, str], time: float, count: int) -> list[MachineFault]:
+    """What both turns have found, by machine, as so many faults: enough to leave it out."""
+    turns = enumerate([1] * (count - 1) + [2], 1)
+    return [
+        MachineFault(round(time + number / 10, 1), machine, f"check {turn} of 2: {why}")
+        for number, turn in turns
+        for machine, why in wrong.items()
+    ]
+
+
+def bad_spares(view: View, members: Sequence[Node], policy: Policy) -> dict[str, str]:
+    """The machines of nodes that wait, and what their own check has found that is not noted yet."""
+    known = {node.id for node in members}
+    waiting = [candidate for id_, candidate in view.nodes.items() if id_ not in known and id_ in view.reports]
+    found = _found(view, [*members, *(candidate.node for candidate in waiting)])
+    wrong = alone(found)
+    faults = known_faults(view)
+    return {
+        candidate.node.known_as: wrong[rank]
+        for rank, candidate in enumerate(waiting, len(members))
+        if rank in wrong
+        and not any(
+            each.node == candidate.node.known_as and each.time > view.epoch + candidate.since
+            for each in faults
+        )
+    }
