@@ -48,7 +48,7 @@ class NodeCheck:
         self._began = loop.clock()
         self._then: Callable[[Measured], None] | None = then
         self._companion: Companion | None = None
-        self._last = b""
+        self._last, self._partner = b"", ""
         self._seconds = SECONDS[how]
         self._timer = loop.after(self._seconds + _LATE, self._too_long)
         ids = [node.id for node in members]
@@ -56,7 +56,8 @@ class NodeCheck:
             loop.after(0.0, lambda: self._finish(Measured()))
             return
         partner, visits = _partner(pairs(ids, round_.check.suspects), rank)
-        self._partner = members[partner].title if partner >= 0 else ""
+        if partner >= 0:
+            self._partner = members[partner].title
         way = f" and the way to {printable(self._partner)}" if self._partner else ""
         console.info(f"checking this machine{way} (--check {how})")
         env = helper_environment(os.environ)

@@ -459,16 +459,42 @@ def test_without_a_spare_left_the_loss_of_a_node_ends_the_job(fleetrun: Fleetrun
     assert "is gone" in first.said
 
 
+def broken_check(fleetrun: Fleetrun, name: str) -> dict[str, str]:
+    """The environment of a machine of this name, on which the process of the check exits with 9."""
+    file = Path(fleetrun.folder, "broken", "sitecustomize.py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("import os, sys\nif 'fleetrun.doctor.check' in sys.orig_argv:\n    os._exit(9)\n")
+    return {"FLEETRUN_NODE_NAME": name, "PYTHONPATH": str(file.parent)}
+
+
+def test_a_machine_that_its_check_finds_broken_does_not_start(fleetrun: Fleetrun):
+    """While it has its second turn one of the others has nothing to do."""
+    nodes = Nodes(fleetrun, "--nnodes", "3", "--spares", "1", "--check", "fast")
+    script = fleetrun.script(f"{TELL}tell('ready', os.getpid())\nwait_for_go()")
+    good = [
+        nodes.start("--rank", str(rank), script, env={"FLEETRUN_NODE_NAME": f"m{rank}"}) for rank in (0, 1)
+    ]
+    good[0].until_err("waiting")
+    bad = nodes.start("--rank", "2", script, env=broken_check(fleetrun, "bad"))
+    bad.until_err("checking this machine")
+    good.append(nodes.start(script, env={"FLEETRUN_NODE_NAME": "spare"}))
+    assert bad.wait() == 123
+    assert (
+        "bad is left out of this job after 2 faults: check 1 of 2: the check exited with code 9" in bad.said
+    )
+    for each in good:
+        each.go()
+    assert [each.wait() for each in good] == [0, 0, 0], good
+    assert told(*good) == ["0 3 0 0", "1 3 1 0", "2 3 2 0"]
+
+
 def test_a_spare_that_its_check_finds_broken_makes_room_for_another(fleetrun: Fleetrun):
     nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1", "--check", "fast")
     script = fleetrun.script(f"{TELL}tell('ready', os.getpid())\nwait_for_go()")
     launches = [nodes.start(script, env={"FLEETRUN_NODE_NAME": name}) for name in ("one", "two")]
     for each in launches:
         each.until_told(" ready")
-    broken = Path(fleetrun.folder, "broken", "sitecustomize.py")
-    broken.parent.mkdir()
-    broken.write_text("import os, sys\nif 'fleetrun.doctor.check' in sys.orig_argv:\n    os._exit(9)\n")
-    bad = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad", "PYTHONPATH": str(broken.parent)})
+    bad = nodes.start(script, env=broken_check(fleetrun, "bad"))
     assert bad.wait() == 123
     assert WAITING in bad.err
     assert (
