@@ -6,6 +6,9 @@ As a wide & deep model pushes: 5,000 rows of dim 9 (SparseAdam) and 8 dense bloc
 (Adam), answered one after another with `--underway` of them sent ahead. A server for each level; their turns
 alternate, another one first in each round. Snapshots are taken every few seconds of a server's life, in its
 turn or in another's. `disk`: plain appends of a push's bytes, each with fsync. FOLDER must be on a real disk.
+
+Then snapshots of these tables alone, by one process without a server: bytes and seconds of a whole one, and
+of those that follow when 200 pushes of 5,000 ids have come in between, whose ids follow a power law.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from _marks import check_marks, publish
 from _ps_served import Served, table_line
 
 from trainers.ps.client import PendingReplies
+from trainers.ps.durable.durable import DurableFolder
 from trainers.ps.tables.rules import Adam, SparseAdam
+from trainers.ps.tables.sparse import SparseTable, make_table
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.wire import Field, Kind, Part
 
@@ -139,6 +144,41 @@ def measure(folder: Path, options: argparse.Namespace) -> Found:
     return found
 
 
+def snapshots(folder: Path, rows: int) -> str:
+    """The lines of the second table."""
+    random = np.random.default_rng(5)
+    lines = [table_line(("snapshot", "rows that changed", "MB", "s")), table_line(["---"] + ["---:"] * 3)]
+    for power in (None, 1.5, 1.2, 1.05):
+        where = folder / f"power-{power}"
+        durable = DurableFolder(where, job="bench", server=0, fsync=None)
+        tables = [make_table(spec) for spec in specs()]
+        table = tables[-1]
+        assert isinstance(table, SparseTable)
+        for start in range(0, rows, 100_000):
+            table.pull(torch.arange(start, min(start + 100_000, rows)))
+        figures = []
+        for turn in range(4):
+            touched = set[int]()
+            for _ in range(200 if power and turn else 0):
+                ids = torch.from_numpy(np.unique(random.zipf(power or 2.0, KEYS) % rows))
+                table.apply(ids, torch.ones(len(ids), DIM), 0.1)
+                touched.update(ids.tolist())
+            began = time.perf_counter()
+            task = durable.begin_snapshot(turn, tables, b"")
+            task.wait()
+            took = time.perf_counter() - began
+            durable.end_snapshot()
+            task.result()
+            figures.append((len(touched), task.progress.packed / 1e6, took))
+            if power is None:
+                break
+        count, size, took = map(statistics.median, zip(*(figures[1:] or figures), strict=True))
+        name = "whole" if power is None else f"of changes, power {power:g}"
+        lines.append(table_line([name, f"{count:,.0f}" if power else "-", f"{size:.1f}", f"{took:.2f}"]))
+        durable.discard()
+    return "\n".join(lines)
+
+
 def table_of(found: Found) -> str:
     head = ("durability", "**pushes/s**", "of none", "server CPU, ms a push", "longest pause, ms")
     lines = [table_line(head), table_line(["---"] + ["---:"] * (len(head) - 1))]
@@ -172,13 +212,14 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="bench-durability.", dir=options.folder))
     try:
         found = measure(folder, options)
+        alone = snapshots(folder, options.rows)
     finally:
         shutil.rmtree(folder)
     text = (
         f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, "
         f"{options.runs} runs of {options.seconds:g} s, {options.rows:,} rows, {options.underway} pushes "
         f"underway, a snapshot every {options.snapshot_interval:g} s, load {load:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after. Medians [least-most].\n\n{table_of(found)}"
+        f"{os.getloadavg()[0]:.1f} after. Medians [least-most].\n\n{table_of(found)}\n\n{alone}"
     )
     publish(text, options.write, NAME)
     return 0

@@ -18,6 +18,7 @@ from fleetrun.envs.contract import Role
 from tests.support.cluster import Job, Process
 from tests.support.forking import Forker
 from tests.support.scripts.step_limit import give
+from tests.support.snapshots import complete
 from trainers.ps import read_values
 
 KILLS = int(os.environ.get("KILLS", "5"))
@@ -176,19 +177,15 @@ def held(job: Job, command: list[str]) -> None:
         trainer.wait_for("held")
 
 
-def snapshots(folder: Path) -> set[str]:
-    """Names of complete snapshots of server 0."""
-    return {path.parent.name for path in folder.glob("kept/server-0/snapshot-*/manifest.json")}
-
-
 def test_async_with_snapshots_goes_on_from_one(forker: Forker, tmp_path: Path) -> None:
     command = counting(tmp_path, 20, "snapshot", hold=10)
     with forker.job(tmp_path, trainers=2, servers=1) as job:
         held(job, command)
-        first = snapshots(tmp_path)
-        wait_until(lambda: snapshots(tmp_path) - first, job)  # begun before all was pushed, perhaps
-        second = snapshots(tmp_path)
-        wait_until(lambda: snapshots(tmp_path) - first - second, job)
+        kept = tmp_path / "kept" / "server-0"
+        first = complete(kept)
+        wait_until(lambda: complete(kept) - first, job)  # begun before all was pushed, perhaps
+        second = complete(kept)
+        wait_until(lambda: complete(kept) - first - second, job)
         job.servers[0].kill()
         restart(job, job.servers[0], command)
         (tmp_path / "go").touch()

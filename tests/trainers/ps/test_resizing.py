@@ -15,6 +15,7 @@ import pytest
 from fleetrun.envs.contract import Role
 from tests.support.cluster import Job
 from tests.support.forking import Forker
+from tests.support.snapshots import complete
 from tests.trainers.ps.test_recovery import counting, counts_of, held, restart, wait_until
 from trainers.ps.durable.journal import FILE_HEAD, BadRecordError, journal_files, read_file_head, read_record
 from trainers.ps.wire import Kind, decode
@@ -139,10 +140,7 @@ def test_snapshots_go_on_with_fewer_trainers(forker: Forker, tmp_path: Path) -> 
     folder.mkdir()
 
     def snapshots() -> list[set[str]]:
-        return [
-            {path.parent.name for path in (folder / "kept").glob(f"server-{server}/snapshot-*/manifest.json")}
-            for server in (0, 1)
-        ]
+        return [complete(folder / "kept" / f"server-{server}") for server in (0, 1)]
 
     with forker.job(folder, trainers=2, servers=2) as job:
         held(job, command)

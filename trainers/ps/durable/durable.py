@@ -9,6 +9,10 @@ possible anywhere between:
     write       the snapshot's files, in the background          (a crash leaves an unfinished folder)
     manifest    snapshot N counts; state = snapshot N + records from N on
     remove      journal files and snapshots before N             (a crash leaves some, which are ignored)
+
+A snapshot is whole, or has what changed since the one before: then it is a further save in the folder of the
+last whole one, as a delta is in the folder of a trainer's save. The first of a process is whole, and one that
+follows deltas of as many bytes as the last whole one.
 """
 
 from __future__ import annotations
@@ -19,13 +23,15 @@ import json
 import os
 import secrets
 import shutil
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainers.errors import UsageError
 from trainers.ps.durable import journal
 from trainers.ps.durable.journal import DamagedError, DurabilityError, FolderError, Fsync, Journal
+from trainers.ps.kernels.rows import NOT_IN_SNAPSHOT
 from trainers.ps.saves.manifest import MANIFEST, SaveMode, commit_save, new_id
 from trainers.ps.saves.read import OpenFolder, RowOwner, load_tables, open_saves, read_file
 from trainers.ps.saves.write import SHARD_BYTES, SaveSpec, SaveTask, TableCut, Target, close_cuts, cut_tables
@@ -38,7 +44,7 @@ from trainers.storage.manifest import FileRecord
 
 # ---- Ownership: a folder belongs to one server of one job, and to one process at a time.
 
-OWNER_VERSION = 4
+OWNER_VERSION = 5
 _LOCK = "lock"
 _OWNER = "owner.json"
 
@@ -116,8 +122,8 @@ _SOLE_OWNER = RowOwner(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A complete snapshot. `number`: of the first journal record that is not in it. `blob`: the service's own
-    state.
+    """A complete snapshot, with those that it follows. `number`: of the first journal record that is not in
+    it. `blob`: the service's own state.
     """
 
     number: int
@@ -149,7 +155,36 @@ def newest_snapshot(folder: Path) -> Snapshot | None:
         content = b"" if blob is None else read_file(opened.folder, save.id, blob).numpy().tobytes()
     except LoadError as error:
         raise DamagedError(_damaged_snapshot(error)) from error
-    return Snapshot(complete[-1], save.step, content, opened)
+    (number,) = _NUMBER.unpack_from(content)
+    return Snapshot(number, save.step, content[_NUMBER.size :], opened)
+
+
+_NUMBER = struct.Struct("<Q")
+"""The number of a snapshot, before the service's blob."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A whole snapshot of these tables, and those of changes that follow it. `number`: of the whole one;
+    `last`: the id of the last; `whole`, `changes`: their bytes.
+    """
+
+    number: int
+    last: str
+    tables: Sequence[SparseTable | DenseTable]
+    whole: int = 0
+    changes: int = 0
+
+    def longer(self, size: int) -> Chain:
+        """With the bytes of the last one."""
+        return replace(self, changes=self.changes + size) if self.whole else replace(self, whole=size)
+
+    def may_be_followed(self, tables: Sequence[SparseTable | DenseTable]) -> bool:
+        """Whether the next one may have only what changes in these tables."""
+        if self.changes >= self.whole or list(map(id, self.tables)) != list(map(id, tables)):
+            return False
+        sparse = (table for table in tables if isinstance(table, SparseTable))
+        return all(table.reports_removed(NOT_IN_SNAPSHOT) for table in sparse)
 
 
 def start_snapshot(
@@ -159,25 +194,25 @@ def start_snapshot(
     cuts: Sequence[TableCut],
     blob: bytes,
     *,
+    after: Chain | None,
     then: Callable[[], None],
     done: Callable[[SaveTask], None] | None,
     shard_bytes: int = SHARD_BYTES,
 ) -> SaveTask:
-    """Write a snapshot of the state before journal record `number` in the background. When it is valid,
-    `then` is called in the writing thread.
+    """Write a snapshot of the state before journal record `number` in the background: a whole one, or what
+    has changed `after` others. When it is valid, `then` is called in the writing thread.
     """
-    where = _snapshot_path(folder, number)
+    where = _snapshot_path(folder, number if after is None else after.number)
     where.mkdir(mode=0o700, exist_ok=True)
-    spec = SaveSpec(
-        id=new_id(step), mode=SaveMode.ALL, step=step, server=0, servers=1, shard_bytes=shard_bytes
-    )
+    mode, last = (SaveMode.ALL, None) if after is None else (SaveMode.DELTA, after.last)
+    spec = SaveSpec(id=new_id(step), mode=mode, step=step, server=0, servers=1, shard_bytes=shard_bytes)
 
     def finish(part: FileRecord) -> None:
-        commit_save(where, spec.id, spec.mode, step, [part])
+        commit_save(where, spec.id, mode, step, [part], after=last)
         sync_folder(folder)  # before anything older is removed: the snapshot must exist after a power failure
         then()
 
-    return SaveTask(where, spec, cuts, blob=blob, then=finish, done=done)
+    return SaveTask(where, spec, cuts, blob=_NUMBER.pack(number) + blob, then=finish, done=done)
 
 
 def remove_snapshots_before(folder: Path, number: int) -> None:
@@ -227,6 +262,8 @@ class DurableFolder:
             raise DurabilityError(f"the durable folder {self._folder} cannot be used: {error}") from error
         self._journal: Journal | None = None
         self._task: SaveTask | None = None
+        self._chain: Chain | None = None  # of this process: only it knows what has changed since
+        self._next: Chain | None = None
         try:
             with contextlib.ExitStack() as undo:
                 undo.callback(self.close)
@@ -284,22 +321,29 @@ class DurableFolder:
         """
         if self._task is not None:
             raise UsageError("a snapshot is already being written; call end_snapshot() first")
-        cuts = cut_tables(tables, SaveMode.ALL, snapshot=True)
+        tables = list(tables)
+        chain = self._chain
+        if chain is not None and not chain.may_be_followed(tables):
+            chain = None
+        cuts = cut_tables(tables, SaveMode.ALL if chain is None else SaveMode.DELTA, snapshot=True)
         with contextlib.ExitStack() as undo:
             undo.callback(close_cuts, cuts, saved=False)
             number = self._number + 1 if self._journal is None else self._journal.rotate()
+            base = number if chain is None else chain.number
             self._task = start_snapshot(
                 self._folder,
                 number,
                 step,
                 cuts,
                 blob,
-                then=lambda: self._remove_before(number),
+                after=chain,
+                then=lambda: self._remove_before(number, base),
                 done=done,
                 shard_bytes=shard_bytes,
             )
             undo.pop_all()
-        self._number = number
+        self._number, id_ = number, self._task.spec.id
+        self._next = Chain(number, id_, tables) if chain is None else replace(chain, last=id_)
         return self._task
 
     @property
@@ -314,8 +358,10 @@ class DurableFolder:
         task = self._task
         if task is None or not task.ended:
             return None
-        self._task = None
-        task.close(saved=False)
+        self._task, self._chain = None, None
+        if task.succeeded and self._next is not None:
+            self._chain = self._next.longer(task.progress.packed)
+        task.close(saved=task.succeeded)
         return task
 
     def close(self) -> None:
@@ -348,11 +394,11 @@ class DurableFolder:
             self._task.wait()
             self.end_snapshot()
 
-    def _remove_before(self, number: int) -> None:
-        """Remove what the snapshot of this number makes unnecessary. What cannot be removed now is ignored
-        later, and the next snapshot tries again.
+    def _remove_before(self, number: int, base: int) -> None:
+        """Remove what the snapshot of this number, which follows the whole one of number `base`, makes
+        unnecessary. What cannot be removed now is ignored later, and the next snapshot tries again.
         """
         with contextlib.suppress(OSError):
             if self._journal is not None:
                 self._journal.remove_before(number)
-            remove_snapshots_before(self._folder, number)
+            remove_snapshots_before(self._folder, base)

@@ -114,9 +114,10 @@ VALUES = 2
 OPEN, CUT_ROWS, READ, TAKEN = 0, 1, 2, 3
 """`Rows.cut`: whether there is a cut, its rows, how many of them were read, how many images were taken."""
 
-CHANGED, SINCE_CUT, EVEN_DAY = 1, 2, 4
-"""`Rows.flags`: changed since it was last saved (or before the cut); changed since the cut was made; the last
-day that passed for the row.
+UNSAVED, SINCE_CUT, EVEN_DAY, NOT_IN_SNAPSHOT = 1, 2, 4, 8
+CHANGED = UNSAVED | NOT_IN_SNAPSHOT
+"""`Rows.flags`: changed since the last save (or before the cut); changed since the cut was made; the last day
+that passed for the row; changed since the last snapshot (or before the cut).
 """
 
 _LINE = 16  # places of a cache line
@@ -433,7 +434,7 @@ def read(
     rows: Rows,
     start: Scalar,
     stop: Scalar,
-    changed_only: Scalar,
+    changed: Scalar,
     below: Scalar,
     keys: Keys,
     values: Floats,
@@ -443,8 +444,8 @@ def read(
 ) -> int:
     """Rows [start, stop) as of the cut; returns how many of them were copied. values (n, width): the places
     of the values, as they are; state (states, n, dim); row-wise state `of_row` (n, row states); statistics
-    (n, as many as there are). `changed_only`: those that have changed, and those with a stamp below `below`,
-    which may have been evicted; 0: none.
+    (n, as many as there are). `changed`: those with this flag, and those with a stamp below `below`, which
+    may have been evicted (0: none); 0: all.
 
     Without a lock: a row is copied first, and then its flag is read. A writer keeps the image, sets the flag
     and only then changes the row; so if the flag is not set, the copy is from before the change.
@@ -453,7 +454,7 @@ def read(
     image_of, images = rows.image_of, rows.images
     found = np.int64(0)  # with a literal 0 numba would compile every callee twice
     for slot in range(start, stop):
-        if changed_only and not flags[slot] & np.uint8(CHANGED):
+        if changed and not flags[slot] & np.uint8(changed):
             kept = below == 0 or floats[stamp_at(rows, slot)] >= below
             if kept and not (below > 0 and flags[slot] & np.uint8(SINCE_CUT)):
                 continue
@@ -471,11 +472,11 @@ def read(
 
 @compiled
 def settle_flags(flags: Flags, saved: Scalar) -> None:
-    """After a cut: a row counts as changed if it changed since the cut or, if that was not saved, before."""
+    """After a cut: a row has changed if it did so since the cut or, but for the flag `saved`, before."""
+    kept = np.uint8(EVEN_DAY | CHANGED) & ~np.uint8(saved)
     for slot in range(len(flags)):
-        later = (flags[slot] >> np.uint8(1)) & np.uint8(CHANGED)
-        earlier = np.uint8(0) if saved else flags[slot] & np.uint8(CHANGED)
-        flags[slot] = (flags[slot] & np.uint8(EVEN_DAY)) | later | earlier
+        later = np.uint8(CHANGED) if flags[slot] & np.uint8(SINCE_CUT) else np.uint8(0)
+        flags[slot] = (flags[slot] & kept) | later
 
 
 @compiled

@@ -21,6 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from trainers.ps.kernels.rows import NOT_IN_SNAPSHOT, UNSAVED
 from trainers.ps.saves.manifest import (
     Piece,
     PieceKind,
@@ -121,15 +122,15 @@ def cut_tables(
     tables: Iterable[SparseTable | DenseTable], mode: SaveMode, *, snapshot: bool = False
 ) -> list[TableCut]:
     """Cuts of all tables, for a save of this mode; in the thread of the tables, between two requests.
-    `snapshot`: for the server's own recovery; it does not affect what the next delta contains. Raises
-    TableError, and leaves no cut open, when one is open already.
+    `snapshot`: for the server's own recovery; saves and snapshots have deltas of their own. Raises
+    TableError, and leaves no cut open, when one is open already, or no delta can follow.
     """
-    mark = not snapshot and mode is not SaveMode.VALUES
+    of = NOT_IN_SNAPSHOT if snapshot else UNSAVED
     cuts: list[TableCut] = []
     with contextlib.ExitStack() as undo:
         undo.callback(close_cuts, cuts, saved=False)
         for table in tables:
-            cuts.append(_cut(table, changed_only=mode is SaveMode.DELTA, mark=mark))  # noqa: PERF401  # see close_cuts
+            cuts.append(_cut(table, mode, of))  # noqa: PERF401  # see close_cuts
         undo.pop_all()
     return cuts
 
@@ -140,11 +141,12 @@ def close_cuts(cuts: Iterable[TableCut], *, saved: bool) -> None:
         cut.close(saved=saved)
 
 
-def _cut(table: SparseTable | DenseTable, *, changed_only: bool, mark: bool) -> TableCut:
+def _cut(table: SparseTable | DenseTable, mode: SaveMode, of: int) -> TableCut:
     if isinstance(table, DenseTable):
         return TableCut(table.spec, table.cut())
-    waiting = table.candidates()
-    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), waiting, *table.clocks())
+    waiting, mark = table.candidates(), mode is not SaveMode.VALUES
+    cut = table.cut(changed_only=mode is SaveMode.DELTA, mark=mark, of=of)
+    return TableCut(table.spec, cut, waiting, *table.clocks())
 
 
 def counts_of(spec: TableSpec) -> int:
@@ -485,6 +487,11 @@ class SaveTask:
     @property
     def ended(self) -> bool:
         return self._future.done()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has ended, and `result` raises nothing."""
+        return self._future.done() and not self._future.cancelled() and self._future.exception() is None
 
     def cancel(self) -> None:
         """Stop soon; `result` then raises CancelledError, unless everything has been written."""

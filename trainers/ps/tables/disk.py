@@ -157,16 +157,16 @@ class RowsOnDisk(BoundedRows):
         self.begin_sweep()
         self._unswept, _ = self._leave(len(self), (1 + REMOVAL) * len(slots))
 
-    def cut(self, memory: Cut, row_states: int, *, changed_only: bool, mark: bool) -> TieredCut:
+    def cut(self, memory: Cut, row_states: int, changed: int, mark: int) -> TieredCut:
         """With these rows behind those that are in memory. Closes that cut where this fails."""
 
         def ended(saved: bool) -> None:
-            settle_flags(self._places.rows.flags[: len(self._places)], saved and mark)
+            settle_flags(self._places.rows.flags[: len(self._places)], mark if saved else 0)
             self._places.end_cut()
             self._cut = None
 
         try:
-            self._cut = Cut(self._places, 0, 0, 0, changed_only, np.empty(0, np.int64), ended)
+            self._cut = Cut(self._places, 0, 0, 0, changed, np.empty(0, np.int64), ended)
         except TableError:
             memory.close(saved=False)
             raise

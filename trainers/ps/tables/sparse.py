@@ -19,8 +19,10 @@ from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.eviction import FLOORS, find_evicted
 from trainers.ps.kernels.rows import (
     DTYPE,
+    NOT_IN_SNAPSHOT,
     NOTHING,
     UNIFORM,
+    UNSAVED,
     Fresh,
     add_seen,
     count_up,
@@ -171,7 +173,7 @@ class AdmitByCount:
 
 
 class RemovedKeys:
-    """Keys whose rows were removed since the last save after which a delta may follow, for that delta."""
+    """Keys whose rows were removed since the last save, or snapshot, after which a delta may follow."""
 
     def __init__(self) -> None:
         self._since: list[Keys] | None = None
@@ -293,7 +295,7 @@ class SparseTable:
         self._cut: Cut | None = None
         self._day: PassingDay | None = None
         self._shrinking = False
-        self._removed = RemovedKeys()
+        self._removed = {flag: RemovedKeys() for flag in (UNSAVED, NOT_IN_SNAPSHOT)}
 
     def __len__(self) -> int:
         return len(self._storage) + (0 if (disk := self._disk) is None else disk.away)
@@ -448,9 +450,14 @@ class SparseTable:
                 bounded.budget.restore(clocks)
 
     def _note_removed(self, keys: Keys) -> None:
-        self._removed.add(keys)
-        if self._removed.count > len(self) + _MOST_REMOVED:
-            self._removed.forget()
+        self._add_removed(keys)
+        for removed in self._removed.values():
+            if removed.count > len(self) + _MOST_REMOVED:
+                removed.forget()
+
+    def _add_removed(self, keys: Keys) -> None:
+        for removed in self._removed.values():
+            removed.add(keys)
 
     def _count_uses(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
         if self.bounded is not None:
@@ -482,7 +489,7 @@ class SparseTable:
         if isinstance(self._filter, AdmitByCount):
             self._filter.begin_day(policy.numbers())
         if self._counts:
-            self._begin(PassingDay(self._storage, policy.numbers(), self._removed.add))
+            self._begin(PassingDay(self._storage, policy.numbers(), self._add_removed))
 
     def release(self) -> None:
         """After a shrink: its budgets evict again."""
@@ -509,36 +516,42 @@ class SparseTable:
         if self.bounded is not None:
             self.bounded.day = day
 
-    def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut | TieredCut:
+    def cut(self, *, changed_only: bool = False, mark: bool = False, of: int = UNSAVED) -> Cut | TieredCut:
         """A view as of now, for saving while training continues; one at a time.
 
         changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if there
-        was none), and `Cut.removed`. mark: see Cut.close. Raises TableError when there is another cut, during
-        a shrink, and with `changed_only` when more rows have been removed than can be reported.
+        was none), and `Cut.removed`. mark: see Cut.close. of: UNSAVED or NOT_IN_SNAPSHOT: whose cuts count.
+        Raises TableError when there is another cut, during a shrink, and with `changed_only` when more rows
+        have been removed than can be reported.
         """
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
         if self._shrinking:
             raise TableError(f"table {self.spec.name!r} is being shrunk; save it after that")
-        if changed_only and not self._removed.complete:
+        removed = self._removed[of]
+        if changed_only and not self.reports_removed(of):
             raise TableError(
                 f"more rows of table {self.spec.name!r} were removed since the last save than it has now, "
                 "and their keys were not kept; save with mode 0"
             )
-        rule = self.spec.rule
+        rule, changed, marked = self.spec.rule, of if changed_only else 0, of if mark else 0
 
         def ended(saved: bool) -> None:
-            settle_flags(self._storage.rows.flags[: len(self._storage)], saved and mark)
-            self._removed.end_cut(saved and mark)
+            settle_flags(self._storage.rows.flags[: len(self._storage)], marked if saved else 0)
+            removed.end_cut(saved and mark)
             self._storage.end_cut()
             self._cut = None
 
-        gone = self._removed.begin_cut()
+        gone = removed.begin_cut()
         row_states = row_states_of(rule)
-        self._cut = Cut(self._storage, rule.states, row_states, self.step, changed_only, gone, ended)
+        self._cut = Cut(self._storage, rule.states, row_states, self.step, changed, gone, ended)
         if (disk := self._disk) is None:
             return self._cut
-        return disk.cut(self._cut, row_states, changed_only=changed_only, mark=mark)
+        return disk.cut(self._cut, row_states, changed, marked)
+
+    def reports_removed(self, of: int) -> bool:
+        """Whether a cut of changed rows is possible: it has the keys of all rows that were removed."""
+        return self._removed[of].complete
 
     def expect(self, rows: int) -> None:
         """Prepare for loading `rows` rows in all, which is faster with this."""

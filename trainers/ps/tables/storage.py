@@ -442,7 +442,8 @@ class Cut:
     """Copy-on-write view of a sparse table as of the moment when `SparseTable.cut` was called.
 
     `rows` slots must be read upwards from 0; `step` is the table's at that moment, and `removed` are the keys
-    of rows that were removed before it, since the last cut with `mark`; some may have a row again. `read` may
+    of rows that were removed before it, since the last cut with `mark`; some may have a row again. `changed`:
+    only rows with this flag; 0: all. `read` may
     run in another thread than the table's, `close` must run in the table's thread; leaving a `with` block
     closes too.
     """
@@ -453,13 +454,13 @@ class Cut:
         states: int,
         row_states: int,
         step: int,
-        changed_only: bool,
+        changed: int,
         removed: Keys,
         ended: Callable[[bool], None],
     ) -> None:
         self.rows, self.step = len(storage), step
         self.removed = torch.from_numpy(removed)
-        self._storage, self._changed_only, self._ended = storage, changed_only, ended
+        self._storage, self._changed, self._ended = storage, changed, ended
         self._states, self._row_states = states, row_states
         self._floors = storage.floors()
         self._images, self._image_of = _room_for(self.rows, storage.stride)
@@ -493,7 +494,7 @@ class Cut:
         of_row = np.empty((count, self._row_states), np.float32)
         counts = np.empty((count, statistics), np.float32)
         below, width = self._floors.max(), places.numpy()
-        found = read(rows, start, stop, self._changed_only, below, keys, width, state, of_row, counts)
+        found = read(rows, start, stop, self._changed, below, keys, width, state, of_row, counts)
         rows.cut[READ] = stop
         keys, counts, state, of_row = keys[:found], counts[:found], state[:, :found], of_row[:found]
         values = places[:found].view(self._storage.dtype)[:, :dim].contiguous()

@@ -35,7 +35,7 @@ def serve(where: str) -> None:
         if ended is not None:
             ended.result()
         if state.count % 7 == 0 and not durable.snapshotting:
-            durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=500)
+            durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=5000)
 
 
 def warm_up() -> None:

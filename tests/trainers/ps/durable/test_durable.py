@@ -1,5 +1,6 @@
 """The durable folder: crashes between any two steps of a snapshot, whose folder it is, full disks."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -7,11 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainers.ps.durable.frames import SPECS, State, recovered, request
 from trainers.errors import UsageError
 from trainers.ps.durable.durable import OWNER_VERSION, DurableFolder
 from trainers.ps.durable.journal import DamagedError, DurabilityError
+from trainers.ps.kernels.rows import NOT_IN_SNAPSHOT
 from trainers.ps.tables.sparse import make_table
 from trainers.storage.errors import SaveError
 
@@ -32,7 +35,7 @@ def push(durable: DurableFolder, state: State, count: int) -> None:
 
 
 def snapshot(durable: DurableFolder, state: State) -> None:
-    durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=300).wait()
+    durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=6000).wait()
     ended = durable.end_snapshot()
     assert ended is not None
     ended.result()
@@ -51,8 +54,8 @@ def names(where: Path) -> list[str]:
     return sorted(name for name in found if name.startswith(("journal", "snapshot")))
 
 
-@pytest.fixture
-def steps(tmp_path):
+@pytest.fixture(params=["whole", "changes"])
+def steps(tmp_path, request):
     """Folders as of before, and after, a second snapshot: (before, after, the state's digest)."""
     live = tmp_path / "live"
     durable = opened(live)
@@ -60,6 +63,10 @@ def steps(tmp_path):
     push(durable, state, 20)
     snapshot(durable, state)
     push(durable, state, 10)
+    if request.param == "whole":  # the first of a process
+        durable.close()
+        durable = opened(live)
+        state = recovered(durable)
     shutil.copytree(live, tmp_path / "before")
     snapshot(durable, state)
     shutil.copytree(live, tmp_path / "after")
@@ -67,10 +74,18 @@ def steps(tmp_path):
     return tmp_path / "before", tmp_path / "after", State().up_to(30).digest()
 
 
+def saves_in(where: Path) -> list[str]:
+    """The names of saves, in the folders of snapshots."""
+    return sorted(path.name for path in where.glob("server-0/snapshot-*/save-*"))
+
+
 def test_state_comes_back_from_snapshot_and_journal(steps):
     before, after, digest = steps
     assert names(before) == [f"journal-{20:020d}.log", f"snapshot-{20:020d}"]
-    assert names(after) == [f"journal-{30:020d}.log", f"snapshot-{30:020d}"]
+    assert names(after) in (
+        [f"journal-{30:020d}.log", f"snapshot-{30:020d}"],
+        [f"journal-{30:020d}.log", f"snapshot-{20:020d}"],  # of which the last has the changes
+    )
     assert digest_in(before) == digest_in(after) == digest
 
 
@@ -83,17 +98,21 @@ def test_a_crash_after_the_rotation(steps):
 def test_a_crash_before_any_file_or_the_manifest_of_the_snapshot(steps):
     before, after, digest = steps
     shutil.copy(after / "server-0" / f"journal-{30:020d}.log", before / "server-0")
-    complete = after / "server-0" / f"snapshot-{30:020d}"
-    files = sorted(path.relative_to(complete) for path in complete.rglob("*") if path.is_file())
-    assert Path("manifest.json") in files
+    (last,) = set(saves_in(after)) - set(saves_in(before))
+    (complete,) = after.glob(f"server-0/snapshot-*/{last}")
+    files = sorted(complete.iterdir())
     for count in range(len(files)):
-        partial = before / "server-0" / complete.name
-        partial.mkdir(exist_ok=True)
-        for file in [file for file in files if file.name != "manifest.json"][:count]:
-            (partial / file).parent.mkdir(exist_ok=True)
-            shutil.copy(complete / file, partial / file)
+        partial = before / complete.relative_to(after)
+        partial.mkdir(parents=True, exist_ok=True)
+        for file in files[:count]:
+            shutil.copy(file, partial)
         assert digest_in(before) == digest
-        assert not partial.exists()
+    durable = opened(before)
+    snapshot(durable, recovered(durable))
+    durable.close()
+    assert len(saves_in(before)) == 1
+    assert last not in saves_in(before)
+    assert digest_in(before) == digest
 
 
 def test_a_crash_before_anything_was_removed(steps):
@@ -101,7 +120,8 @@ def test_a_crash_before_anything_was_removed(steps):
     for path in (before / "server-0").glob("journal-*"):
         shutil.copy(path, after / "server-0")
     for path in (before / "server-0").glob("snapshot-*"):
-        shutil.copytree(path, after / "server-0" / path.name)
+        if not (after / "server-0" / path.name).exists():
+            shutil.copytree(path, after / "server-0" / path.name)
     assert digest_in(after) == digest
     durable = opened(after)
     state = recovered(durable)
@@ -109,7 +129,7 @@ def test_a_crash_before_anything_was_removed(steps):
     push(durable, state, 1)
     snapshot(durable, state)
     durable.close()
-    assert names(after) == [f"journal-{31:020d}.log", f"snapshot-{31:020d}"], "the next snapshot cleans up"
+    assert names(after) == [f"journal-{31:020d}.log", f"snapshot-{30:020d}"], "the next snapshot cleans up"
 
 
 def test_pushes_while_a_snapshot_is_written_are_in_the_journal(tmp_path):
@@ -172,7 +192,69 @@ def test_snapshots_without_a_journal(tmp_path):
     durable = opened(tmp_path, fsync=None)
     assert recovered(durable).digest() == State().up_to(15).digest()
     durable.close()
-    assert names(tmp_path) == [f"snapshot-{3:020d}"]
+    assert len(names(tmp_path)) == 1
+
+
+def test_snapshots_have_what_has_changed_until_that_is_as_much_as_a_whole_one(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    state.sparse.assign(torch.arange(8_000), torch.ones(8_000, 4))
+    bases, sizes = [], []
+    for _ in range(60):
+        push(durable, state, 1)
+        task = durable.begin_snapshot(state.count, state.tables, state.blob)
+        push(durable, state, 1)
+        task.wait()
+        durable.end_snapshot()
+        bases.append(names(tmp_path)[-1])
+        sizes.append(task.progress.packed)
+        if state.count % 14 == 0:  # from another process, as after a kill
+            copy = tmp_path / "copy" / str(state.count)
+            shutil.copytree(tmp_path / "server-0", copy / "server-0")
+            twin = State()
+            twin.sparse.assign(torch.arange(8_000), torch.ones(8_000, 4))
+            assert digest_in(copy) == twin.up_to(state.count).digest()
+    durable.close()
+    whole = [size for number, size in enumerate(sizes) if bases[number] not in bases[:number]]
+    changes = [size for number, size in enumerate(sizes) if bases[number] in bases[:number]]
+    assert max(changes) < min(whole) / 10
+    assert len(whole) > 2
+    assert sum(changes) < len(whole) * (max(whole) + max(changes))
+
+
+def test_after_a_snapshot_that_failed_the_next_is_whole(tmp_path, monkeypatch):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 20)
+    snapshot(durable, state)
+    push(durable, state, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainers.ps.durable.durable.sync_folder", lambda _: os.fsync(1 << 20))
+        with pytest.raises(SaveError):
+            snapshot(durable, state)
+    push(durable, state, 1)
+    snapshot(durable, state)
+    push(durable, state, 1)
+    durable.close()
+    assert len(saves_in(tmp_path)) == 1
+    assert digest_in(tmp_path) == State().up_to(23).digest()
+
+
+def test_where_too_many_rows_were_removed_a_snapshot_is_whole(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 20)
+    snapshot(durable, state)
+    while state.count < 2000 and state.bounded.reports_removed(NOT_IN_SNAPSHOT):
+        push(durable, state, 10)
+    assert state.count < 2000
+    snapshot(durable, state)
+    assert len(saves_in(tmp_path)) == 1
+    push(durable, state, 1)
+    snapshot(durable, state)
+    durable.close()
+    assert len(saves_in(tmp_path)) == 2
+    assert digest_in(tmp_path) == State().up_to(state.count).digest()
 
 
 def test_a_damaged_snapshot_is_refused(steps):
@@ -312,3 +394,15 @@ def test_a_snapshot_that_finds_no_room_loses_nothing(tmp_path):
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_table_that_is_new_has_a_whole_snapshot(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 3)
+    durable.begin_snapshot(3, state.tables[:1], state.blob).wait()
+    durable.end_snapshot()
+    snapshot(durable, state)
+    assert len(saves_in(tmp_path)) == 1
+    durable.close()
+    assert digest_in(tmp_path) == State().up_to(3).digest()

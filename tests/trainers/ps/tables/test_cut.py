@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from trainers.ps.kernels.rows import NOT_IN_SNAPSHOT, UNSAVED
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, RMSprop, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableError, TableKind, TableSpec
@@ -142,8 +143,8 @@ def test_an_empty_table() -> None:
 # ---- only what has changed
 
 
-def changed(table: SparseTable, *, mark: bool = False) -> list[int]:
-    with table.cut(changed_only=True, mark=mark) as cut:
+def changed(table: SparseTable, *, mark: bool = False, of: int = UNSAVED) -> list[int]:
+    with table.cut(changed_only=True, mark=mark, of=of) as cut:
         return sorted(read_all(cut).keys.tolist()) if cut.rows else []
 
 
@@ -161,6 +162,31 @@ def test_changes_since_the_last_cut_with_mark() -> None:
     assert changed(table) == [3, 5, 7, 77, 88]
     assert changed(table, mark=True) == [3, 5, 7, 77, 88]
     assert changed(table) == []
+
+
+def test_saves_and_snapshots_do_not_know_of_each_other() -> None:
+    table = sparse()
+    ones(table, torch.arange(10))
+    assert changed(table, mark=True) == list(range(10))
+    ones(table, numbers(3))
+    with table.cut(mark=True, of=NOT_IN_SNAPSHOT) as cut:
+        ones(table, numbers(4))
+        table.remove(numbers(5))  # 9 takes its place
+        assert len(read_all(cut).keys) == 10
+    table.remove(numbers(6))
+    assert changed(table, of=NOT_IN_SNAPSHOT) == [4, 9]
+    assert changed(table) == [3, 4, 9]
+    for of in (NOT_IN_SNAPSHOT, UNSAVED):
+        with table.cut(changed_only=True, mark=True, of=of) as cut:
+            assert cut.removed.tolist() == [5, 6]
+            ones(table, numbers(7 if of == UNSAVED else 8))
+            read_all(cut)
+    assert changed(table) == [7]
+    assert changed(table, of=NOT_IN_SNAPSHOT) == [7, 8]
+    cut = table.cut(mark=True, of=NOT_IN_SNAPSHOT)
+    read_all(cut)
+    cut.close(saved=False)
+    assert changed(table, of=NOT_IN_SNAPSHOT) == [7, 8]
 
 
 @pytest.mark.parametrize(
