@@ -47,13 +47,12 @@ def test_killed_again_and_again_a_job_ends_with_the_same_numbers(fleetrun: Fleet
     launch = fleetrun.run("--nproc_per_node", "2", script, "0")
     assert launch.code == 0, launch
     (whole,) = ends(launch)
-    launch = fleetrun.run("--max_restart", "4", "--nproc_per_node", "2", script, "4")
+    launch = fleetrun.run("--max_restart", "2", "--nproc_per_node", "2", script, "2")
     assert launch.code == 0, launch
     assert ends(launch) == {whole}
     steps = [int(line.split()[3]) for line in launch.told("trainer.0 from ")]
-    assert len(steps) == 5
-    assert steps == sorted(steps)
-    assert steps[-1] > steps[1] > 0, steps
+    assert len(steps) == 3
+    assert steps[2] >= steps[1] > 0, steps
 
 
 APART = """
@@ -67,7 +66,7 @@ done = memory.load(state) or 0
 tell("from", ATTEMPT, done, state["s"]["v"])
 for step in range(done + 1, 9):
     state["s"]["v"] += 1
-    ahead = ATTEMPT < 3 and step == 6
+    ahead = ATTEMPT < 2 and step == 6
     if RANK == 1 and ahead:
         dist.barrier()  # rank 0 has saved
         os.kill(os.getpid(), 9)
@@ -82,7 +81,7 @@ def test_ranks_that_were_a_save_apart_are_not_lost_when_that_happens_again(fleet
     launch = fleetrun.run("--nproc_per_node", "2", fleetrun.script(APART))
     assert launch.code == 0, launch
     assert launch.told("trainer.0 from ") == [
-        "trainer.0 from 0 0 0", *(f"trainer.0 from {attempt} 5 5" for attempt in (1, 2, 3))
+        "trainer.0 from 0 0 0", *(f"trainer.0 from {attempt} 5 5" for attempt in (1, 2))
     ]  # fmt: skip
 
 
@@ -183,10 +182,10 @@ import torch
 from trainers.checkpoints import memory
 state = {"s": {"v": torch.zeros(4)}}
 done = memory.load(state) or 0
-for step in range(done + 1, 6):
+for step in range(done + 1, 4):
     state["s"]["v"] += 1
     memory.save(step, state)
-    if step < 5:
+    if step < 3:
         os.kill(os.getpid(), 9)
 tell("end", float(state["s"]["v"][0]))
 """
@@ -199,12 +198,12 @@ model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 state = {"model": model, "optimizer": optimizer}
 done = memory.load(state) or 0
-for epoch in range(done + 1, 6):
+for epoch in range(done + 1, 4):
     for _ in range(60 - 10 * epoch):
         optimizer.step()
     progress.meter.flush()
     memory.save(epoch, state)
-    if epoch < 5:
+    if epoch < 3:
         os.kill(os.getpid(), 9)
 tell("end", epoch)
 """
@@ -217,7 +216,7 @@ model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 own = Path("own")
 done = int(own.read_text()) if own.exists() else 0
-for step in range(done + 1, 10):
+for step in range(done + 1, 6):
     optimizer.step()
     if step % 2 == 0:
         fleet.save_checkpoint("saved", step, model, optimizer)
@@ -231,7 +230,7 @@ tell("end", step)
 def test_a_newer_checkpoint_is_progress(fleetrun: Fleetrun, text: str):
     launch = fleetrun.run("--max_restart", "1", fleetrun.script(text))
     assert launch.code == 0, launch
-    assert launch.err.count("restart 1 of 1") == 4
+    assert launch.err.count("restart 1 of 1") == 2
     assert launch.told(" end ")
 
 

@@ -51,6 +51,8 @@ class PsConfigs:
     `max_rows` or `max_bytes`: how much all tables without a bound of their own may have together, on all
     servers; `evict`: which rows then leave first. `disk_dir`: a folder of each server's machine, to which
     rows of bounded tables are moved instead.
+
+    `server_threads`: how many threads a server has for the rows of one large request.
     """
 
     split_method: str = "RoundRobin"
@@ -70,6 +72,7 @@ class PsConfigs:
     max_bytes: int | None = None
     evict: str | None = None
     disk_dir: str = ""
+    server_threads: int = 1
 
     def __post_init__(self) -> None:
         one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
@@ -84,6 +87,7 @@ class PsConfigs:
             raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
         for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
             positive(f"ps_configs {name}", getattr(self, name))
+        whole("ps_configs server_threads", self.server_threads, 1)
         for name in ("durability_dir", "disk_dir"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"ps_configs {name} is {getattr(self, name)!r}; it must be a path")

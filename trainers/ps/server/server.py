@@ -131,6 +131,7 @@ class Server:
             row_dtype=ROW_DTYPES[configs.wire_dtype],
             skip_bad=configs.nonfinite == "skip",
             disk=checked_folder(configs.disk_dir) if configs.disk_dir else None,
+            threads=configs.server_threads,
             fill=self._fill if plan.load_from is not None else None,
         )
         self._steps = SyncSteps(self._store) if plan.sync else AsyncSteps(self._store, plan.max_staleness)

@@ -36,6 +36,7 @@ from trainers.ps.tables.spec import (
     TableError,
     TableSpec,
 )
+from trainers.ps.tables.threads import Threads
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Part
 from trainers.storage.errors import LoadError
 
@@ -296,7 +297,7 @@ _NO_OVERLAY = Overlay()
 class Store:
     """Tables by number. `ready` once trainer 0 has sent all initial values, or `fill` has loaded them. Rows
     are sent as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
-    their push is refused. `disk`: see Budgets.
+    their push is refused. `disk`: see Budgets; `threads`: Threads.
     """
 
     def __init__(
@@ -305,6 +306,7 @@ class Store:
         row_dtype: torch.dtype = torch.float32,
         skip_bad: bool = False,
         disk: Path | None = None,
+        threads: int = 1,
         fill: Callable[[Sequence[AnyTable]], None] | None = None,
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
@@ -312,7 +314,7 @@ class Store:
         self._budgets: Sequence[Budget] = ()
         self._counting: frozenset[int] = frozenset()
         self._runs: dict[tuple[int, int], DenseRun] = {}
-        self._fill, self._disk = fill, disk
+        self._fill, self._disk, self._threads = fill, disk, Threads(threads)
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
         self._declared = False
@@ -359,7 +361,8 @@ class Store:
     def _set_tables(self, tables: dict[int, AnyTable]) -> None:
         self._tables, self._declared = tables, True
         self._lines = Lines(
-            {number: each for number, each in tables.items() if isinstance(each, SparseTable)}
+            {number: each for number, each in tables.items() if isinstance(each, SparseTable)},
+            self._threads,
         )
         self._runs.clear()
         sparse = [each for each in tables.values() if isinstance(each, SparseTable)]

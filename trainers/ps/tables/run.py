@@ -5,7 +5,6 @@ updated by one call. What a table does by itself, a run does for all its tables,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -30,11 +29,13 @@ from trainers.ps.tables.dense import numbers_of, run_kernel_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError
 from trainers.ps.tables.storage import MAX_ROWS
+from trainers.ps.tables.threads import Threads
 
 NOT_IN = -1
 """Instead of a number of keys: the table is not in the push, so it does not count a step."""
 
 _NO_STATS = np.empty((0, 2), np.float32)
+ONE_THREAD = Threads()
 
 Spans = NDArray[np.int64]
 """How many keys each table of a run has, (tables,)."""
@@ -63,8 +64,8 @@ def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
 class Lines:
     """The lines of all sparse tables of a server (see `kernels.runs`), by number."""
 
-    def __init__(self, tables: dict[int, SparseTable]) -> None:
-        self._tables = tables
+    def __init__(self, tables: dict[int, SparseTable], threads: Threads = ONE_THREAD) -> None:
+        self._tables, self._threads = tables, threads
         self._lines = np.zeros((max(tables, default=-1) + 1, COLUMNS), np.int64)
         for number, table in tables.items():
             table.publish(self._lines[number])
@@ -84,7 +85,9 @@ class Lines:
                 )
             if len(self._runs) > 4 * len(self._tables):  # a sender that never groups them in the same way
                 self._runs.clear()
-            run = self._runs[first, count] = SparseRun(found, self._lines[first : first + count])
+            run = self._runs[first, count] = SparseRun(
+                found, self._lines[first : first + count], self._threads
+            )
         return run
 
 
@@ -93,8 +96,9 @@ class SparseRun:
     the other. Errors are those of SparseTable.
     """
 
-    def __init__(self, tables: Sequence[SparseTable], lines: Keys) -> None:
+    def __init__(self, tables: Sequence[SparseTable], lines: Keys, threads: Threads = ONE_THREAD) -> None:
         first = tables[0].spec
+        self._threads = threads
         for spec in (table.spec for table in tables):
             if (spec.size, spec.rule, spec.rows.dtype) != (first.size, first.rule, first.rows.dtype):
                 raise KeysError(
@@ -131,7 +135,12 @@ class SparseRun:
         self._before_use(starts, wanted)
         rows = np.empty((len(wanted), self.size), np.float32)
         missing, counts = np.empty(len(wanted), np.int64), np.zeros(len(spans), np.int64)
-        if pull_run(self._run.lines, starts, wanted, rows, missing, counts):
+        lines = self._run.lines
+
+        def work(tables: Keys | slice, bounds: Keys, found: Keys) -> int:
+            return pull_run(lines[tables], bounds, wanted, rows, missing, found)
+
+        if self._threads.do(work, starts, missing, counts, self.size):
             if insert and not self._budgets:
                 slots = self._insert(starts, wanted, missing, counts)
                 gather_run(self._run.lines, starts, missing, counts, slots, rows)
@@ -190,11 +199,19 @@ class SparseRun:
         updated, gradients = array_of(keys), array_of(grad)
         self._before_use(starts, updated)
         missing, counts = np.empty(len(updated), np.int64), np.zeros(len(spans), np.int64)
-        update = partial(self._update, self._run.lines)
-        if update(starts, updated, gradients, options, missing, counts):
+        lines, update = self._run.lines, self._update
+
+        def work(tables: Keys | slice, bounds: Keys, found: Keys) -> int:
+            return update(lines[tables], bounds, updated, gradients, options[tables], missing, found)
+
+        # One counter says where images of rows go that a cut has not read.
+        threads = ONE_THREAD if any(table.is_cut for table in self._tables) else self._threads
+        if threads.do(work, starts, missing, counts, self.size):
             self._insert(starts, updated, missing, counts)
             positions = positions_of(starts, missing, counts)
-            update(starts_of(counts), updated[positions], gradients[positions], options, missing, counts)
+            update(
+                lines, starts_of(counts), updated[positions], gradients[positions], options, missing, counts
+            )
         if self._budgets:
             count_uses_run(self._run.lines, starts, updated, _NO_STATS)
             for budget in self._budgets:

@@ -245,8 +245,10 @@ _AT_ONCE = 4096
 
 _MANY = 1 << 40
 
-_MOST_REMOVED = 1 << 16
-"""Removed keys that are kept for a delta, besides as many as there are rows."""
+_MOST_REMOVED, _REMOVED_OF = 1 << 16, {UNSAVED: 1, NOT_IN_SNAPSHOT: 4}
+"""Removed keys that are kept for a delta, besides as many as there are rows, or one for so many: this memory
+is not in any bound, and a whole snapshot writes not much more then.
+"""
 
 _NO_STATE = np.empty((0, 0, 0), np.float32)
 _NO_ROW_STATE = np.empty((0, 0), np.float32)
@@ -451,8 +453,8 @@ class SparseTable:
 
     def _note_removed(self, keys: Keys) -> None:
         self._add_removed(keys)
-        for removed in self._removed.values():
-            if removed.count > len(self) + _MOST_REMOVED:
+        for flag, removed in self._removed.items():
+            if removed.count > len(self) // _REMOVED_OF[flag] + _MOST_REMOVED:
                 removed.forget()
 
     def _add_removed(self, keys: Keys) -> None:
@@ -515,6 +517,11 @@ class SparseTable:
         self._day = day
         if self.bounded is not None:
             self.bounded.day = day
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is being saved."""
+        return self._cut is not None
 
     def cut(self, *, changed_only: bool = False, mark: bool = False, of: int = UNSAVED) -> Cut | TieredCut:
         """A view as of now, for saving while training continues; one at a time.
