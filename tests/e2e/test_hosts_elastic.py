@@ -1,6 +1,7 @@
 """On three hosts: a job of two to three nodes goes on while nodes come, go and are lost."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -140,9 +141,10 @@ def test_a_host_that_loses_packets_is_left_out_before_the_start(five: Nodes, bad
     launches[0].until_err("checking this machine and the way to")
     launches.append(five.start(4, *words, nnodes="4"))
     assert launches[bad].wait() == 123
-    assert (
-        f"{five.title(bad)} is left out of this job after 2 faults: check 1 of 2: the way to its partner"
-        in launches[bad].said
+    assert re.search(
+        rf"{re.escape(five.title(bad))} is left out of this job after 2 faults: check 1 of 2: "
+        "(the way to its partner|it did not answer)",
+        launches[bad].said,
     )
     others = [each for number, each in enumerate(launches) if number != bad]
     go(others)

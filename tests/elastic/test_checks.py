@@ -140,25 +140,29 @@ def test_a_bad_node_is_found_in_two_turns_and_a_spare_takes_its_place(bad, found
 @pytest.mark.parametrize(
     ("count", "hangs", "takes", "seconds"),
     [
-        (4, "n2", 0.3, 2.4),  # nobody is suspected before 1 s
-        (3, "n2", 0.3, 2.4),
-        (3, "n3", 0.3, 2.4),
-        (4, "n2 n5", 0.3, 4.8),  # the spare's as well
-        (4, "n2", 0.6, 4.8),  # four times as long as it takes the others
-        (2, "n2", 0.3, 5.2),  # who holds up whom? Its own launcher gives it up, and then it is known
+        (4, "n2", 0.15, 2.0),  # nobody is suspected before 1 s
+        (3, "n3", 0.15, 2.0),
+        (3, "n2", 0.15, 8.0),  # no pair has answered: until the launchers give up
+        (4, "n2 n5", 0.15, 4.0),  # the spare's as well
+        (4, "n2", 0.5, 4.8),  # four times as long as it takes the others, and twice as long as their ways
+        (2, "n2", 0.15, 8.0),
     ],
 )
 def test_a_check_that_hangs_costs_two_turns(count, hangs, takes, seconds):
     job = job_of(count + 2, fewest=count, most=count)
 
     def measure(round, members, rank):
-        return LATE if members[rank].id in hangs else replace(QUICK, took=takes)
+        ids = [node.id for node in members]
+        if ids[rank] in hangs:
+            return LATE
+        ways = [pair for pair in pairs(ids, round.check.suspects) if rank in pair]
+        if any(ids[each] in hangs for pair in ways for each in pair):
+            return replace(NO_WAY, took=takes, waited=2.5)
+        return replace(QUICK, took=takes, waited=0.2) if ways else replace(QUICK, took=takes, link=0.0)
 
     def check_takes(round, members, rank):
-        ids = [node.id for node in members]
-        ways = [pair for pair in pairs(ids, round.check.suspects) if rank in pair]
-        waits = any(ids[each] in hangs for pair in ways for each in pair)
-        return 4.0 if ids[rank] in hangs else takes + 2.5 * waits
+        found = measure(round, members, rank)
+        return found.took + found.waited
 
     for player in job.players:
         player.measure, player.check_takes = measure, check_takes

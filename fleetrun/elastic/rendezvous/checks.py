@@ -49,8 +49,8 @@ NOBODY: Mapping[int, str] = {}
 class Measured:
     """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
     of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,
-    `link_error`: with the way. `took`: seconds of all but the way; `late`: the time allowed, if that was not
-    enough.
+    `link_error`: with the way. `took`: seconds of all but the way, `waited`: of the way; `late`: the time
+    allowed, if that was not enough.
     """
 
     compute: float = 0.0
@@ -60,6 +60,7 @@ class Measured:
     error: str = ""
     link_error: str = ""
     took: float = 0.0
+    waited: float = 0.0
     late: float = 0.0
 
 
@@ -77,24 +78,32 @@ def better(one: Measured, other: Measured) -> Measured:
 
 
 def patience(found: Mapping[int, Measured], how: str) -> float:
-    """Seconds after which one that has not answered is suspected: four times what it took the others."""
-    return max(SILENT[how], UNEVEN * _middle([each.took for each in found.values() if each.took]))
+    """Seconds after which one that has not answered is suspected: four times what it took the others, and
+    twice what their ways took, which has bounds of its own. Where no way was measured, so long as a turn may
+    take.
+    """
+    ways = [each.waited for each in found.values() if each.link]
+    if not ways:
+        return SECONDS[how] + MARGIN
+    took = _middle([each.took for each in found.values() if each.took])
+    return max(SILENT[how], UNEVEN * took + 2 * _middle(ways))
 
 
 def silent(
     ids: Sequence[str], found: Mapping[int, Measured], check: Check, how: str
 ) -> tuple[tuple[int, ...], float]:
-    """The ranks that have not answered, and after how many seconds of a turn that is too long. In the first
-    turn as many must have answered. A node that does not answer holds up its partner as well, so pairs count.
+    """The ranks that have not answered, and after how many seconds of a turn that is too long. A node that
+    does not answer holds up its partner as well, so pairs count. In the first turn as many must have
+    answered.
     """
     paired = pairs(ids, check.suspects)
     single = set(range(len(ids))).difference(*paired)
     busy = [*paired, *((rank,) for rank in single if measures(ids, check.suspects, rank))]
     missing = [each for each in busy if any(rank not in found for rank in each)]
-    if not check.within and 2 * len(missing) > len(busy):
+    answered = [each for each in busy if each not in missing]
+    if not check.within and len(missing) > len(answered):
         return (), 0.0
-    answered = {rank: found[rank] for each in busy if each not in missing for rank in each}
-    within = check.within or patience(answered, how)
+    within = check.within or patience({rank: found[rank] for each in answered for rank in each}, how)
     return tuple(rank for rank in chain(*missing) if rank not in found), within
 
 

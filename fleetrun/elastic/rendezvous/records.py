@@ -351,7 +351,7 @@ def _report(fields: Mapping[str, Any]) -> Report:
 
 def read_measured(fields: Mapping[str, Any]) -> Measured:
     """What `doctor.check` prints. Raises one of `WRONG`."""
-    numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "late"), _measure)
+    numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
     return Measured(**_only(fields, **numbers, error=str, link_error=str))
 
 

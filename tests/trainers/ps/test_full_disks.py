@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.forking import Forker
-from tests.trainers.ps.test_recovery import counting, expect_exact, held, snapshots, steps_said, wait_until
+from tests.support.snapshots import complete
+from tests.trainers.ps.test_recovery import counting, expect_exact, held, steps_said, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +81,8 @@ def test_a_server_without_room_for_a_snapshot_goes_on(
         assert "No space" in server.output
         wait_until(lambda: failed(3), job)
         filler.unlink()
-        before = snapshots(tmp_path)
-        wait_until(lambda: snapshots(tmp_path) - before, job)
+        before = complete(tmp_path / "kept" / "server-0")
+        wait_until(lambda: complete(tmp_path / "kept" / "server-0") - before, job)
         (tmp_path / "go").touch()
         job.expect_success()
         expect_exact(job, 60)
