@@ -19,10 +19,9 @@ import torch
 from _marks import check_marks, publish
 
 from trainers.ps.tables.rules import Adagrad
-from trainers.ps.tables.run import Lines, SparseRun
+from trainers.ps.tables.run import Lines, SparseRun, Threads
 from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.tables.threads import Threads
 from trainers.ps.tables.warm import use_tables
 
 NAME, DIM = "ps_threads.py", 16

@@ -12,16 +12,15 @@ from fleetrun.elastic.rendezvous.admission import known_faults
 from fleetrun.elastic.rendezvous.checks import (
     MARGIN,
     NO_CHECK,
-    NOBODY,
     SECONDS,
     Check,
     Measured,
     alone,
     digest,
     left_over,
-    patience,
-    silent,
+    overdue,
     suspects,
+    time_allowed,
     usual_speed,
 )
 from fleetrun.elastic.rendezvous.records import Node, Round
@@ -57,7 +56,7 @@ def unanswered(
 ) -> Round | None:
     """The round that follows where members do not answer for much longer than the others have taken."""
     ids = [node.id for node in members]
-    missing, seconds = silent(ids, _found(view, members), round_.check, policy.check)
+    missing, seconds = overdue(ids, _found(view, members), round_.check, policy.check)
     if not missing:
         return None
     late = max(view.round_since, view.led_since, view.whole_since) + seconds
@@ -74,9 +73,9 @@ def checked(
     members: Sequence[Node],
     policy: Policy,
     now: float,
-    missing: Mapping[int, str] = NOBODY,
+    missing: Mapping[int, str] | None = None,
 ) -> Round | None:
-    """The round that follows a turn in which something was wrong; None: nothing was, or nobody can tell with
+    """The round that follows a turn in which something was wrong; None: nothing was, or it is not known with
     which node.
     """
     ids, check = [node.id for node in members], round_.check
@@ -90,7 +89,7 @@ def checked(
     if not wrong or len(wrong) == len(ids):
         return None
     if check.turn == 1:
-        suspected, within = tuple(ids[rank] for rank in wrong), patience(found, policy.check)
+        suspected, within = tuple(ids[rank] for rank in wrong), time_allowed(found, policy.check)
         next_turn = Check(suspects=suspected, usual=usual_speed(found), within=within, done=check.done)
         return replace(round_.again(), check=next_turn)
     bad = {members[rank].known_as: why for rank, why in wrong.items()}
@@ -98,7 +97,7 @@ def checked(
 
 
 def noted(round_: Round, bad: Mapping[str, str], time: float, policy: Policy) -> Round:
-    """With what both turns of a check have found, by machine."""
+    """The round with faults for what both turns of a check have found, by machine."""
     faults = _confirmed(bad, time, max(2, policy.exclude_after))
     worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in bad}
     return replace(round_, faults=merged(round_.faults, faults), worked=worked)
@@ -115,7 +114,7 @@ def _confirmed(wrong: Mapping[str, str], time: float, count: int) -> list[Machin
 
 
 def bad_spares(view: View, members: Sequence[Node], policy: Policy) -> dict[str, str]:
-    """The machines of nodes that wait, and what their own check has found that is not noted yet."""
+    """By machine, what the checks of waiting nodes have found and the round does not have yet."""
     known = {node.id for node in members}
     waiting = [candidate for id_, candidate in view.nodes.items() if id_ not in known and id_ in view.reports]
     found = _found(view, [*members, *(candidate.node for candidate in waiting)])

@@ -2,9 +2,9 @@
 have found to the nodes that are slow or broken. Pure; `doctor/check.py` measures.
 
 A check has up to two turns. In the first every node computes, copies memory and measures the way to a
-neighbour. A way has two ends: so in the second each suspect does it again, with a node that is none. Where
-there are more suspects than others, the second is repeated for the rest. A spare that waits does both by
-itself, without a way.
+neighbour. A way has two ends: so in the second each suspect does it again, with a node that is not
+suspected. Where there are more suspects than others, the second is repeated for the rest. A spare that waits
+has both turns alone, without a way.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ UNEVEN = 4.0
 SECONDS = {"fast": 3.0, "full": 60.0}
 """How long a turn takes at most; `full` imports torch."""
 
-SILENT = {"fast": 1.0, "full": 20.0}
-"""Seconds of a turn in which nobody counts as silent: its process may have to be read from a disk first."""
+LEAST_ALLOWED = {"fast": 1.0, "full": 20.0}
+"""Seconds that every node has to answer: its process may have to be read from a disk first."""
 
 MARGIN = 2.0
 """Seconds beyond that in which a node must have reported."""
@@ -30,7 +30,7 @@ MARGIN = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """Of a round. `turn`: 0: none, 1 or 2. Of the first turn the `suspects`, by id, and `usual`, the speed of
-    the middle way (bytes/s); `within`: after how many seconds one that is silent in the second is given up.
+    the middle way (bytes/s); `within`: the seconds that a node has to answer in the second.
     `done`: the `digest` of the nodes whose check is over.
     """
 
@@ -42,7 +42,6 @@ class Check:
 
 
 NO_CHECK = Check()
-NOBODY: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ class Measured:
 
 
 def better(one: Measured, other: Measured) -> Measured:
-    """Of two turns by the same node what tells for it."""
+    """The better of two turns by the same node."""
     if one.error or one.late or other.error or other.late:
         return other if one.error or one.late else one
     return replace(
@@ -77,24 +76,24 @@ def better(one: Measured, other: Measured) -> Measured:
     )
 
 
-def patience(found: Mapping[int, Measured], how: str) -> float:
-    """Seconds after which one that has not answered is suspected: four times what it took the others, and
-    twice what their ways took, which has bounds of its own. Where no way was measured, so long as a turn may
-    take.
+def time_allowed(found: Mapping[int, Measured], how: str) -> float:
+    """Seconds after which a node that has not answered is suspected: four times what it took the others, and
+    twice the time for their ways, which has a limit of its own. Where no way was measured: as long as a turn
+    may take.
     """
     ways = [each.waited for each in found.values() if each.link]
     if not ways:
         return SECONDS[how] + MARGIN
     took = _middle([each.took for each in found.values() if each.took])
-    return max(SILENT[how], UNEVEN * took + 2 * _middle(ways))
+    return max(LEAST_ALLOWED[how], UNEVEN * took + 2 * _middle(ways))
 
 
-def silent(
+def overdue(
     ids: Sequence[str], found: Mapping[int, Measured], check: Check, how: str
 ) -> tuple[tuple[int, ...], float]:
-    """The ranks that have not answered, and after how many seconds of a turn that is too long. A node that
-    does not answer holds up its partner as well, so pairs count. In the first turn as many must have
-    answered.
+    """The ranks that have not answered, and after how many seconds of a turn they are overdue. A node that
+    does not answer delays its partner as well, so pairs are counted. In the first turn nobody is overdue
+    before half of them have answered.
     """
     paired = pairs(ids, check.suspects)
     single = set(range(len(ids))).difference(*paired)
@@ -103,7 +102,7 @@ def silent(
     answered = [each for each in busy if each not in missing]
     if not check.within and len(missing) > len(answered):
         return (), 0.0
-    within = check.within or patience({rank: found[rank] for each in answered for rank in each}, how)
+    within = check.within or time_allowed({rank: found[rank] for each in answered for rank in each}, how)
     return tuple(rank for rank in chain(*missing) if rank not in found), within
 
 
@@ -137,12 +136,12 @@ def usual_speed(found: Mapping[int, Measured]) -> float:
 
 
 def suspects(
-    ids: Sequence[str], found: Mapping[int, Measured], check: Check, missing: Mapping[int, str] = NOBODY
+    ids: Sequence[str], found: Mapping[int, Measured], check: Check, missing: Mapping[int, str] | None = None
 ) -> dict[int, str]:
     """The ranks with which something is wrong, and what; of a way both ends, unless one was none before.
-    `missing` are those that are `silent`.
+    `missing`: those that are `overdue`, and why they are suspected.
     """
-    wrong = alone(found) | dict(missing)
+    wrong = alone(found) | dict(missing or {})
     usual = check.usual or usual_speed(found)
     for pair in pairs(ids, check.suspects):
         why = _way(found, pair, usual)

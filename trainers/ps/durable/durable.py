@@ -10,9 +10,9 @@ possible anywhere between:
     manifest    snapshot N counts; state = snapshot N + records from N on
     remove      journal files and snapshots before N             (a crash leaves some, which are ignored)
 
-A snapshot is whole, or has what changed since the one before: then it is a further save in the folder of the
-last whole one, as a delta is in the folder of a trainer's save. The first of a process is whole, and one that
-follows deltas of as many bytes as the last whole one.
+A snapshot is whole, or has what changed since the one before: then it is a delta in the folder of the last
+whole one. The first of a process is whole, and so is the next one when the deltas have as many bytes as the
+last whole one.
 """
 
 from __future__ import annotations
@@ -263,7 +263,6 @@ class DurableFolder:
         self._journal: Journal | None = None
         self._task: SaveTask | None = None
         self._chain: Chain | None = None  # of this process: only it knows what has changed since
-        self._next: Chain | None = None
         try:
             with contextlib.ExitStack() as undo:
                 undo.callback(self.close)
@@ -343,7 +342,7 @@ class DurableFolder:
             )
             undo.pop_all()
         self._number, id_ = number, self._task.spec.id
-        self._next = Chain(number, id_, tables) if chain is None else replace(chain, last=id_)
+        self._chain = Chain(number, id_, tables) if chain is None else replace(chain, last=id_)
         return self._task
 
     @property
@@ -358,9 +357,9 @@ class DurableFolder:
         task = self._task
         if task is None or not task.ended:
             return None
-        self._task, self._chain = None, None
-        if task.succeeded and self._next is not None:
-            self._chain = self._next.longer(task.progress.packed)
+        chain, self._task, self._chain = self._chain, None, None
+        if chain is not None and task.succeeded:
+            self._chain = chain.longer(task.progress.packed)
         task.close(saved=task.succeeded)
         return task
 

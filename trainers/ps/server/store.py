@@ -23,7 +23,7 @@ from trainers.ps.kernels.batch import all_finite, merge_runs
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
-from trainers.ps.tables.run import NOT_IN, Lines, Spans, SparseRun, fitting_starts, starts_of
+from trainers.ps.tables.run import NOT_IN, Lines, Spans, SparseRun, Threads, fitting_starts, starts_of
 from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import (
     EntryKind,
@@ -36,7 +36,6 @@ from trainers.ps.tables.spec import (
     TableError,
     TableSpec,
 )
-from trainers.ps.tables.threads import Threads
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Part
 from trainers.storage.errors import LoadError
 
@@ -297,7 +296,7 @@ _NO_OVERLAY = Overlay()
 class Store:
     """Tables by number. `ready` once trainer 0 has sent all initial values, or `fill` has loaded them. Rows
     are sent as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
-    their push is refused. `disk`: see Budgets; `threads`: Threads.
+    their push is refused. `disk`: see Budgets; `threads`: how many, see Threads.
     """
 
     def __init__(

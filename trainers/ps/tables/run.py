@@ -5,6 +5,7 @@ updated by one call. What a table does by itself, a run does for all its tables,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -29,13 +30,11 @@ from trainers.ps.tables.dense import numbers_of, run_kernel_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError
 from trainers.ps.tables.storage import MAX_ROWS
-from trainers.ps.tables.threads import Threads
 
 NOT_IN = -1
 """Instead of a number of keys: the table is not in the push, so it does not count a step."""
 
 _NO_STATS = np.empty((0, 2), np.float32)
-ONE_THREAD = Threads()
 
 Spans = NDArray[np.int64]
 """How many keys each table of a run has, (tables,)."""
@@ -59,6 +58,56 @@ def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
     return np.concatenate(
         [missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)]
     )
+
+
+_WORTH = 1 << 16
+"""Values of rows for each thread, below which one thread does it: to start another takes 30 microseconds."""
+
+Work = Callable[[Keys | slice, Keys, Keys], int]
+"""A kernel, for tables by number (some of them for a part of their keys), the bounds of their keys, and where
+it says how many keys of each have no row; returns how many that are in all.
+"""
+
+
+class Threads:
+    """Several threads for the kernels of one request (`server_threads`), the calling one included; kernels
+    run without the GIL. Each has a part of the keys: whole tables, and some keys of a table that begins
+    in one part and ends in another. No key is in two parts, so the result is that of one thread, to the bit.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count - 1, "rows") if count > 1 else None
+
+    def do(self, work: Work, starts: Keys, missing: Keys, counts: Keys, size: int) -> int:
+        """As `work` does it in one thread: the missing keys of table t, at [starts[t], starts[t + 1]) of all,
+        are at `missing[starts[t]]` and behind it, counts[t] of them. `size`: values of a row.
+        """
+        total = int(starts[-1])
+        count = min(self.count, total * size // _WORTH)
+        if self._pool is None or count < 2:
+            return work(slice(None), starts, counts)
+        cuts = total * np.arange(count + 1) // count
+        bounds = np.unique(np.concatenate([starts, cuts]))
+        owners = np.searchsorted(starts, bounds[:-1], side="right") - 1
+        firsts, found = np.searchsorted(bounds, cuts), np.zeros(len(owners), np.int64)
+
+        def part(number: int) -> int:
+            first, last = firsts[number], firsts[number + 1]
+            return work(owners[first:last], bounds[first : last + 1], found[first:last])
+
+        others = [self._pool.submit(part, number) for number in range(1, count)]
+        result = part(0) + sum(other.result() for other in others)
+        counts[:] = 0
+        for place in np.flatnonzero(found):  # those of a table one behind the other, as of its first key
+            owner, bound, some = owners[place], bounds[place], found[place]
+            begin = starts[owner] + counts[owner]
+            missing[begin : begin + some] = missing[bound : bound + some] + (bound - starts[owner])
+            counts[owner] += some
+        return result
+
+
+ONE_THREAD = Threads()
 
 
 class Lines:

@@ -11,9 +11,9 @@ import torch
 from trainers.errors import UsageError
 from trainers.ps.configs import PsConfigs
 from trainers.ps.server.store import Store
-from trainers.ps.tables import threads
+from trainers.ps.tables import run as runs
 from trainers.ps.tables.rules import Adagrad, AnyRule, RowWiseAdagrad, SparseAdam
-from trainers.ps.tables.run import NOT_IN, Lines
+from trainers.ps.tables.run import NOT_IN, Lines, Threads
 from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import (
     Bound,
@@ -24,7 +24,6 @@ from trainers.ps.tables.spec import (
     TableKind,
     TableSpec,
 )  # fmt: skip
-from trainers.ps.tables.threads import Threads
 from trainers.ps.wire import Field, Part, bytes_part
 
 pytestmark = pytest.mark.slow
@@ -61,7 +60,7 @@ def content(tables: list[SparseTable]) -> list[torch.Tensor]:
 def test_the_result_is_that_of_one_thread(
     count: int, rule: AnyRule, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_WORTH", 8 * DIM)
+    monkeypatch.setattr(runs, "_WORTH", 8 * DIM)
     made = [make_tables({t: spec_of(t, rule, **options) for t in range(TABLES)}) for _ in range(2)]
     sides = [[each for each in tables.values() if isinstance(each, SparseTable)] for tables in made]
     one, several = (
@@ -110,6 +109,6 @@ def test_a_server_has_its_threads() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
-def test_a_number_of_threads_that_is_none(count: object) -> None:
+def test_an_invalid_number_of_threads_is_refused(count: object) -> None:
     with pytest.raises(UsageError, match="server_threads"):
         PsConfigs(server_threads=count)  # type: ignore[arg-type]
