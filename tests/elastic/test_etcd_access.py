@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import socketserver
+import struct
 import subprocess
 import sys
 import threading
@@ -125,7 +128,7 @@ class TestTls:
     def test_a_server_that_speaks_no_tls(self, loop, attempt, shared_etcd, certificates):
         seen = attempt(tls_url(shared_etcd, certificates, certificates))
         until(loop, lambda: troubles(seen))
-        assert troubles(seen)[0].endswith(("(is TLS disabled there?)", "Connection reset by peer"))
+        assert troubles(seen)[0].endswith("the connection was closed (is TLS disabled there?)")
 
     def test_a_client_that_speaks_no_tls(self, loop, attempt, tls_etcd):
         seen = attempt(tls_etcd.url)
@@ -270,6 +273,28 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_an_etcd_that_is_too_old_or_none(loop, attempt, stranger):
     words = refusal(loop, attempt(f"etcd://{stranger}"))
     assert f"{stranger}: the server is not an etcd of version 3.4 or later" in words
+
+
+@pytest.mark.parametrize("end", ["a reset", "an end"])
+def test_a_server_that_answers_nothing(loop, attempt, end):
+    """Which of the two an etcd with TLS does to a request without, depends on what it had read."""
+
+    class Silent(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            linger = struct.pack("ii", end == "a reset", 0)
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.request.close()
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Silent) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        endpoint = f"127.0.0.1:{server.server_address[1]}"
+        seen = attempt(f"etcd://{endpoint}")
+        until(loop, lambda: troubles(seen))
+        server.shutdown()
+        thread.join()
+    assert troubles(seen)[0] == f"{endpoint}: the connection was closed (does it require TLS?)"
 
 
 def test_names_that_cannot_be_resolved(loop, attempt):

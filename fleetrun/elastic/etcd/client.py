@@ -137,7 +137,13 @@ _PARTS = frozenset({"header", "result", "token"})
 
 CLOSED = "the connection was closed"
 _NOT_ETCD = "the server is not an etcd of version 3.4 or later"
-_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_BROKEN = (
+    ConnectionResetError,
+    BrokenPipeError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+    ssl.SSLSyscallError,
+)
 
 
 class Unreachable(Exception):
