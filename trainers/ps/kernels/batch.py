@@ -188,59 +188,79 @@ def unique_of(ids: Keys, secret: Words, keys: Keys, place: Keys, counts: Keys) -
 
 
 @compiled
-def merge_runs_kernel(
-    keys: Keys, rows: Floats, starts: Keys, secret: Words, spans: Keys, to_keys: Keys, to_rows: Floats
-) -> int:
-    """See `merge_runs`; starts (pieces, tables + 1): places in `keys` and `rows`. Tables with spans[t] = 0
-    get theirs. Returns how many keys there are.
+def union_kernel(keys: Keys, starts: Keys, secret: Words, spans: Keys, to_keys: Keys, place: Keys) -> int:
+    """See `union_runs`; starts (pieces, tables + 1): places in `keys`. Tables with spans[t] = 0 get theirs.
+    Returns how many keys there are.
     """
-    total, width = np.int64(0), rows.shape[1]
+    total = np.int64(0)
     for table in range(len(spans)):
         size = np.int64(0)
         for piece in range(len(starts)):
             size += starts[piece, table + 1] - starts[piece, table]
         if not size:
             continue
-        some, source = np.empty(size, np.int64), np.empty(size, np.int64)
-        place, counts = np.empty(size, np.int64), np.empty(size, np.int64)
+        some, where, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
         at = 0
         for piece in range(len(starts)):
             for position in range(starts[piece, table], starts[piece, table + 1]):
-                some[at], source[at] = keys[position], position
+                some[at] = keys[position]
                 at += 1
-        found = unique_of(some, secret, to_keys[total : total + size], place, counts)
-        seen = np.int64(0)
-        for position in range(size):
-            target, row = to_rows[total + place[position]], rows[source[position]]
-            if place[position] >= seen:  # places are numbered by first appearance
-                seen = place[position] + 1
-                for column in range(width):
-                    target[column] = row[column]
-            else:
-                for column in range(width):
-                    target[column] += row[column]
+        found = unique_of(some, secret, to_keys[total : total + size], where, counts)
+        at = 0
+        for piece in range(len(starts)):
+            for position in range(starts[piece, table], starts[piece, table + 1]):
+                place[position] = total + where[at]
+                at += 1
         spans[table] = found
         total += found
     return int(total)
+
+
+def union_runs(
+    pieces: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct keys of a run of tables: pieces of (spans (tables,) int64, see `tables.run`, and keys
+    (n,)) -> the same of all, of each table its keys in the order of their first appearance; and the place
+    among them of the keys of the pieces, one after the other. There must be at least one piece.
+    """
+    spans = np.array([each for each, _ in pieces])
+    starts = np.zeros((len(pieces), spans.shape[1] + 1), np.int64)
+    np.cumsum(np.maximum(spans, 0), axis=1, out=starts[:, 1:])
+    starts[1:] += np.cumsum(starts[:-1, -1])[:, None]
+    keys = np.concatenate([each for _, each in pieces])
+    merged = np.minimum(spans.max(axis=0), 0)
+    to_keys, place = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+    found = union_kernel(keys, starts, SECRET, merged, to_keys, place)
+    return merged, to_keys[:found].copy(), place
+
+
+@compiled
+def sum_rows(place: Keys, rows: Floats, out: Floats) -> None:
+    """out[place[i]] += rows[i] in the order of i, where the first row of a place is copied."""
+    width = rows.shape[1]
+    seen = np.zeros(len(out), np.bool_)
+    for position in range(len(place)):
+        target, row = out[place[position]], rows[position]
+        if seen[place[position]]:
+            for column in range(width):
+                target[column] += row[column]
+        else:
+            seen[place[position]] = True
+            for column in range(width):
+                target[column] = row[column]
 
 
 def merge_runs(
     pieces: Sequence[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]],
 ) -> tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]:
     """Sum the rows of equal keys of a run of tables, in the order given: pieces of (spans (tables,) int64,
-    see `tables.run`, keys (n,), rows (n, width) float32) -> the same of all, of each table its keys in the
-    order of their first appearance. There must be at least one piece.
+    keys (n,), rows (n, width) float32) -> the same of all, see `union_runs`.
     """
-    spans = np.array([each for each, *_ in pieces])
-    starts = np.zeros((len(pieces), spans.shape[1] + 1), np.int64)
-    np.cumsum(np.maximum(spans, 0), axis=1, out=starts[:, 1:])
-    starts[1:] += np.cumsum(starts[:-1, -1])[:, None]
-    keys = array_of(torch.cat([each for _, each, _ in pieces]))
+    spans, keys, place = union_runs([(spans, array_of(keys)) for spans, keys, _ in pieces])
     rows = array_of(torch.cat([each for *_, each in pieces]))
-    merged = np.minimum(spans.max(axis=0), 0)
-    to_keys, to_rows = np.empty(len(keys), np.int64), np.empty(rows.shape, np.float32)
-    found = merge_runs_kernel(keys, rows, starts, SECRET, merged, to_keys, to_rows)
-    return merged, torch.from_numpy(to_keys[:found]), torch.from_numpy(to_rows[:found])
+    out = np.empty((len(keys), rows.shape[1]), np.float32)
+    sum_rows(place, rows, out)
+    return spans, torch.from_numpy(keys), torch.from_numpy(out)
 
 
 @compiled

@@ -26,6 +26,7 @@ from trainers.ps.trainer.remote import (
     add_row_requests,
     push_requests,
     send_row_requests,
+    united,
 )
 from trainers.ps.trainer.staging import Staging, staging_of
 from trainers.ps.wire import Field, Kind, Message, Part
@@ -414,7 +415,7 @@ class AsyncExchange:
             self._merging.add(self._dense.gradients())
         self.start(self.step + 1)
         if self._merging.steps >= self._configs.max_merge_var_num:
-            self._send(unsent_training(self._groups) if self._configs.carries else [])
+            self._send(united(unsent_training(self._groups)) if self._configs.carries else [])
         if not self._configs.overlap:
             self.flush()
             return
@@ -442,7 +443,7 @@ class AsyncExchange:
         elif not self._configs.carries:
             some = prepared
         if now or self._configs.overlap:
-            send_row_requests(self._client, self._servers, some, self.step)
+            send_row_requests(self._client, self._servers, united(some), self.step)
 
     def refresh(self) -> None:
         self.flush()

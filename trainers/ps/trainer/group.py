@@ -30,7 +30,7 @@ from trainers.ps.kernels.batch import (
 )
 from trainers.ps.kernels.index import SECRET
 from trainers.ps.tables.run import NOT_IN, Spans, starts_of
-from trainers.ps.tables.spec import holders
+from trainers.ps.tables.spec import EntryKind, holders
 from trainers.ps.trainer.gradient import GroupGradient, merged_rows
 from trainers.ps.trainer.layout import SparseParameter, maximizes
 from trainers.ps.trainer.modules import device_of, embeds, pools, row_limit
@@ -86,7 +86,7 @@ class Batch:
             self.calls.setdefault(table, []).append(call)
         self._firsts, self._sizes = self.ends[tables], np.diff(starts)
         self.moved, spans, sent = group.arranged(self.keys, self.ends)
-        self.request = group.request(torch.from_numpy(sent), spans, insert=insert)
+        self.request = group.request(sent, spans, insert=insert)
         self.pushed = (self.moved, spans, sent)
         """Where the gradient of each key is, -1 for padding; how many each table has on each server; keys."""
         if (self.padding >= 0).any():
@@ -293,7 +293,8 @@ class RemoteTable:
         remote, dim = self.group.remote, self.sparse.spec.size
         order, cuts = remote.order(self.place, keys)
         asked = keys if order is None else keys[order]
-        request = RowRequest(self.sparse.table, dim, asked, cuts, insert=insert)
+        spans = np.diff(cuts)[:, None]
+        request = RowRequest(self.sparse.table, dim, array_of(asked), spans, insert=insert)
         remote.send([request])
         if order is None:
             return request.rows
@@ -420,12 +421,10 @@ class TableGroup:
             if some:
                 yield insert, some
 
-    def request(self, keys: torch.Tensor, spans: Spans, *, insert: bool) -> RowRequest:
+    def request(self, keys: Keys, spans: Spans, *, insert: bool) -> RowRequest:
         """A request for these keys, which are ordered by server and table."""
-        cuts = [0, *np.cumsum(spans.sum(axis=1)).tolist()]
-        return RowRequest(
-            self.first, self.dim, keys, cuts, insert=insert, spans=None if self.size == 1 else spans
-        )
+        counted = self.tables[0].sparse.spec.rows.entry.kind is EntryKind.COUNT
+        return RowRequest(self.first, self.dim, keys, spans, insert=insert, counted=counted)
 
     def send(self, requests: Sequence[RowRequest]) -> None:
         """By themselves, now."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from trainers.collective.averaging import PendingAverage
 from trainers.collective.group import cpu_group, group_of
 from trainers.collective.group import start as join_group
+from trainers.kernels.compiled import Keys
 from trainers.ps.client import Client
 from trainers.ps.kernels.batch import array_of
 from trainers.ps.kernels.runs import COLUMNS, pull_run, revise_run
@@ -132,19 +132,17 @@ class _CachedRequest(RowRequest):
     other trainers' updates of cached rows count too.
     """
 
-    def __init__(self, group: CachedGroup, keys: torch.Tensor, spans: Spans, *, insert: bool) -> None:
+    def __init__(self, group: CachedGroup, keys: Keys, spans: Spans, *, insert: bool) -> None:
         counts, wanted = spans, keys
         if insert:
-            counts, missing = group.not_cached(spans, keys)
-            wanted = keys[missing]
+            counts, missing = group.not_cached(spans, torch.from_numpy(keys))
+            wanted = keys[missing.numpy()]
         remote = group.remote
-        self._moved, placed, sent = remote.arranged(array_of(wanted), starts_of(counts))
-        cuts = [0, *np.cumsum(placed.sum(axis=1)).tolist()]
-        many = placed if remote.size > 1 else None
-        super().__init__(remote.first, remote.dim, torch.from_numpy(sent), cuts, insert=insert, spans=many)
+        self._moved, placed, sent = remote.arranged(wanted, starts_of(counts))
+        super().__init__(remote.first, remote.dim, sent, placed, insert=insert)
         self._group = group
-        self._batch = spans, keys
-        self._wanted = counts, wanted
+        self._batch = spans, torch.from_numpy(keys)
+        self._wanted = counts, torch.from_numpy(wanted)
         if not len(sent):
             self.as_of = _ANY_STEP
 
@@ -174,7 +172,7 @@ class CachedGroup(TableGroup):
         self.remote, self.cache = remote, Cache(sparse)
         self._requested: list[_CachedRequest] = []
 
-    def request(self, keys: torch.Tensor, spans: NDArray[np.int64], *, insert: bool) -> RowRequest:
+    def request(self, keys: Keys, spans: Spans, *, insert: bool) -> RowRequest:
         return _CachedRequest(self, keys, spans[0], insert=insert)
 
     def send(self, requests: Sequence[RowRequest]) -> None:
@@ -206,7 +204,7 @@ class CachedGroup(TableGroup):
         most = max(1, _MAX_VALUES // self.dim)
         for start in range(0, len(keys), most):
             counts, some = _part(spans, start, start + most), keys[start : start + most]
-            request = _CachedRequest(self, some, counts, insert=False)
+            request = _CachedRequest(self, array_of(some), counts, insert=False)
             self.send([request])
             self.cache.assign(counts, some, request.rows)
 
@@ -323,7 +321,7 @@ class GeoExchange:
                 those = np.where(spans > 0, spans, NOT_IN)[None]
                 sent = group.remote.merged([GroupGradient(those, keys, changes / self._trainers)])
                 group.remote.add_push(push, sent, lr=_ADD)
-                wanted = group.remote.request(sent.keys, np.maximum(sent.spans, 0), insert=True)
+                wanted = group.remote.request(array_of(sent.keys), np.maximum(sent.spans, 0), insert=True)
                 requests.append((group, sent, wanted))
         if dense is not None:
             for parts, wants in zip(push, self._dense.trained_wants, strict=True):

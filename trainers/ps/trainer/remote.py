@@ -6,7 +6,7 @@ Tables, batches and gradients belong to `group`, forward passes to `embedding`, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
+from trainers.ps.kernels.batch import union_runs
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part
 
 
@@ -47,20 +48,20 @@ def version_of(ids: torch.Tensor) -> int:
 
 class RowRequest:
     """A request for the rows of (n,) int64 distinct keys of a run of tables, the first of which is `table`.
-    `cuts`: the keys of server s are at [cuts[s], cuts[s + 1]); `spans` (servers, tables): how many of them
-    each table has, one after the other; None: there is one table. `insert`: keys without a row get one.
-    `as_of`: the step whose rows have been requested; None: not sent yet.
+    `spans` (servers, tables): how many of the keys each table has on each server, server by server. `insert`:
+    keys without a row get one. `counted`: the servers count how often a key is requested. `as_of`: the step
+    whose rows have been requested; None: not sent yet.
     """
 
     def __init__(
         self,
         table: int,
         dim: int,
-        keys: torch.Tensor,
-        cuts: Sequence[int],
+        keys: NDArray[np.int64],
+        spans: NDArray[np.int64],
         *,
         insert: bool,
-        spans: NDArray[np.int64] | None = None,
+        counted: bool = False,
     ) -> None:
         if 4 * len(keys) * dim > MAX_FRAME_BYTES:
             raise UsageError(
@@ -71,36 +72,63 @@ class RowRequest:
         self.keys = keys
         self.insert = insert
         self.as_of: int | None = None
-        self._cuts = cuts
+        self._cuts: list[int] = [0, *np.cumsum(spans.sum(axis=1)).tolist()]
         self._dim = dim
-        self._spans = spans
+        self.spans = spans
+        self._counted = counted
         self._field = Field.KEYS if insert else Field.PEEK
         self._sent: SentRequests | None = None
         self._rows: torch.Tensor | None = None
+        self._members: Sequence[RowRequest] = ()
+        self._union: tuple[RowRequest, NDArray[np.int64]] | None = None
+        """The request that has the keys of this one, and where."""
+
+    @classmethod
+    def union(cls, members: Sequence[RowRequest]) -> RowRequest:
+        """One for all keys of requests that differ in nothing else."""
+        first = members[0]
+        spans, keys, place = union_runs([(each.spans.reshape(-1), each.keys) for each in members])
+        made = cls(first.table, first._dim, keys, spans.reshape(first.spans.shape), insert=first.insert)
+        made._members = members
+        ends = np.cumsum([len(each.keys) for each in members])
+        for each, some in zip(members, np.split(place, ends[:-1]), strict=True):
+            each._union = made, some
+        return made
+
+    @property
+    def alike(self) -> Hashable:
+        """Equal for requests that differ in their keys only; None: this one cannot be in a union."""
+        return None if self._counted else (self.table, self._dim, self.spans.shape, self.insert)
+
+    @property
+    def bytes(self) -> int:
+        """Of its rows in float32."""
+        return 4 * len(self.keys) * self._dim
 
     def concerns(self, server: int) -> bool:
         """Whether this server has any of the keys."""
-        return self._cuts[server] < self._cuts[server + 1]
+        return bool(self._cuts[server] < self._cuts[server + 1])
 
     def parts(self, server: int) -> list[Part]:
         """The parts of a message to this server."""
-        keys = Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
-        if self._spans is None:
-            return [keys]
+        some = torch.from_numpy(self.keys[self._cuts[server] : self._cuts[server + 1]])
         first, stop = self._tables(server)
-        spans = Part(self.table + first, Field.SPANS, torch.from_numpy(self._spans[server, first:stop]))
-        return [spans, keys._replace(table=self.table + first)]
+        keys = Part(self.table + first, self._field, some)
+        if self.spans.shape[1] == 1:
+            return [keys]
+        return [Part(keys.table, Field.SPANS, torch.from_numpy(self.spans[server, first:stop])), keys]
 
     def _tables(self, server: int) -> tuple[int, int]:
         """From the first table with a key for this server to behind the last one."""
-        if self._spans is None:
-            return 0, 1
-        found = np.flatnonzero(self._spans[server])
+        found = np.flatnonzero(self.spans[server])
         return int(found[0]), int(found[-1]) + 1
 
     def mark_sent(self, sent: SentRequests, as_of: int) -> None:
         """The parts have been sent, with the messages of `sent`."""
         self._sent, self.as_of = sent, as_of
+        for each in self._members:
+            each.as_of = as_of
+        self._members = ()
 
     def answer(self, server: int, part: Part) -> None:
         """Store this server's rows."""
@@ -121,10 +149,25 @@ class RowRequest:
     @property
     def rows(self) -> torch.Tensor:
         """(n, dim) float32 in the order of the keys; waits for the answers of all servers concerned."""
+        if self._union is not None:
+            union, place = self._union
+            self._rows, self._union = union.rows[torch.from_numpy(place)], None
         if self._sent is not None:
             self._sent.wait()
             self._sent = None
         return torch.empty(0, self._dim) if self._rows is None else self._rows
+
+
+def united(row_requests: Sequence[RowRequest]) -> list[RowRequest]:
+    """The same, with the union of those that differ in their keys only: it asks for each key once."""
+    alike: dict[Hashable, list[RowRequest]] = {}
+    for each in row_requests:
+        alike.setdefault(each.alike or id(each), []).append(each)
+    found: list[RowRequest] = []
+    for some in alike.values():
+        together = len(some) > 1 and sum(each.bytes for each in some) <= MAX_FRAME_BYTES
+        found += [RowRequest.union(some)] if together else some
+    return found
 
 
 class SentRequests:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,7 +16,15 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
+from trainers.ps.tables.spec import (
+    Entry,
+    EntryKind,
+    Initializer,
+    InitKind,
+    RowOptions,
+    TableKind,
+    TableSpec,
+)
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, SyncExchange
 from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
@@ -47,11 +55,14 @@ class Servers:
         self.log: list[tuple[Kind, set[int]]] = []
         self.pushed: list[tuple[int, set[int]]] = []
         """The step and the keys of each push, of all servers together."""
+        self.sizes: list[int] = []
+        """How many keys each message asks for, those of all servers together."""
 
     def send(self, requests: Sequence[Request]) -> Asked:
         if requests:
             asked = {int(key) for request in requests for part in asks(request) for key in part.data}
             self.log.append((requests[0].kind, asked - set(SHARED.tolist())))
+            self.sizes.append(sum(len(part.data) for request in requests for part in asks(request)))
         if requests and requests[0].kind is Kind.PUSH:
             assert [request.server for request in requests] == list(range(SERVERS))
             keys = {int(key) for request in requests for part in pushes(request) for key in part.data}
@@ -98,12 +109,14 @@ def pushes(request: Request) -> list[Part]:
 class Trainer:
     """One embedding. `ages`: for each step how many of the pushes before it its rows lacked."""
 
-    def __init__(self, configs: AsyncConfigs | None, *, training: bool = True) -> None:
+    def __init__(
+        self, configs: AsyncConfigs | None, *, training: bool = True, spec: TableSpec = SPEC
+    ) -> None:
         self.servers = Servers()
         client = cast(Client, self.servers)
         module = SparseEmbedding(1).train(training)
         sparse: Any = SparseParameter(
-            name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
+            name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=spec, rule=SGD()
         )
         late = 0 if configs is None else configs.late
         groups = [TableGroup([sparse], SERVERS, client, late=late)]
@@ -193,6 +206,14 @@ def test_a_push_of_several_steps_carries_the_questions_of_as_many_batches() -> N
         (Kind.PUSH, {110}),
     ]
     assert trainer.ages == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
+    assert trainer.servers.sizes == [8 + 3, 8 + 1, 8 + 3, 8 + 3, 8 + 1], "each key once in a message"
+
+
+def test_where_servers_count_requests_every_batch_asks_for_itself() -> None:
+    spec = replace(SPEC, rows=replace(ZERO, entry=Entry(EntryKind.COUNT, 5.0)))
+    trainer = Trainer(AsyncConfigs(max_merge_var_num=3), spec=spec)
+    trainer.train(batches(11))
+    assert trainer.servers.sizes == [3 * (8 + 1), 8 + 1, 3 * (8 + 1), 3 * (8 + 1), 8 + 1]
 
 
 def test_batches_whose_gradients_are_kept_for_a_later_step() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.group import RemoteTable, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding
+from trainers.ps.trainer.remote import RowRequest, send_row_requests, united
 from trainers.ps.wire import Field, Message, Part
 
 SPEC = TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=SGD())
@@ -116,3 +118,57 @@ def test_shows_follow_the_order_of_the_gradients_keys() -> None:
     assert merged.keys.tolist() == [4, 9]
     assert merged.stats.tolist() == [[3, 2], [1, 0]]
     assert table.group.take_gradients() is None
+
+
+def test_the_union_of_requests_asks_for_each_key_once_and_every_request_gets_its_rows() -> None:
+    """Of four tables on three servers; a row is (table, key)."""
+    first, servers, tables, size, calls = 10, 3, 4, 60, list[Request]()
+    drawn = np.random.default_rng(0)
+
+    def some() -> RowRequest:
+        spans, keys = np.zeros((servers, tables), np.int64), list[int]()
+        for server, table in np.ndindex(servers, tables):
+            if drawn.random() < 0.7:
+                held = np.arange(server, size, servers)  # the keys of this server
+                of_table = drawn.choice(held, drawn.integers(1, len(held)), replace=False)
+                spans[server, table] = len(of_table)
+                keys += of_table.tolist()
+        return RowRequest(first, 2, np.array(keys, np.int64), spans, insert=True)
+
+    class Answering:
+        def send(self, requests: Sequence[Request]) -> Sequence[Request]:
+            calls.extend(requests)
+            return requests
+
+        def wait(self, requests: Sequence[Request]) -> list[Message]:
+            return [self._answer(request) for request in requests]
+
+        def _answer(self, request: Request) -> Message:
+            spans, keys = request.parts
+            assert (spans.field, keys.field) == (Field.SPANS, Field.KEYS)
+            table = torch.arange(keys.table, keys.table + len(spans.data)).repeat_interleave(spans.data)
+            assert len(set(zip(table.tolist(), keys.data.tolist(), strict=True))) == len(table)
+            rows = torch.stack([table, keys.data], dim=1).float()
+            return Message(kind=request.kind, parts=(Part(keys.table, Field.ROWS, rows),))
+
+    requests = [some() for _ in range(5)]
+    (union,) = united(requests)
+    send_row_requests(cast(Client, Answering()), servers, [union], as_of=7)
+    assert len(calls) == servers
+    for each in requests:
+        table = np.tile(np.arange(first, first + tables), servers).repeat(each.spans.reshape(-1))
+        assert np.array_equal(each.rows.numpy(), np.stack([table, each.keys], axis=1))
+        assert each.as_of == 7
+
+
+def test_requests_that_differ_in_more_than_their_keys_stay_apart() -> None:
+    keys, spans = np.array([1, 2]), np.array([[2]])
+    one = RowRequest(3, 8, keys, spans, insert=True)
+    others = [
+        RowRequest(4, 8, keys, spans, insert=True),
+        RowRequest(3, 8, keys, spans, insert=False),
+        RowRequest(3, 8, keys, spans, insert=True, counted=True),
+    ]
+    assert united([one, *others]) == [one, *others]
+    big = [RowRequest(3, 512, np.arange(100_000), np.array([[100_000]]), insert=True) for _ in range(2)]
+    assert united(big) == big, "the answer would not fit into one message"
