@@ -82,6 +82,13 @@ class Gradient(NamedTuple):
         return range(self.table, self.table + max(1, count))
 
     @property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for gradients of a run that can be added."""
+        if self.keys is None:
+            return (self.values.shape[0],)
+        return self.stats is None, (self.each == NOT_IN).tobytes()
+
+    @property
     def each(self) -> Spans:
         """The spans, also of one table."""
         assert self.keys is not None
@@ -103,14 +110,10 @@ class StepPushes:
         return MappingProxyType(self._pushes)
 
     def add(self, rank: int, push: Sequence[Gradient] | None) -> None:
-        """Runs of dense blocks are split: another trainer may have grouped them differently. None: gradients
-        that were not finite.
-        """
+        """None: gradients that were not finite."""
         if push is None:
             self.overflowed.add(rank)
-        self._pushes[rank] = [
-            part for each in push or () for part in (each.blocks() if each.keys is None else (each,))
-        ]
+        self._pushes[rank] = push or ()
 
     def ranks(self) -> Collection[int]:
         return self._pushes.keys()
@@ -123,23 +126,16 @@ class StepPushes:
             return []
         ranks = sorted(self._pushes)
         if not _same_runs([self._pushes[rank] for rank in ranks]):
-            # Some trainers used other tables than others.
+            # Some trainers used other tables than others, or grouped them differently.
             return _means([[one for each in self._pushes[rank] for one in each.blocks()] for rank in ranks])
         return _means([self._pushes[rank] for rank in ranks])
 
 
 def _same_runs(pushes: Sequence[Sequence[Gradient]]) -> bool:
-    """Whether all trainers have gradients for the same runs of sparse tables, and in them for the same tables
-    at the same rate.
+    """Whether all trainers have gradients for the same runs of tables, and in them for the same tables at the
+    same rate.
     """
-    shapes = [
-        [
-            (each.table, each.lr, each.stats is None, (each.each == NOT_IN).tobytes())
-            for each in push
-            if each.keys is not None
-        ]
-        for push in pushes
-    ]
+    shapes = [[(each.table, each.lr, *each.shape) for each in push] for push in pushes]
     return all(shape == shapes[0] for shape in shapes)
 
 
@@ -159,7 +155,7 @@ def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
         values = first.values.clone()
         for gradient in gradients[1:]:
             values.add_(gradient.values)
-        return Gradient(first.table, values.div_(trainers), None, first.lr)
+        return first._replace(values=values.div_(trainers))
     pieces = [(each.each, each.keys, each.values) for each in gradients if each.keys is not None]
     spans, keys, values = merge_runs(pieces)
     stats = [
@@ -313,6 +309,9 @@ class Store:
         self._budgets: Sequence[Budget] = ()
         self._counting: frozenset[int] = frozenset()
         self._runs: dict[tuple[int, int], DenseRun] = {}
+        """By their first table and their elements."""
+        self._wanted: dict[tuple[int, int], DenseRun] = {}
+        """By their first table and how many they are."""
         self._fill, self._disk, self._threads = fill, disk, Threads(threads)
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
@@ -364,6 +363,7 @@ class Store:
             self._threads,
         )
         self._runs.clear()
+        self._wanted.clear()
         sparse = [each for each in tables.values() if isinstance(each, SparseTable)]
         self._budgets = list(dict.fromkeys(budget for each in sparse for budget in each.budgets))
         self._counting = frozenset(
@@ -467,10 +467,12 @@ class Store:
 
     def before(self, gradients: Sequence[Gradient]) -> Overlay:
         """The values that `apply` is about to change."""
-        dense, rows = {}, []
+        dense: dict[int, torch.Tensor] = {}
+        rows = []
         for each in gradients:
             if each.keys is None:
-                dense[each.table] = self._tables[each.table].pull(None, insert=False)
+                run = self._run(each.table, each.values.shape[0])
+                dense |= dict(enumerate(run.values().split_with_sizes(run.sizes), each.table))
             else:
                 values = self._rows_of(each).pull(each.each, each.keys, insert=False)
                 rows.append(each._replace(values=values, stats=None))
@@ -586,18 +588,26 @@ class Store:
         """A copy: the reply may still be in flight when the next update comes."""
         if part.data.shape[0] != 1:
             raise Refusal(Code.BAD_MESSAGE, f"a WANT part has {len(part.data)} numbers, not 1")
-        blocks = []
-        for number in range(part.table, part.table + int(part.data)):
-            table = self._table(number)
-            if not isinstance(table, DenseTable):
-                raise Refusal(Code.BAD_KEYS, f"table {table.spec.name!r} is sparse; a request needs keys")
-            blocks.append(overlay.dense.get(number, table.values))
-        if not blocks:
-            raise Refusal(Code.BAD_MESSAGE, "a WANT part asks for no table")
-        values = torch.cat(blocks)
-        if values.nbytes > MAX_FRAME_BYTES:
-            raise Refusal(Code.BAD_SHAPE, f"{len(values)} values in one answer")
-        return Part(part.table, Field.VALUES, values)
+        first, count = part.table, int(part.data)
+        run = self._wanted.get((first, count))
+        if run is None:
+            blocks = [self._dense(number) for number in range(first, first + count)]
+            if not blocks:
+                raise Refusal(Code.BAD_MESSAGE, "a WANT part asks for no table")
+            run = self._wanted[first, count] = DenseRun(blocks)
+        if 4 * sum(run.sizes) > MAX_FRAME_BYTES:
+            raise Refusal(Code.BAD_SHAPE, f"{sum(run.sizes)} values in one answer")
+        values = run.values()
+        for number, share in enumerate(values.split_with_sizes(run.sizes), first) if overlay.dense else ():
+            if number in overlay.dense:
+                share.copy_(overlay.dense[number])
+        return Part(first, Field.VALUES, values)
+
+    def _dense(self, number: int) -> DenseTable:
+        table = self._table(number)
+        if not isinstance(table, DenseTable):
+            raise Refusal(Code.BAD_KEYS, f"table {table.spec.name!r} is sparse; a request needs keys")
+        return table
 
     def _finite(self, gradient: Gradient) -> Sequence[Gradient]:
         """The gradient without the rows and the dense blocks that are not finite."""

@@ -5,7 +5,8 @@ gradients come as one tensor, and the kernels of the update rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -143,16 +144,62 @@ def _adam_numbers(rule: Adam | RowWiseAdam, step: int, lr: float) -> tuple[float
     return corrected, *_decays(rule, lr), 1 - rule.beta1, rule.beta2, 1 - rule.beta2, root, rule.eps
 
 
-class DenseTable:
-    """A block of (size,) float32, zeros at first. The methods of SparseTable; `keys` and `stats` are None."""
+class DenseMemory:
+    """Values and optimizer state of a dense block, or of adjacent ones: `values` and each of `state` are
+    (n,) float32.
+    """
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, rule: AnyRule, values: torch.Tensor, state: Sequence[torch.Tensor]) -> None:
+        self.rule, self.values, self.state = rule, values, state
+        self._kernel = block_kernel_of(rule)
+        self._arrays = [tensor.numpy() for tensor in (values, *state)]
+
+    @classmethod
+    def fresh(cls, rule: AnyRule, size: int) -> DenseMemory:
+        """Of so many zeros."""
+        state = [torch.full((size,), rule.initial_state) for _ in range(rule.states)]
+        return cls(rule, torch.zeros(size), state)
+
+    def split(self, sizes: Sequence[int]) -> list[DenseMemory]:
+        """For blocks of these sizes, which add up to its own."""
+        shares = zip(
+            *[tensor.split_with_sizes(list(sizes)) for tensor in (self.values, *self.state)], strict=True
+        )
+        return [DenseMemory(self.rule, values, state) for values, *state in shares]
+
+    @classmethod
+    def joined(cls, parts: Sequence[DenseMemory]) -> DenseMemory | None:
+        """That of adjacent parts; None: they are not, or have different rules."""
+        first, size = parts[0], sum(len(each.values) for each in parts)
+        if any(each.rule != first.rule for each in parts):
+            return None
+        whole = []
+        for tensors in zip(*[(each.values, *each.state) for each in parts], strict=True):
+            memory, at = tensors[0].untyped_storage().data_ptr(), tensors[0].storage_offset()
+            for tensor in tensors:
+                if (tensor.untyped_storage().data_ptr(), tensor.storage_offset()) != (memory, at):
+                    return None
+                at += len(tensor)
+            whole.append(tensors[0].as_strided((size,), (1,)))
+        return cls(first.rule, whole[0], whole[1:])
+
+    def update(self, grad: Floats, step: int, lr: float) -> None:
+        """The step-th update, by an aligned, contiguous (n,) gradient."""
+        if self._kernel is None:
+            self.rule.update(self.values, torch.from_numpy(grad), list(self.state), step, lr)
+        else:
+            self._kernel(self._arrays[0], grad, *self._arrays[1:], block_numbers_of(self.rule, step, lr))
+
+
+class DenseTable:
+    """A block of (size,) float32, zeros at first. The methods of SparseTable; `keys` and `stats` are None.
+    `memory`: see `make_dense`.
+    """
+
+    def __init__(self, spec: TableSpec, memory: DenseMemory | None = None) -> None:
         self.spec = spec
         self.step = 0
-        self._values = torch.zeros(spec.size)
-        self.state = [torch.full((spec.size,), spec.rule.initial_state) for _ in range(spec.rule.states)]
-        self._kernel = block_kernel_of(spec.rule)
-        self._shared = [tensor.numpy() for tensor in (self._values, *self.state)]
+        self.memory = memory or DenseMemory.fresh(spec.rule, spec.size)
 
     def __len__(self) -> int:
         return self.spec.size
@@ -168,7 +215,7 @@ class DenseTable:
     def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """New values; the optimizer state stays."""
         self.check_assign(keys, values)
-        self._values.copy_(values)
+        self.values.copy_(values)
 
     def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """The same."""
@@ -178,12 +225,17 @@ class DenseTable:
         """A copy: a reply may still be in flight when the next update comes."""
         if keys is not None:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
-        return self._values.clone()
+        return self.values.clone()
 
     @property
     def values(self) -> torch.Tensor:
-        """The values themselves, which the next update changes; read only."""
-        return self._values
+        """The values themselves, which the next update changes."""
+        return self.memory.values
+
+    @property
+    def state(self) -> Sequence[torch.Tensor]:
+        """The optimizer state itself."""
+        return self.memory.state
 
     def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
         """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
@@ -198,20 +250,12 @@ class DenseTable:
     def apply(
         self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
     ) -> None:
-        self.update(array_of(grad), lr)
-
-    def update(self, grad: Floats, lr: float) -> None:
-        """`apply` for an aligned, contiguous array."""
         self.step += 1
-        if self._kernel is None:
-            self.spec.rule.update(self._values, torch.from_numpy(grad), self.state, self.step, lr)
-        else:
-            numbers = block_numbers_of(self.spec.rule, self.step, lr)
-            self._kernel(self._shared[0], grad, *self._shared[1:], numbers)
+        self.memory.update(array_of(grad), self.step, lr)
 
     def cut(self) -> DenseCut:
         """A copy of everything as of now."""
-        rows = DenseRows(self._values.clone(), tuple(state.clone() for state in self.state))
+        rows = DenseRows(self.values.clone(), tuple(state.clone() for state in self.state))
         return DenseCut(rows, self.step)
 
     def load(self, rows: DenseRows) -> None:
@@ -219,9 +263,23 @@ class DenseTable:
         self.check_assign(None, rows.values)
         if [tuple(state.shape) for state in rows.state] != [(self.spec.size,)] * len(self.state):
             raise ShapeError(f"table {self.spec.name!r} has {len(self.state)} states of {self.spec.size}")
-        self._values.copy_(rows.values)
+        self.values.copy_(rows.values)
         for mine, theirs in zip(self.state, rows.state, strict=True):
             mine.copy_(theirs)
+
+
+def make_dense(specs: Mapping[int, TableSpec]) -> dict[int, DenseTable]:
+    """Blocks by number. The memory of those with the same rule and consecutive numbers is adjacent, so that a
+    run of them is updated at once.
+    """
+    made: dict[int, DenseTable] = {}
+    numbers = sorted(specs)
+    for _, some in groupby(enumerate(numbers), key=lambda at: (at[1] - at[0], specs[at[1]].rule)):
+        run = [number for _, number in some]
+        sizes = [specs[number].size for number in run]
+        shares = DenseMemory.fresh(specs[run[0]].rule, sum(sizes)).split(sizes)
+        made |= {number: DenseTable(specs[number], share) for number, share in zip(run, shares, strict=True)}
+    return made
 
 
 class DenseRun:
@@ -230,6 +288,7 @@ class DenseRun:
     def __init__(self, blocks: Sequence[DenseTable]) -> None:
         self._blocks = blocks
         self._trained = not any(isinstance(block.spec.rule, Fixed) for block in blocks)
+        self._memory = DenseMemory.joined([block.memory for block in blocks])
         self.sizes = [block.spec.size for block in blocks]
 
     def check(self, grad: torch.Tensor) -> None:
@@ -241,7 +300,17 @@ class DenseRun:
 
     def apply(self, grad: torch.Tensor, lr: float) -> None:
         """One update of every block."""
-        gradients, start = array_of(grad), 0
-        for block, size in zip(self._blocks, self.sizes, strict=True):
-            block.update(gradients[start : start + size], lr)
-            start += size
+        first = self._blocks[0].step
+        if self._memory is None or any(block.step != first for block in self._blocks):
+            for block, share in zip(self._blocks, grad.split_with_sizes(self.sizes), strict=True):
+                block.apply(None, share, lr)
+            return
+        self._memory.update(array_of(grad), first + 1, lr)
+        for block in self._blocks:
+            block.step += 1
+
+    def values(self) -> torch.Tensor:
+        """All of them, a copy: a reply may still be in flight when the next update comes."""
+        if self._memory is not None:
+            return self._memory.values.clone()
+        return torch.cat([block.values for block in self._blocks])

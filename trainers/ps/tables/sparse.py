@@ -37,7 +37,7 @@ from trainers.ps.kernels.rows import (
     write,
 )
 from trainers.ps.tables.budget import Budget, Budgets, Clock
-from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
+from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, make_dense, numbers_of
 from trainers.ps.tables.disk import RowsOnDisk, TieredCut
 from trainers.ps.tables.removal import BoundedRows, PassingDay
 from trainers.ps.tables.rules import row_states_of, state_widths
@@ -691,4 +691,8 @@ def make_tables(
 ) -> dict[int, DenseTable | SparseTable]:
     """Empty tables; those with the same shared bound have one budget. `disk`: see Budgets."""
     budgets = Budgets(disk)
-    return {number: make_table(spec, budgets) for number, spec in specs.items()}
+    dense = make_dense({number: each for number, each in specs.items() if each.kind is TableKind.DENSE})
+    return {
+        number: dense[number] if number in dense else SparseTable(spec, budgets)
+        for number, spec in specs.items()
+    }

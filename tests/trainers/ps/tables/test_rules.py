@@ -1,12 +1,13 @@
 """Every rule against the torch optimizer that it stands for."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from tests.support.training import Make, step_lazily
+from trainers.ps.tables.dense import DenseMemory, DenseRun, DenseTable, make_dense
 from trainers.ps.tables.rules import (
     FTRL,
     SGD,
@@ -89,6 +90,42 @@ def test_a_gradient_may_lie_anywhere_in_a_message(rule: AnyRule) -> None:
     even.apply(None, torch.full((8,), 0.5), 0.1)
     assert torch.equal(odd.pull(None), even.pull(None))
     assert odd.pull(None).any()
+
+
+@pytest.mark.parametrize("rule", [SGD(), SGD(momentum=0.5), Adagrad(), Adam(amsgrad=1.0), Adam(), FTRL()])
+def test_a_run_of_blocks_is_updated_as_each_of_them(rule: AnyRule) -> None:
+    """Blocks 3 to 5 share memory, block 7 does not; in the middle block 4 is a step ahead of the others."""
+    torch.manual_seed(0)
+    sizes = {3: 67, 4: 1, 5: 40, 7: 9}
+    specs = {
+        number: TableSpec(kind=TableKind.DENSE, name=f"w{number}", size=size, rule=rule)
+        for number, size in sizes.items()
+    }
+    made, apart = make_dense(specs), {number: DenseTable(spec) for number, spec in specs.items()}
+    assert DenseMemory.joined([made[number].memory for number in (3, 4, 5)]) is not None
+    assert DenseMemory.joined([made[number].memory for number in (5, 7)]) is None
+    run = DenseRun(list(made.values()))
+    adjacent = DenseRun([made[3], made[4], made[5]])
+
+    def update(some: DenseRun, numbers: Sequence[int]) -> None:
+        shares = [torch.randn(sizes[number]) for number in numbers]
+        some.apply(torch.cat(shares), 0.1)
+        for number, share in zip(numbers, shares, strict=True):
+            apart[number].apply(None, share, 0.1)
+
+    for step in range(9):
+        if step == 4:
+            update(DenseRun([made[4]]), [4])
+        update(*((run, [3, 4, 5, 7]) if step % 3 else (adjacent, [3, 4, 5])))
+    for some in (made, apart):
+        assert [table.step for table in some.values()] == [9, 10, 9, 6]
+    kept = run.values()
+    for number, share in zip(sizes, kept.split(list(sizes.values())), strict=True):
+        assert torch.allclose(share, apart[number].values, rtol=1e-6, atol=0)
+    for mine, other in zip(made[5].state, apart[5].state, strict=True):
+        assert torch.allclose(mine, other, rtol=1e-6, atol=0)
+    update(run, [3, 4, 5, 7])
+    assert not torch.equal(run.values(), kept), "a copy"
 
 
 @pytest.mark.parametrize("name", SPARSE)
