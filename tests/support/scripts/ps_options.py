@@ -2,6 +2,7 @@
 fails.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -250,6 +251,19 @@ def exchanges() -> None:
     fleet.stop_worker()
 
 
+def uneven() -> None:
+    """A table that is used much is whole on one of the servers, unless the settings say otherwise."""
+    model = torch.nn.ModuleDict(
+        {"used": torch.nn.Embedding(20_000, 2, sparse=True), "rare": SparseEmbedding(2)}
+    )
+    optimizer = begin(model, a_sync=True, sparse_table_configs=json.loads(sys.argv[3]))
+    if optimizer is None:
+        return
+    for _ in range(6):
+        optimizer.minimize(model["used"](torch.arange(20_000)).sum() + model["rare"](torch.arange(9)).sum())
+    fleet.stop_worker()
+
+
 def dataset() -> None:
     """Training from files through a pipe, rows prefetched; an id gets 1 each time it is in a file."""
     table = SparseEmbedding(1, init=Constant(0.0))
@@ -303,6 +317,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     queue,
     receives,
     exchanges,
+    uneven,
     dataset,
 )
 

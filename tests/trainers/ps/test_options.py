@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -139,6 +140,21 @@ def test_geo_sends_what_was_touched_every_k_steps_and_not_before(forker: Forker,
     outputs = run(forker, command("exchanges", tmp_path), trainers=2, servers=2)
     assert "between [2.5, 0.0]\n" in outputs[1], "five of seven steps, divided by two trainers"
     assert all("end [3.5, 0.5]\n" in output for output in outputs)
+
+
+def test_a_server_with_much_more_to_do_is_told_and_what_it_says_to_set_mends_it(
+    forker: Forker, tmp_path: Path
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    outputs = run(forker, command("uneven", before, "{}"), trainers=2, servers=2)
+    (said,) = re.findall(
+        r"gives out 2\.0 times as many .* of 2 servers.*sparse_table_configs: (\{.*\})\n", "".join(outputs)
+    )
+    assert json.loads(said) == {"used.weight": {"servers": 2}}
+    outputs = run(forker, command("uneven", after, said), trainers=2, servers=2)
+    assert "gives out" not in "".join(outputs)
 
 
 def test_a_data_set_trains_and_evaluates_a_served_table(forker: Forker, tmp_path: Path) -> None:

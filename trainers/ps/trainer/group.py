@@ -386,6 +386,8 @@ class TableGroup:
         """And whether by `pool`."""
         self._prepared: list[Batch] = []
         self._collected = _Gradients()
+        self.requested = np.zeros((servers, len(sparse)), np.int64)
+        """How many rows of each table have been requested from each server."""
         self.anchor = torch.empty(0, requires_grad=True)
         """What the outputs of `embed` depend on, for autograd."""
 
@@ -423,6 +425,7 @@ class TableGroup:
 
     def request(self, keys: Keys, spans: Spans, *, insert: bool) -> RowRequest:
         """A request for these keys, which are ordered by server and table."""
+        self.requested += spans
         counted = self.tables[0].sparse.spec.rows.entry.kind is EntryKind.COUNT
         return RowRequest(self.first, self.dim, keys, spans, insert=insert, counted=counted)
 

@@ -8,11 +8,15 @@ dense blocks in sequence, so that one part of a message can cover several of the
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
@@ -167,6 +171,13 @@ class SparseParameter:
         return float(self.group["lr"]) if self.group is not None else 0.0
 
 
+_KEY_BYTES = 8
+_ENOUGH_ROWS, _UNEVEN = 100_000, 1.5
+"""How many rows must have been given out to judge the servers' shares, and by how many times the average one
+must be exceeded.
+"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """Everything of a model that servers hold. `group` is None for what no optimizer trains."""
@@ -185,6 +196,28 @@ class Layout:
         return (
             f"{len(places)} tables on {self.servers} servers: {sum(whole)} whole ({_listed(whole)}), "
             f"{len(places) - sum(whole)} shared ({_listed(shared)})"
+        )
+
+    def uneven(self, rows: NDArray[np.int64]) -> str:
+        """What to set if one server gave out much more than the others, of tables that are on few servers;
+        empty if none did. `rows` (servers, tables): how many rows each server gave out.
+        """
+        load = rows * [_KEY_BYTES + 4 * each.spec.size for each in self.sparse]
+        of_server, mean = load.sum(axis=1), load.sum() / self.servers
+        most = int(of_server.argmax())
+        if rows.sum() < _ENOUGH_ROWS or of_server[most] < _UNEVEN * mean:
+            return ""
+        settings = {
+            each.name: {"servers": min(self.servers, math.ceil(2 * load[:, each.table].sum() / mean))}
+            for each in self.sparse
+            if load[most, each.table] > mean / 2 and len(holders(each.spec, self.servers)) < self.servers
+        }
+        if not settings:
+            return ""
+        return (
+            f"server {most} gives out {of_server[most] / mean:.1f} times as many bytes of rows as the "
+            f"average of {self.servers} servers. To share what is used most among more of them, set in "
+            f"strategy.sparse_table_configs: {json.dumps(settings, ensure_ascii=False)}"
         )
 
     def specs(self) -> list[TableSpec]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fleetrun.envs.channels import tell_probe
@@ -148,6 +149,7 @@ class Worker:
         self._configs = configs
         self._sync = asynchronous is None
         self._settings = settings
+        self._said_uneven = False
         self._barriers = 0
         self._gathering = 0
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
@@ -346,6 +348,7 @@ class Worker:
             self.shrink(AGEING)
         self._saver.save(absolute_path(where), mode, self._exchange.step)
         progress.meter.saved(self._exchange.step)
+        self._say_if_uneven()
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         """A day has passed in all tables that age; returns how many rows were removed."""
@@ -358,8 +361,18 @@ class Worker:
         self._exchange.flush()
         with progress.activity("done, waiting for the other trainers"):
             self._client.ask(self._to_all(Kind.FINISH))
+        self._say_if_uneven()
         self._take_values()
         self.leave()
+
+    def _say_if_uneven(self) -> None:
+        """Trainer 0 says once which tables should be on more servers."""
+        if self._identity.index or self._said_uneven:
+            return
+        rows = [group.remote.requested for group in self._groups]
+        if rows and (said := self._layout.uneven(np.concatenate(rows, axis=1))):
+            self._said_uneven = True
+            glog(said)
 
     def interrupt(self) -> None:
         """As `finish` for a trainer that will be restarted: do not wait for the others, and do not send

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -152,6 +153,25 @@ def test_tables_of_a_server_follow_each_other_and_the_plan_says_how_many_it_has(
     counts = [found.count((server,)) for server in range(3)]
     said = f"21 tables on 3 servers: 20 whole ({', '.join(map(str, counts))}), 1 shared (1, 1, 1)"
     assert layout.describe() == said
+
+
+def test_a_table_that_makes_one_server_do_much_more_is_named_and_what_to_set() -> None:
+    model = Slots(large=5000, **{f"slot{number}": 10 for number in range(20)})
+    layout = plan_layout(model, [sgd(model)], 4, LayoutOptions(configs=PsConfigs(table_mb_per_server=0.0625)))
+    rows = np.zeros((4, 21), np.int64)
+    for each in layout.sparse:
+        rows[list(holders(each.spec, 4)), each.table] = 10_000
+    assert layout.uneven(rows) == "", "so many tables on one server are nobody's fault"
+    (used,) = (each for each in layout.sparse if each.name == "slot7.weight")
+    (server,) = holders(used.spec, 4)
+    rows[server, used.table] = 200_000
+    share = rows.sum(axis=1)[server] / (rows.sum() / 4)
+    assert layout.uneven(rows) == (
+        f"server {server} gives out {share:.1f} times as many bytes of rows as the average of 4 servers. To "
+        "share what is used most among more of them, set in strategy.sparse_table_configs: "
+        '{"slot7.weight": {"servers": 4}}'
+    )
+    assert layout.uneven(rows // 100) == "", "too few to say"
 
 
 def homes(**configs: object) -> dict[str, int]:
