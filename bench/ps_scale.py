@@ -5,8 +5,9 @@ paper 100 servers x 1,000 trainers with what was measured here.
     python bench/ps_scale.py --servers 1,2 --trainers 1,2      # a look
 
 Wide & deep, async, batch 512, the same examples in sum whatever the number of trainers; with a push for every
-step and with one for 16 (`max_merge_var_num`), in turn. The cores are shared by all processes, so it is the
-cost of a step that scales here, not the speed.
+step and with one for 16 (`max_merge_var_num`), in turn. Where a push is for several steps there are more
+examples, so that servers get enough messages to measure what one costs. The cores are shared by all
+processes, so it is the cost of a step that scales here, not the speed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from trainers.data.clicks import ClickModel
 NAME = "ps_scale.py"
 BATCH = 512
 FILES = 16
+MOST_TIMES = 8
+"""As many examples where a push is for several steps."""
 LINKS = {"10 Gbit/s": 1.25e9, "25 Gbit/s": 3.125e9, "100 Gbit/s": 12.5e9}
 PAPER = ((10, 1000), (50, 1000), (100, 100), (100, 1000), (200, 1000))
 
@@ -142,22 +145,23 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     steps: dict[int, list[Step]] = {merge: [] for merge in options.merge}
     with tempfile.TemporaryDirectory(prefix="bench-scale.", dir=options.work) as work:
-        files = [Path(work) / f"part-{number:02}" for number in range(FILES)]
-        write_slots(ClickModel().draw(options.rows, seed=0), files)
+        files = {merge: [Path(work) / f"{merge}-{number:02}" for number in range(FILES)] for merge in steps}
+        for merge, names in files.items():
+            write_slots(ClickModel().draw(options.rows * min(merge, MOST_TIMES), seed=0), names)
         for servers in options.servers:
             for trainers in options.trainers:
                 for merge, found in steps.items():
                     job = f"{servers} servers, {trainers} trainers, {merge} steps a push"
                     words = ["--mode", "async", "--merge", str(merge)]
                     try:
-                        found.append(one_job(servers, trainers, files, Path(work), words))
+                        found.append(one_job(servers, trainers, files[merge], Path(work), words))
                     except JobError as error:
                         sys.stderr.write(f"{job}: {error}\n")
                         continue
                     sys.stderr.write(f"{job}: {found[-1]['speed']:,.0f} examples/s\n")
     machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}"
     text = (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {machine}, async, {options.rows:,} examples, "
+        f"{time.strftime('%Y-%m-%d %H:%M')}, {machine}, async, {options.rows:,} examples or more, "
         f"batch {BATCH}, load {load_before:.1f} before."
     )
     for merge, found in steps.items():
