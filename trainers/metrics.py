@@ -1,38 +1,68 @@
-"""Metrics of predictions: sums that any number of processes can add up, and `fleet.metrics`, which does.
+"""Metrics of predictions that any number of processes can add up, and `fleet.metrics`, which does.
 
-Every metric keeps one float64 tensor, `state`, and the metric of two sets of examples is the metric of the
-sum of their states: add it up over trainers (`merge`, or an all-reduce of `state`) and ask for `value`.
-`DistributedMetrics` has Paddle's names for the same formulas over all trainers.
+Every metric keeps one tensor, `state`. That of two sets of examples is the sum of their states: add it up
+over trainers (`merge`, or `fleet.metrics.merged`) and ask for `value`. Only `Gauc` keeps examples, since no
+sums tell it. `DistributedMetrics` has Paddle's names for the same formulas over all trainers.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainers.errors import NotSupportedError, UsageError
+from trainers.process.log import glog
 
 _LEAST_PROBABILITY = 1e-7  # below the step of float32 near 1: a certain and wrong prediction costs 16.1
 
 
+class _Constant:
+    """Looks for a model that predicts the same whatever it is given, and says so once in a process."""
+
+    ENOUGH = 1000
+    """Predictions one after the other, of several updates, that are the same."""
+
+    def __init__(self) -> None:
+        self._value, self._count, self._updates, self._said = math.nan, 0, 0, False
+
+    def look(self, name: str, predictions: Tensor) -> None:
+        low, high = float(predictions.min()), float(predictions.max())
+        near = 1e-6 * max(1.0, abs(high))
+        if high - low > near or abs(high - self._value) > near:
+            self._count = self._updates = 0
+        if high - low > near:
+            return
+        self._value, self._count, self._updates = high, self._count + len(predictions), self._updates + 1
+        if self._updates > 1 and self._count >= self.ENOUGH and not self._said:
+            self._said = True
+            glog(
+                f"{name}: the last {self._count} predictions are all {high:g}; the model does not tell its "
+                "inputs apart (or the metric is given something else than its predictions)"
+            )
+
+
+constant = _Constant()
+
+
+class _AllReduce(Protocol):
+    def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any: ...
+
+    def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]: ...
+
+
 class Metric(ABC):
-    """`state` is float64 on the CPU. `value` of no examples is nan."""
+    """`state` is float64 on the CPU. `value` of no examples is nan.
 
-    def __init__(self, size: int) -> None:
+    Raises UsageError for predictions and labels that differ in number, and when a prediction is not finite.
+    """
+
+    def __init__(self, *size: int) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
-
-    def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take in examples: two tensors of the same number of elements, on any device.
-
-        Raises UsageError when they differ in length, or when a prediction is not finite.
-        """
-        predictions, labels = _checked(type(self).__name__, predictions, labels)
-        if len(labels):
-            self._add(predictions, labels)
 
     def merge(self, other: Self) -> None:
         """Take in what another metric of the same kind has seen."""
@@ -40,20 +70,43 @@ class Metric(ABC):
             raise UsageError(f"{self!r} cannot merge {other!r}; they must be of the same kind and size")
         self.state += other.state
 
+    def merged(self, util: _AllReduce) -> Self:
+        """The metric of all trainers' examples; this one is not changed."""
+        whole = type(self).__new__(type(self))
+        whole.__dict__.update(self.__dict__)
+        whole.state = util.all_reduce(self.state)
+        return whole
+
     def reset(self) -> None:
-        self.state.zero_()
+        self.state = torch.zeros_like(self.state)
 
     @abstractmethod
     def value(self) -> float: ...
 
+    def _checked(self, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        found = _checked(type(self).__name__, predictions, labels)
+        if len(found[0]):
+            constant.look(type(self).__name__, found[0])
+        return found
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(state of {self.state.numel()})"
+
+
+class PointwiseMetric(Metric):
+    """A metric that takes examples one by one."""
+
+    def update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Take in examples: two tensors of the same number of elements, on any device."""
+        predictions, labels = self._checked(predictions, labels)
+        if len(labels):
+            self._add(predictions, labels)
+
     @abstractmethod
     def _add(self, predictions: Tensor, labels: Tensor) -> None: ...
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(state of {len(self.state)})"
 
-
-class Auc(Metric):
+class Auc(PointwiseMetric):
     """Area under the ROC curve of probabilities in [0, 1] for labels 0 and 1, from histograms.
 
     Probabilities of one bucket count as equal, which changes the area by at most half the share of pairs
@@ -68,12 +121,12 @@ class Auc(Metric):
         self.buckets = buckets
 
     def _add(self, predictions: Tensor, labels: Tensor) -> None:
-        low, high = float(predictions.min()), float(predictions.max())
-        if low < 0 or high > 1:
-            raise UsageError(f"Auc was given predictions from {low:g} to {high:g}; give probabilities")
-        _expect_clicks("Auc", labels)
+        self.state += self._histograms(predictions, labels)
+
+    def _histograms(self, predictions: Tensor, labels: Tensor) -> Tensor:
+        _expect_probabilities(type(self).__name__, predictions, labels)
         bucket = (predictions * self.buckets).long().clamp_(max=self.buckets - 1)
-        self.state += torch.bincount(bucket + self.buckets * labels.long(), minlength=2 * self.buckets)
+        return torch.bincount(bucket + self.buckets * labels.long(), minlength=2 * self.buckets)
 
     def value(self) -> float:
         """nan unless there are examples of both labels."""
@@ -81,7 +134,31 @@ class Auc(Metric):
         return area_under(others, clicks)
 
 
-class _Mean(Metric):
+class WindowedAuc(Auc):
+    """As `Auc`, of the last `examples` that each trainer has seen, in `parts`: when the newest part is full,
+    the oldest is forgotten. So it is of at least (parts - 1) / parts of them.
+    """
+
+    def __init__(self, examples: int, buckets: int = 4096, parts: int = 10) -> None:
+        super().__init__(buckets)
+        if not 2 <= parts <= examples:
+            raise UsageError(
+                f"WindowedAuc has {parts} parts of {examples} examples; it needs at least 2, of one each"
+            )
+        self.examples, self.parts = examples, parts
+        self.state = torch.zeros(parts, 2 * buckets, dtype=torch.float64)  # the newest first
+
+    def _add(self, predictions: Tensor, labels: Tensor) -> None:
+        if float(self.state[0].sum()) >= self.examples / self.parts:
+            self.state = torch.cat([torch.zeros_like(self.state[:1]), self.state[:-1]])
+        self.state[0] += self._histograms(predictions, labels)
+
+    def value(self) -> float:
+        others, clicks = self.state.sum(dim=0).view(2, self.buckets)
+        return area_under(others, clicks)
+
+
+class _Mean(PointwiseMetric):
     """A sum and the number of examples in it."""
 
     def __init__(self) -> None:
@@ -136,6 +213,250 @@ class LogLoss(_Mean):
         return -likelihood.clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY).log()
 
 
+class NormalizedEntropy(PointwiseMetric):
+    """Mean log loss divided by that of a model that predicts the same for all, the share of clicks: below 1
+    it is better than that (He et al. 2014, "Practical lessons from predicting clicks on ads at Facebook").
+    nan unless there are examples of both labels.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self._loss = LogLoss()
+
+    def _add(self, predictions: Tensor, labels: Tensor) -> None:
+        _expect_probabilities(type(self).__name__, predictions, labels)
+        loss = self._loss._each(predictions, labels).sum()
+        self.state += torch.stack([loss, labels.sum(), torch.tensor(float(len(labels)))])
+
+    def value(self) -> float:
+        loss, clicks, examples = self.state.tolist()
+        if not 0 < clicks < examples:
+            return math.nan
+        share = clicks / examples
+        entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+        return float(loss / examples / entropy)
+
+
+class Calibration(Metric):
+    """Expected clicks (the sum of the predicted probabilities) divided by those that came: above 1 the model
+    predicts too many (He et al. 2014). nan without a click. `values`: how many a slot has, for one ratio of
+    each.
+    """
+
+    def __init__(self, values: int = 1) -> None:
+        if values < 1:
+            raise UsageError(f"Calibration is of a slot with {values} values; it needs at least 1")
+        super().__init__(values, 2)
+
+    def update(self, predictions: Tensor, labels: Tensor, values: Tensor | None = None) -> None:
+        """`values`: that of the slot in each example, from 0 on; may be left out where there is one."""
+        predictions, labels = self._checked(predictions, labels)
+        if not len(labels):
+            return
+        _expect_probabilities(type(self).__name__, predictions, labels)
+        most = len(self.state)
+        places = _integers(type(self).__name__, "values", values, labels) if values is not None else None
+        if places is None:
+            if most > 1:
+                raise UsageError(f"Calibration of a slot with {most} values was not given any")
+            places = torch.zeros(len(labels), dtype=torch.int64)
+        low, high = int(places.min()), int(places.max())
+        if low < 0 or high >= most:
+            raise UsageError(f"Calibration was given values from {low} to {high}; it has 0 to {most - 1}")
+        self.state.index_add_(0, places, torch.stack([predictions, labels], dim=1))
+
+    def value(self) -> float:
+        expected, came = self.state.sum(dim=0).tolist()
+        return expected / came if came else math.nan
+
+    def by_value(self) -> Tensor:
+        """(values,) float64; nan for a value without a click."""
+        expected, came = self.state.unbind(dim=1)
+        return torch.where(came > 0, expected / came, math.nan)
+
+
+# ---- Metrics of groups of examples: those of a user, or the items that a request can show.
+
+
+class _Ranked:
+    """Examples by group, and in a group by falling prediction. Those of a group with the same prediction are
+    a tie; what depends on their order is averaged over all orders.
+    """
+
+    def __init__(self, predictions: Tensor, labels: Tensor, groups: Tensor) -> None:
+        order = torch.from_numpy(np.lexsort((-predictions.numpy(), groups.numpy())))
+        groups, predictions, self.labels = groups[order], predictions[order], labels[order]
+        new = torch.ones(len(order), dtype=torch.bool)
+        new[1:] = groups[1:] != groups[:-1]
+        self.group = new.cumsum(0) - 1
+        self.sizes = torch.bincount(self.group)
+        self.position = torch.arange(len(order)) - new.nonzero()[:, 0][self.group]
+        new[1:] |= predictions[1:] != predictions[:-1]
+        self.tie = new.cumsum(0) - 1
+        self._tied = torch.bincount(self.tie).double()
+
+    def of_ties(self, each: Tensor) -> Tensor:
+        """The sum of each tie."""
+        return torch.zeros(len(self._tied), dtype=torch.float64).index_add_(0, self.tie, each)
+
+    def averaged(self, each: Tensor) -> Tensor:
+        """For each example the mean of its tie."""
+        return (self.of_ties(each) / self._tied)[self.tie]
+
+    def summed(self, each: Tensor) -> Tensor:
+        """The sum of each group."""
+        return torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.group, each)
+
+
+class _RankingMetric(Metric):
+    """The mean over groups that have a relevant item."""
+
+    def __init__(self, k: int) -> None:
+        if k < 1:
+            raise UsageError(f"{type(self).__name__} was given k {k}; it must be at least 1")
+        super().__init__(2)
+        self.k = k
+
+    def update(self, predictions: Tensor, labels: Tensor, groups: Tensor | None = None) -> None:
+        """(queries, items) scores, and how relevant each item is, from 0 on; or all of them in a row, and for
+        each an integer that is the same for those of one query, all of which must be in this call.
+        """
+        name, shape = type(self).__name__, tuple(predictions.shape)
+        if groups is None:
+            if predictions.ndim != 2:
+                raise UsageError(f"{name} was given shape {shape}; give (queries, items), or groups")
+            groups = torch.arange(shape[0]).repeat_interleave(shape[1])
+        predictions, labels = self._checked(predictions, labels)
+        groups = _integers(name, "groups", groups, labels)
+        if not len(labels):
+            return
+        if not bool((labels >= 0).all()):
+            raise UsageError(f"{name} was given a label {labels.min():g}; relevance is 0 or more")
+        ranked = _Ranked(predictions, labels, groups)
+        values = self._of_groups(ranked)[ranked.summed(ranked.labels) > 0]
+        self.state += torch.tensor([float(values.sum()), float(len(values))], dtype=torch.float64)
+
+    @abstractmethod
+    def _of_groups(self, ranked: _Ranked) -> Tensor: ...
+
+    def value(self) -> float:
+        total, groups = self.state.tolist()
+        return total / groups if groups else math.nan
+
+
+class Ndcg(_RankingMetric):
+    """Normalised discounted cumulative gain of the first k: an item at place p = 1, 2, ... gains its
+    relevance / log2(p + 1), compared with the best order (Järvelin and Kekäläinen 2002).
+    """
+
+    def _of_groups(self, ranked: _Ranked) -> Tensor:
+        best = _Ranked(ranked.labels, ranked.labels, ranked.group)
+        return self._gain(ranked) / self._gain(best)
+
+    def _gain(self, ranked: _Ranked) -> Tensor:
+        discount = torch.where(ranked.position < self.k, 1 / torch.log2(ranked.position.double() + 2), 0.0)
+        return ranked.summed(ranked.averaged(discount) * ranked.labels)
+
+
+class Recall(_RankingMetric):
+    """The share of the relevant items (label above 0) that are among the first k."""
+
+    def _of_groups(self, ranked: _Ranked) -> Tensor:
+        relevant = (ranked.labels > 0).double()
+        first = ranked.averaged((ranked.position < self.k).double())
+        return ranked.summed(first * relevant) / ranked.summed(relevant)
+
+
+class Gauc(Metric):
+    """The mean of the areas under the ROC curves of groups, the examples of one user say, weighted by their
+    numbers of examples; groups with one label only do not count (Zhu et al. 2017, "Optimized cost per click
+    in Taobao display advertising"). Exact, also where the examples of a group are on several trainers.
+
+    It keeps 16 bytes an example, and at most `most` of them: where there are more, those of half of the
+    groups, of a quarter, ..., chosen by a hash that is the same everywhere.
+    """
+
+    def __init__(self, most: int = 1 << 22) -> None:
+        if most < 1:
+            raise UsageError(f"Gauc keeps {most} examples; it must keep at least 1")
+        super().__init__()
+        self.most = most
+        self.reset()
+
+    def reset(self) -> None:
+        self._halved = 0
+        self._pieces: list[Tensor] = []
+        self._count = 0
+
+    def update(self, predictions: Tensor, labels: Tensor, groups: Tensor) -> None:
+        """`groups`: an integer for each example. Predictions are compared as float32."""
+        predictions, labels = self._checked(predictions, labels)
+        groups = _integers(type(self).__name__, "groups", groups, labels)
+        if len(labels):
+            _expect_clicks(type(self).__name__, labels)
+            bits = predictions.float().view(torch.int32).long()
+            self._take(torch.stack([groups, 2 * bits + labels.long()], dim=1), 0)
+
+    def merge(self, other: Self) -> None:
+        if type(other) is not type(self):
+            raise UsageError(f"{self!r} cannot merge {other!r}; they must be of the same kind and size")
+        self._take(other._examples(), other._halved)
+
+    def merged(self, util: _AllReduce) -> Self:
+        whole = type(self)(self.most)
+        halved = torch.tensor([[self._halved, 0]])
+        for state in util.all_gather(torch.cat([halved, self._examples()])):
+            whole._take(state[1:], int(state[0, 0]))
+        return whole
+
+    def value(self) -> float:
+        """nan unless some group has both labels."""
+        examples = self._examples()
+        groups, bits = examples.unbind(dim=1)
+        clicks = (bits & 1).double()
+        ranked = _Ranked((bits >> 1).int().view(torch.float32).double(), clicks, groups)
+        clicks, others = ranked.labels, 1 - ranked.labels
+        pairs = ranked.summed(clicks) * ranked.summed(others)
+        tied = ranked.of_ties(others)
+        behind = ranked.summed(others).cumsum(0)[ranked.group] - (tied.cumsum(0) - tied / 2)[ranked.tie]
+        area = ranked.summed(clicks * behind)
+        both = pairs > 0
+        sizes = ranked.sizes[both].double()
+        return float((sizes * area[both] / pairs[both]).sum() / sizes.sum()) if both.any() else math.nan
+
+    def _examples(self) -> Tensor:
+        """(n, 2) int64: group, and the bits of the prediction before that of the label."""
+        self._pieces = [torch.cat([torch.empty(0, 2, dtype=torch.int64), *self._pieces])]
+        return self._pieces[0]
+
+    def _take(self, examples: Tensor, halved: int) -> None:
+        self._pieces.append(examples)
+        self._count += len(examples)
+        if halved > self._halved or self._count > self.most:
+            self._halved = max(self._halved, halved)
+            self._drop()
+        elif self._halved:
+            self._pieces[-1] = examples[_lot(examples[:, 0]) < 2.0**-self._halved]
+            self._count += len(self._pieces[-1]) - len(examples)
+
+    def _drop(self) -> None:
+        examples = self._examples()
+        lots = _lot(examples[:, 0])
+        kept = lots < 2.0**-self._halved
+        while int(kept.sum()) > self.most and self._halved < 60:
+            self._halved += 1
+            kept = lots < 2.0**-self._halved
+        self._pieces, self._count = [examples[kept]], int(kept.sum())
+
+
+def _lot(groups: Tensor) -> Tensor:
+    """For each group a number from 0 to 1 (the finalizer of splitmix64)."""
+    mixed = groups.numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return torch.from_numpy((mixed ^ (mixed >> np.uint64(31))) / 2.0**64)
+
+
 def auc(scores: Tensor, labels: Tensor) -> float:
     """The exact area under the ROC curve: the share of pairs (one with label 1, one with 0) that the scores
     put in the right order, ties counting half. Any finite scores; nan without both labels.
@@ -180,6 +501,22 @@ def area_under(others: Tensor, clicks: Tensor) -> float:
     return float((clicks * below).sum()) / pairs if pairs else math.nan
 
 
+def _expect_probabilities(name: str, predictions: Tensor, labels: Tensor) -> None:
+    low, high = float(predictions.min()), float(predictions.max())
+    if low < 0 or high > 1:
+        raise UsageError(f"{name} was given predictions from {low:g} to {high:g}; give probabilities")
+    _expect_clicks(name, labels)
+
+
+def _integers(name: str, what: str, given: Tensor, labels: Tensor) -> Tensor:
+    """An int64 vector on the CPU, as long as the labels."""
+    if given.numel() != len(labels):
+        raise UsageError(f"{name} was given {len(labels)} labels and {given.numel()} {what}")
+    if given.is_floating_point() or given.is_complex():
+        raise UsageError(f"{name} was given {what} of {given.dtype}; give integers")
+    return given.detach().reshape(-1).to("cpu", torch.int64)
+
+
 def _expect_clicks(name: str, labels: Tensor) -> None:
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
@@ -199,9 +536,7 @@ def _checked(name: str, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Te
 
 # ---- `fleet.metrics`: metrics over all trainers
 
-
-class _AllReduce(Protocol):
-    def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any: ...
+AnyMetric = TypeVar("AnyMetric", bound=Metric)
 
 
 class DistributedMetrics:
@@ -218,10 +553,11 @@ class DistributedMetrics:
 
     def value(self, metric: Metric) -> float:
         """The value of one of `trainers.metrics` over the examples of all trainers, which keep theirs."""
-        whole = type(metric).__new__(type(metric))
-        whole.__dict__.update(metric.__dict__)
-        whole.state = self._util.all_reduce(metric.state)
-        return whole.value()
+        return self.merged(metric).value()
+
+    def merged(self, metric: AnyMetric) -> AnyMetric:
+        """The metric over the examples of all trainers, where its value is not all that is wanted."""
+        return metric.merged(self._util)
 
     def sum(self, input: Any, scope: object = None, util: _AllReduce | None = None) -> Any:
         """Over all trainers, element by element; the same kind of thing again."""

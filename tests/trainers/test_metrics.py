@@ -1,12 +1,34 @@
 """Metrics against their definitions, and summed over parts."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from sklearn.metrics import ndcg_score, roc_auc_score
 
 from trainers.errors import UsageError
-from trainers.metrics import Accuracy, Auc, LogLoss, Mae, Metric, Mse, Rmse, auc, log_loss, topk_accuracy
+from trainers.metrics import (
+    Accuracy,
+    Auc,
+    Calibration,
+    DistributedMetrics,
+    Gauc,
+    LogLoss,
+    Mae,
+    Metric,
+    Mse,
+    Ndcg,
+    NormalizedEntropy,
+    PointwiseMetric,
+    Recall,
+    Rmse,
+    WindowedAuc,
+    auc,
+    constant,
+    log_loss,
+    topk_accuracy,
+)
 
 P = torch.tensor([0.9, 0.8, 0.3, 0.3, 0.6])
 Y = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])
@@ -19,8 +41,14 @@ EXPECTED = {
     "Mse": (Mse, (0.01 + 0.64 + 0.09 + 0.49 + 0.36) / 5),
     "Rmse": (Rmse, math.sqrt((0.01 + 0.64 + 0.09 + 0.49 + 0.36) / 5)),
     "LogLoss": (LogLoss, -math.log(0.9 * 0.2 * 0.7 * 0.3 * 0.4) / 5),
+    "NormalizedEntropy": (
+        NormalizedEntropy,
+        math.log(0.9 * 0.2 * 0.7 * 0.3 * 0.4) / (2 * math.log(2 / 5) + 3 * math.log(3 / 5)),
+    ),
+    "Calibration": (Calibration, (0.9 + 0.8 + 0.3 + 0.3 + 0.6) / 2),
+    "WindowedAuc": (lambda: WindowedAuc(10_000), 3.5 / 6),
 }
-KINDS = [kind for kind, _ in EXPECTED.values()]
+KINDS: list[Callable[[], PointwiseMetric]] = [kind for kind, _ in EXPECTED.values()]
 
 
 def examples(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +66,7 @@ def test_by_hand(name: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_merge_into_the_whole(kind: type[Metric]):
+def test_parts_merge_into_the_whole(kind: Callable[[], PointwiseMetric]):
     p, y = examples(1000)
     whole, left, right, summed = kind(), kind(), kind(), kind()
     whole.update(p, y)
@@ -52,7 +80,7 @@ def test_parts_merge_into_the_whole(kind: type[Metric]):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_gives_nan(kind: type[Metric]):
+def test_nothing_gives_nan(kind: Callable[[], PointwiseMetric]):
     metric = kind()
     assert math.isnan(metric.value())
     metric.update(torch.empty(0), torch.empty(0))
@@ -63,7 +91,7 @@ def test_nothing_gives_nan(kind: type[Metric]):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_used_is_refused(kind: type[Metric]):
+def test_what_cannot_be_used_is_refused(kind: Callable[[], PointwiseMetric]):
     metric = kind()
     with pytest.raises(UsageError, match="5 predictions and 4 labels"):
         metric.update(P, Y[:4])
@@ -150,3 +178,211 @@ def test_labels_of_an_area_are_0_and_1(label: float):
         Auc().update(P, labels)
     with pytest.raises(UsageError, match=f"auc was given a label {label:g}"):
         auc(P, labels)
+
+
+# ---- Windows, values of a slot, and what collapses
+
+
+def test_a_window_forgets_what_is_older():
+    """The first 5,000 examples are predicted the wrong way round, the following ones as they are."""
+    p, y = examples(20_000)
+    p[:5000] = 1 - p[:5000]
+    metric, parts = WindowedAuc(5000), 10
+    for start in range(0, 20_000, 100):
+        metric.update(p[start : start + 100], y[start : start + 100])
+        seen = start + 100
+        if seen > 5000 and seen % 500 == 100:  # the newest part has begun
+            kept = slice(seen - 100 - 500 * (parts - 1), seen)
+            exact = auc(p[kept], y[kept])
+            assert metric.value() == pytest.approx(exact, abs=1e-3)
+    with pytest.raises(UsageError, match="11 parts of 10 examples"):
+        WindowedAuc(10, parts=11)
+
+
+def test_windows_of_several_trainers_merge_by_age():
+    p, y = examples(4000)
+    left, right, whole = (WindowedAuc(1000, parts=4) for _ in range(3))
+    for start in range(0, 4000, 50):
+        some = slice(start, start + 50)
+        (right if start % 100 else left).update(p[some], y[some])
+    left.merge(right)
+    whole.update(p[-2000:], y[-2000:])
+    assert left.state.sum() == 2000
+    assert left.value() == pytest.approx(whole.value())
+
+
+def test_calibration_by_the_value_of_a_slot():
+    metric, other = Calibration(3), Calibration(3)
+    metric.update(P, Y, torch.tensor([0, 0, 2, 2, 2]))
+    other.update(P[:1], Y[:1], torch.tensor([[0]]))
+    metric.merge(other)
+    found = metric.by_value().tolist()
+    assert found[::2] == pytest.approx([(0.9 + 0.8 + 0.9) / 2, 1.2])
+    assert math.isnan(found[1])
+    assert metric.value() == pytest.approx(3.8 / 3)
+    for values, words in (
+        (torch.tensor([0, 1, 2, 3, 0]), "values from 0 to 3; it has 0 to 2"),
+        (torch.tensor([0, 1]), "5 labels and 2 values"),
+        (torch.rand(5), "values of torch.float32; give integers"),
+        (None, "3 values was not given any"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            metric.update(P, Y, values)
+
+
+def test_constant_predictions_are_told_once(capsys: pytest.CaptureFixture[str], monkeypatch):
+    monkeypatch.setattr("trainers.metrics.constant", type(constant)())
+    metric = Auc()
+
+    def updates(count: int, *predictions: float) -> None:
+        for _ in range(count):
+            given = torch.tensor(predictions).repeat(300)
+            metric.update(given, torch.zeros_like(given))
+
+    updates(3, 0.25)  # 900: too few
+    updates(5, 0.2, 0.3)
+    updates(1, 0.25)
+    assert capsys.readouterr().err == ""
+    updates(6, 0.25)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Auc: the last 1200 predictions are all 0.25" in line
+
+
+# ---- Groups
+
+
+def grouped(seed: int = 0, digits: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """2,000 examples of 60 groups, some large and some of one example, with ties."""
+    drawn = torch.Generator().manual_seed(seed)
+    groups = (torch.rand(2000, generator=drawn) ** 3 * 60).long() * (2**57) - 2**62
+    p, y = examples(2000, seed)
+    return p.round(decimals=digits), y, groups
+
+
+def gauc_by_definition(p: torch.Tensor, y: torch.Tensor, groups: torch.Tensor) -> float:
+    total = weight = 0.0
+    for group in groups.unique():
+        mine = groups == group
+        if len(y[mine].unique()) == 2:
+            total += int(mine.sum()) * roc_auc_score(y[mine].numpy(), p[mine].numpy())
+            weight += int(mine.sum())
+    return total / weight
+
+
+def test_gauc_is_the_weighted_mean_of_the_groups_areas():
+    p, y, groups = grouped()
+    metric, left, right = Gauc(), Gauc(), Gauc()
+    metric.update(p, y, groups)
+    expected = gauc_by_definition(p, y, groups)
+    assert metric.value() == pytest.approx(expected, abs=1e-12)
+    assert abs(expected - auc(p, y)) > 1e-3, "it is another number than the area of all"
+    for start in range(0, 2000, 250):  # groups are on both
+        some = slice(start, start + 250)
+        (left if start % 500 else right).update(p[some], y[some], groups[some])
+    left.merge(right)
+    assert left.value() == pytest.approx(expected, abs=1e-12)
+    negative = Gauc()
+    negative.update(p - 5, y, groups)  # any finite scores
+    assert negative.value() == pytest.approx(expected, abs=1e-6)
+    assert math.isnan(Gauc().value())
+
+
+def test_gauc_keeps_whole_groups_where_there_are_too_many():
+    drawn = torch.Generator().manual_seed(1)
+    groups = torch.randint(-(2**62), 2**62, (4000,), generator=drawn).repeat(10)
+    p = torch.rand(40_000, generator=drawn)
+    y = (torch.rand(40_000, generator=drawn) < p).float()
+    left, right, whole = Gauc(most=5000), Gauc(most=5000), Gauc(most=100_000)
+    order = torch.randperm(40_000, generator=drawn).split(1000)
+    for number, some in enumerate(order):
+        (left if number % 4 else right).update(p[some], y[some], groups[some])
+        whole.update(p[some], y[some], groups[some])
+    left.merge(right)
+    kept, sizes = left._examples()[:, 0].unique(return_counts=True)
+    assert len(left._examples()) <= 5000
+    assert 300 <= len(kept) <= 500
+    assert set(sizes.tolist()) == {10}, "whole groups, those of both"
+    assert left.value() == pytest.approx(whole.value(), abs=0.02)
+
+
+def rows_with_a_relevant_item() -> tuple[torch.Tensor, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(2)
+    scores = torch.rand(50, 12, generator=drawn).round(decimals=1)  # ties
+    relevance = torch.randint(0, 4, (50, 12), generator=drawn).float() * (
+        torch.rand(50, 12, generator=drawn) < 0.3
+    )
+    relevance[:, 3] = 1.0
+    return scores, relevance
+
+
+@pytest.mark.parametrize("k", [1, 5, 12, 40])
+def test_ndcg_is_scikit_learns(k: int):
+    scores, relevance = rows_with_a_relevant_item()
+    metric = Ndcg(k)
+    metric.update(scores[:20], relevance[:20])
+    flat = torch.arange(20, 50).repeat_interleave(12)
+    mixed = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))
+    metric.update(scores[20:].reshape(-1)[mixed], relevance[20:].reshape(-1)[mixed], flat[mixed])
+    assert metric.value() == pytest.approx(ndcg_score(relevance.numpy(), scores.numpy(), k=k), rel=1e-9)
+
+
+def test_recall_counts_what_is_among_the_first():
+    metric = Recall(2)
+    scores = torch.tensor([[0.9, 0.5, 0.4, 0.1], [0.3, 0.3, 0.3, 0.1], [0.4, 0.3, 0.2, 0.1]])
+    labels = torch.tensor([[1.0, 0.0, 2.0, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    metric.update(scores, labels)
+    # 1 of 2; one of the two, with a chance of 2 / 3; the last has no relevant item.
+    assert metric.value() == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+def test_groups_that_cannot_be_used_are_refused():
+    scores, relevance = rows_with_a_relevant_item()
+    with pytest.raises(UsageError, match=r"shape \(600,\); give \(queries, items\), or groups"):
+        Ndcg(5).update(scores.reshape(-1), relevance.reshape(-1))
+    with pytest.raises(UsageError, match="600 labels and 50 groups"):
+        Recall(5).update(scores, relevance, torch.arange(50))
+    with pytest.raises(UsageError, match="a label -1"):
+        Ndcg(5).update(scores, relevance - 1)
+    with pytest.raises(UsageError, match="k 0"):
+        Recall(0)
+    with pytest.raises(UsageError, match=r"groups of torch\.float32; give integers"):
+        Gauc().update(P, Y, P)
+    with pytest.raises(UsageError, match=r"a label 0\.5"):
+        Gauc().update(P, Y / 2, torch.arange(5))
+
+
+class Trainers:
+    """What `fleet.util` does, for this trainer and others that have the given states."""
+
+    def __init__(self, *others: Metric) -> None:
+        self._others = others
+
+    def all_reduce(self, input: torch.Tensor, mode: str = "sum", comm_world: str = "worker") -> torch.Tensor:
+        return input + sum(each.state for each in self._others)
+
+    def all_gather(self, input: torch.Tensor, comm_world: str = "worker") -> list[torch.Tensor]:
+        lone = [each.merged(Alone()) for each in self._others if isinstance(each, Gauc)]
+        return [input, *(torch.cat([torch.tensor([[each._halved, 0]]), each._examples()]) for each in lone)]
+
+
+class Alone(Trainers):
+    def all_gather(self, input: torch.Tensor, comm_world: str = "worker") -> list[torch.Tensor]:
+        return [input]
+
+
+def test_metrics_of_all_trainers_leave_each_ones_own():
+    p, y, groups = grouped()
+    here, there, whole = Gauc(most=1500), Gauc(most=1500), Gauc(most=1500)
+    here.update(p[:200], y[:200], groups[:200])
+    there.update(p[200:], y[200:], groups[200:])
+    whole.update(p, y, groups)
+    own = here.value()
+    metrics = DistributedMetrics(Trainers(there))
+    assert metrics.value(here) == whole.value() != own
+    assert here.value() == own
+    left, right = Calibration(2), Calibration(2)
+    left.update(P, Y, torch.tensor([0, 1, 0, 1, 1]))
+    right.update(P, Y, torch.tensor([1, 1, 0, 1, 0]))
+    merged = DistributedMetrics(Trainers(right)).merged(left)
+    left.merge(right)
+    assert torch.equal(merged.by_value(), left.by_value())
