@@ -59,7 +59,7 @@ RUNTIME_PARTS = {
     "errors": set(),
     "checks": {"errors"},
     "process": set(),
-    "metrics": {"errors"},
+    "metrics": {"process", "errors"},
     "notice": {"errors"},
     "zoo": {"errors"},
     "roles": {"errors"},

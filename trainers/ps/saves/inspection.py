@@ -1,0 +1,391 @@
+"""What a save has, without servers: `python -m trainers.ps.saves.inspection COMMAND ...` prints a JSON
+document for `fleetrun tables`. Shards are read one after the other, so that no table is in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.checks import nearest
+from trainers.errors import FleetError, UsageError
+from trainers.ps.kernels.batch import owners
+from trainers.ps.saves.manifest import SavedPart
+from trainers.ps.saves.read import OpenFolder, ShardToRead, check_sizes, chunk_of, open_saves, read_shards
+from trainers.ps.saves.write import Chunk, Removed
+from trainers.ps.tables.spec import TableKind, TableSpec, holders
+from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
+
+Keys = NDArray[np.int64]
+
+AT_ONCE = 1 << 28
+"""Bytes of rows, about, that a comparison has in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A piece of a table; `save`: the place of its save in the chain. Valid until the next is read."""
+
+    save: int
+    part: SavedPart
+    spec: TableSpec
+    chunk: Chunk
+
+
+def chunks(
+    opened: OpenFolder,
+    names: Collection[str] | None = None,
+    *,
+    servers: Sequence[Collection[int]] | None = None,
+    backwards: bool = False,
+) -> Iterator[Found]:
+    """The pieces of these tables (None: of all), of the first save first, or `backwards`. `servers`: for each
+    save whose parts are wanted. Every file that is read is compared with its checksum. Raises LoadError.
+    """
+    places = {save.id: place for place, save in enumerate(opened.saves)}
+    wanted = [
+        ShardToRead(save.id, part, shard)
+        for save in (reversed(opened.saves) if backwards else opened.saves)
+        for part in save.parts
+        if servers is None or part.server in servers[places[save.id]]
+        for shard in part.shards
+        if names is None or any(piece.table in names for piece in shard.pieces)
+    ]
+    check_sizes(opened.folder, wanted)
+    for item, tensors in read_shards(opened.folder, wanted):
+        for piece in item.shard.pieces:
+            if names is None or piece.table in names:
+                chunk = chunk_of(opened.folder, item, piece, tensors)
+                yield Found(places[item.save], item.part, item.part.spec_of(piece.table), chunk)
+
+
+def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
+    """Raises UsageError unless the save has a sparse table of this name."""
+    specs = {each.spec.name: each.spec for each in opened.tables().values()}
+    sparse = [each.name for each in specs.values() if each.kind is TableKind.SPARSE]
+    if name not in sparse:
+        what = "is dense" if name in specs else "is not there"
+        raise UsageError(f"table {name!r} {what} in {opened.folder.where}{nearest(name, sparse)}")
+    return specs[name]
+
+
+# ---- Commands. Each returns what is printed.
+
+
+def listed(where: str) -> dict[str, Any]:
+    """The tables of a save, and how many rows they have in the first save and in its deltas."""
+    opened = open_saves(where)
+    tables = []
+    found = [(name, table, table.spec) for name, table in opened.tables().items()]
+    for name, table, spec in sorted(found, key=lambda each: (each[2].kind is TableKind.DENSE, each[0])):
+        rows = [
+            sum(each.rows for part in save.parts for each in part.tables if each.spec.name == name)
+            for save in opened.saves
+        ]
+        sparse = spec.kind is TableKind.SPARSE
+        tables.append(
+            {
+                "table": name,
+                "kind": spec.kind.name.lower(),
+                "rows": rows[0] if sparse else None,
+                "changed": rows[1:] if sparse else [],
+                "values": spec.size,
+                "type": spec.rows.dtype.name.lower(),
+                "rule": type(spec.rule).__name__,
+                "updates": table.step,
+                "servers": len(holders(spec, len(opened.saves[-1].parts))) if sparse else 1,
+            }
+        )
+    files = [shard.file.size for save in opened.saves for part in save.parts for shard in part.shards]
+    last = opened.saves[-1]
+    return {
+        "save": opened.folder.where,
+        "step": last.step,
+        "mode": opened.saves[0].mode.name.lower(),
+        "deltas": len(opened.saves) - 1,
+        "servers": len(last.parts),
+        "bytes": sum(files),
+        "tables": tables,
+    }
+
+
+def shown(where: str, name: str, *words: str) -> dict[str, Any]:
+    """Rows by key: values, optimizer state and statistics, as the last save that has them."""
+    opened = open_saves(where)
+    spec = sparse_spec(opened, name)
+    keys = np.array([_key(word) for word in words], np.int64)
+    servers = []
+    for save in opened.saves:
+        saved = next(
+            (each.spec for part in save.parts for each in part.tables if each.spec.name == name), spec
+        )
+        places = np.array(holders(saved, len(save.parts)))
+        servers.append(set(owners(torch.from_numpy(keys), places).tolist()))
+    found: dict[int, dict[str, Any]] = {int(key): {"state": "no row"} for key in keys}
+    for each in chunks(opened, [name], servers=servers):
+        chunk = each.chunk
+        if isinstance(chunk, DenseRows) or (isinstance(chunk, Candidates) and each.save < len(servers) - 1):
+            continue  # a candidate of an earlier save has a row now, or is in the last one too
+        for place in np.flatnonzero(np.isin(chunk.keys.numpy(), keys)).tolist():
+            found[int(chunk.keys[place])] = _row(each, chunk, place)
+    return {"table": name, "rows": [{"key": key, **row} for key, row in found.items()]}
+
+
+def _key(word: str) -> int:
+    try:
+        key = int(word)
+    except ValueError:
+        raise UsageError(f"key {word!r} is not a whole number") from None
+    if not -(2**63) <= key < 2**63:
+        raise UsageError(f"key {word} does not fit into 64 bits")
+    return key
+
+
+def _row(found: Found, chunk: SparseRows | Removed | Candidates, place: int) -> dict[str, Any]:
+    if isinstance(chunk, Removed):
+        return {"state": "removed"}
+    if isinstance(chunk, Candidates):
+        return {"state": "candidate", "pulls": float(chunk.counts[place])}
+    row: dict[str, Any] = {"state": "row", "values": chunk.values[place].float().tolist()}
+    if chunk.state:
+        row["optimizer"] = [each[place].tolist() for each in chunk.state]
+    statistics = [] if chunk.statistics is None else chunk.statistics[place].tolist()
+    if len(statistics) >= 3:
+        row |= dict(zip(("shows", "clicks", "unseen_days"), statistics, strict=False))
+    return row
+
+
+def compared(where: str, other: str, *names: str) -> dict[str, Any]:
+    """For each table that both saves have how many rows only one of them has, how many differ, and by how
+    much; those of `names` if there are any.
+    """
+    both = open_saves(where), open_saves(other)
+    mine, theirs = ({name: t.spec for name, t in each.tables().items()} for each in both)
+    for name in names:
+        for each in both:
+            sparse_spec(each, name)
+    tables = []
+    for name, spec in sorted(mine.items()):
+        if names and name not in names:
+            continue
+        if name not in theirs or (theirs[name].kind, theirs[name].size) != (spec.kind, spec.size):
+            what = "is not there" if name not in theirs else "has another size"
+            tables.append({"table": name, "difference": f"{what} in {other}"})
+        elif spec.kind is TableKind.SPARSE:
+            tables.append(_compared(both, spec))
+    tables += [
+        {"table": name, "difference": f"is not there in {where}"}
+        for name in theirs
+        if name not in mine and not names
+    ]
+    return {"tables": tables}
+
+
+def _compared(both: tuple[OpenFolder, OpenFolder], spec: TableSpec) -> dict[str, Any]:
+    rows = max(_rows_at_most(each, spec.name) for each in both)
+    passes = max(1, math.ceil(2 * rows * (8 + 4 * spec.size) / AT_ONCE))
+    result = dict.fromkeys(("rows", "other", "only", "only_other", "changed"), 0)
+    largest, total = 0.0, 0.0
+    for number in range(passes):
+        (keys, values), (others, theirs) = (_rows(each, spec, number, passes) for each in both)
+        _, here, there = np.intersect1d(keys, others, assume_unique=True, return_indices=True)
+        apart = np.abs(values[here].astype(np.float64) - theirs[there])
+        result["rows"] += len(keys)
+        result["other"] += len(others)
+        result["only"] += len(keys) - len(here)
+        result["only_other"] += len(others) - len(there)
+        result["changed"] += int((values[here] != theirs[there]).any(axis=1).sum())
+        largest, total = max(largest, float(apart.max(initial=0.0))), total + float(apart.sum())
+    shared = (result["rows"] - result["only"]) * spec.size
+    return {"table": spec.name, **result, "largest": largest, "mean": total / shared if shared else 0.0}
+
+
+def _rows_at_most(opened: OpenFolder, name: str) -> int:
+    return sum(
+        each.rows for save in opened.saves for part in save.parts for each in part.tables
+        if each.spec.name == name
+    )  # fmt: skip
+
+
+def _rows(opened: OpenFolder, spec: TableSpec, number: int, passes: int) -> tuple[Keys, NDArray[np.float32]]:
+    """The keys and values of one of `passes` parts of a table, by a hash of the key."""
+    keys, values = [np.empty(0, np.int64)], [np.empty((0, spec.size), np.float32)]
+    for some, rows, _ in newest(opened, spec.name, lambda keys: _part_of(keys, passes) == number):
+        keys.append(some)
+        values.append(rows)
+    return np.concatenate(keys), np.concatenate(values)
+
+
+def _part_of(keys: Keys, passes: int) -> Keys:
+    found: Keys = owners(torch.from_numpy(keys), np.arange(passes)).numpy()
+    return found
+
+
+def newest(
+    opened: OpenFolder, name: str, wanted: Callable[[Keys], NDArray[np.bool_]] | None = None
+) -> Iterator[tuple[Keys, NDArray[np.float32], SparseRows]]:
+    """The rows of a table, each once, as the last save has it: keys, values and everything. Where there are
+    deltas, the keys of those that were read are kept.
+    """
+    seen: list[Keys] = []
+    known = np.empty(0, np.int64)
+    save = len(opened.saves) - 1
+    for each in chunks(opened, [name], backwards=True):
+        chunk = each.chunk
+        if isinstance(chunk, DenseRows | Candidates):
+            continue
+        if each.save != save:  # an older one: what later saves have does not count there
+            known, save, seen = np.unique(np.concatenate([known, *seen])), each.save, []
+        keys = chunk.keys.numpy()
+        kept = np.ones(len(keys), np.bool_) if wanted is None else wanted(keys)
+        if len(known):
+            kept &= ~np.isin(keys, known)
+        if save:
+            seen.append(keys[kept].copy())
+        if isinstance(chunk, SparseRows) and kept.any():
+            places = torch.from_numpy(np.flatnonzero(kept))
+            some = SparseRows(
+                chunk.keys[places],
+                chunk.values[places],
+                tuple(state[places] for state in chunk.state),
+                None if chunk.statistics is None else chunk.statistics[places],
+            )
+            yield some.keys.numpy(), some.values.float().numpy(), some
+
+
+class _Writer(Protocol):
+    def write(self, keys: Keys, values: NDArray[np.float32]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Csv:
+    def __init__(self, path: Path, size: int) -> None:
+        self._file = path.open("w", newline="")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(["key", *(f"v{number}" for number in range(size))])
+
+    def write(self, keys: Keys, values: NDArray[np.float32]) -> None:
+        for key, row in zip(keys.tolist(), values, strict=True):
+            self._writer.writerow([key, *map(str, row)])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Parquet:
+    """`key` int64 and `values` a list of float32 of fixed length."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._pa = pa
+        self._type = pa.list_(pa.float32(), size)
+        self._schema = pa.schema([("key", pa.int64()), ("values", self._type)])
+        self._writer = pq.ParquetWriter(path, self._schema)
+
+    def write(self, keys: Keys, values: NDArray[np.float32]) -> None:
+        lists = self._pa.FixedSizeListArray.from_arrays(values.reshape(-1), type=self._type)
+        self._writer.write_table(self._pa.table([keys, lists], schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+_FORMATS: dict[str, Callable[[Path, int], _Writer]] = {".csv": _Csv, ".parquet": _Parquet}
+
+
+def exported(where: str, name: str, file: str) -> dict[str, Any]:
+    """Write keys and values of a table; the name of the file says in which format. It is there when it is
+    complete.
+    """
+    opened = open_saves(where)
+    spec, path = sparse_spec(opened, name), Path(file)
+    made = _FORMATS.get(path.suffix)
+    if made is None:
+        raise UsageError(f"{file} does not end in one of {', '.join(_FORMATS)}, which say the format")
+    part, rows = path.with_name(f".{path.name}.part"), 0
+    try:
+        writer = made(part, spec.size)
+        try:
+            for keys, values, _ in newest(opened, name):
+                writer.write(keys, values)
+                rows += len(keys)
+        finally:
+            writer.close()
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return {"table": name, "file": file, "rows": rows, "bytes": path.stat().st_size}
+
+
+def checked(where: str) -> dict[str, Any]:
+    """Read all files, and compare them with the manifest; look for rows on a wrong server, for keys that are
+    there twice, and for values that are not finite.
+    """
+    opened = open_saves(where)
+    problems: list[str] = []
+    files = bytes_ = rows = 0
+    for save in opened.saves:
+        for part in save.parts:
+            files += len(part.shards)
+            bytes_ += sum(shard.file.size for shard in part.shards)
+    keys: dict[tuple[int, int, str], list[Keys]] = {}
+    for each in chunks(opened):
+        chunk, name = each.chunk, each.spec.name
+        if isinstance(chunk, SparseRows | DenseRows) and not bool(chunk.values.isfinite().all()):
+            bad = int((~chunk.values.isfinite()).sum())
+            problems.append(f"table {name!r} has {bad} values that are not finite")
+        if isinstance(chunk, DenseRows | Candidates):
+            continue
+        places = np.array(holders(each.spec, each.part.servers))
+        strays = int((owners(chunk.keys, places) != each.part.server).sum())
+        if strays:
+            problems.append(
+                f"table {name!r} has {strays} keys of other servers in the part of {each.part.server}"
+            )
+        if isinstance(chunk, SparseRows):
+            rows += len(chunk.keys)
+            keys.setdefault((each.save, each.part.server, name), []).append(chunk.keys.numpy().copy())
+    for (_, server, name), some in keys.items():
+        joined = np.concatenate(some)
+        if twice := len(joined) - len(np.unique(joined)):
+            problems.append(f"table {name!r} has {twice} keys twice in the part of server {server}")
+    return {"save": opened.folder.where, "files": files, "bytes": bytes_, "rows": rows, "problems": problems}
+
+
+COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "list": listed,
+    "show": shown,
+    "diff": compared,
+    "export": exported,
+    "check": checked,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the document, or `{"error": ..., "usage": ...}` and returns 1; `usage`: it was asked wrongly."""
+    command, *words = argv
+    try:
+        document = COMMANDS[command](*words)
+    except FleetError as error:
+        document = {"error": str(error), "usage": isinstance(error, UsageError)}
+    sys.stdout.write(json.dumps(document) + "\n")
+    return 1 if "error" in document else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
