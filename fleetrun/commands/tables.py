@@ -50,15 +50,18 @@ class SaveError(LaunchError):
 
 
 class _Tables(click.Group):
-    """What is no command is the save to list."""
+    """One word that is no command is the save to list."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        words = [each for each in args if not each.startswith("-")]
+        if not args:
+            ctx.fail("Missing argument 'SAVE'.")
+        if len(words) == 1 and args[0] == words[0] and words[0] not in self.commands:
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_Tables, context_settings=_SETTINGS)
+@click.group(cls=_Tables, no_args_is_help=False, context_settings=_SETTINGS)
 def command() -> None:
     """Look into the tables that parameter servers have saved: a folder or URL that fleet.save_persistables
     was given. No table is loaded as a whole.

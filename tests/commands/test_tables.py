@@ -67,6 +67,10 @@ def test_rows_an_export_a_comparison_and_a_check(capsys: pytest.CaptureFixture[s
 def test_what_is_wrong_with_the_words_or_the_save(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="table 'word' is not there in saved; did you mean 'words'"):
         answer("tables", ["show", "saved", "word", "1"])
+    with pytest.raises(UsageError, match="Missing argument 'SAVE'"):
+        answer("tables", [])
+    with pytest.raises(UsageError, match="No such command 'chek'"):
+        answer("tables", ["chek", "saved"])
     with pytest.raises(UsageError, match="Missing argument 'KEY"):
         answer("tables", ["show", "saved", "words"])
     with pytest.raises(SaveError, match="nothing") as missing:
