@@ -638,6 +638,10 @@ def test_trainers_may_cut_their_runs_differently() -> None:
     bench.ask(Kind.PUSH, 1, parts=(run(3, 3), run(3, 3, 3, 3, first=1)))
     reply = bench.ask(Kind.PULL, number=1, parts=(Part(0, Field.WANT, torch.tensor([3])),))
     assert reply.parts[0].data.tolist() == [-2, -2, -1, -2, -2, -2]
+    bench.ask(Kind.PUSH, 0, number=1, parts=(run(2, 2),))
+    bench.ask(Kind.PUSH, 1, number=1, parts=(run(2, 2, 0),))  # of the next block as well
+    reply = bench.ask(Kind.PULL, number=2, parts=(Part(0, Field.WANT, torch.tensor([1])),))
+    assert reply.parts[0].data.tolist() == [-4, -4]
 
 
 def test_of_a_run_the_block_that_is_not_finite_is_named_or_left_out() -> None:

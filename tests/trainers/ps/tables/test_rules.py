@@ -124,8 +124,11 @@ def test_a_run_of_blocks_is_updated_as_each_of_them(rule: AnyRule) -> None:
         assert torch.allclose(share, apart[number].values, rtol=1e-6, atol=0)
     for mine, other in zip(made[5].state, apart[5].state, strict=True):
         assert torch.allclose(mine, other, rtol=1e-6, atol=0)
+    joined, before = adjacent.values(), kept.clone()
     update(run, [3, 4, 5, 7])
-    assert not torch.equal(run.values(), kept), "a copy"
+    assert torch.equal(kept, before)
+    assert torch.equal(joined, before[:-9]), "copies"
+    assert not torch.equal(adjacent.values(), joined)
 
 
 @pytest.mark.parametrize("name", SPARSE)
