@@ -139,7 +139,8 @@ def modes() -> None:
     fleet.save_persistables(folder / "aged", mode=3)
     same(model, read_values(folder / "aged"))
     fleet.save_persistables(folder / "aged", mode=1)
-    expect_error("Save with mode 0 there first", folder / "all")
+    expect_error("Save with mode 0", folder / "all")  # the servers know what has changed since the other
+    expect_error("Save with mode 0 there first", folder / "values")
     with_rows = len(read_values(folder / "aged").sparse["ids.weight"].keys)
     for _ in range(2):
         assert fleet.shrink(ShrinkPolicy(delete_threshold=0.0, delete_after_unseen_days=10.0)) == 0
@@ -224,6 +225,25 @@ def killed() -> None:
     fleet.stop_worker()
 
 
+def continued() -> None:
+    """A save, after which the trainer is killed; the next life saves what has changed since."""
+    model, optimizer = begin(a_sync=True)
+    if fleet.is_server():
+        return serve()
+    fleet.init_worker()
+    folder = Path(sys.argv[2]) / "saved"
+    if not (folder / "manifest.json").exists():
+        train(model, optimizer, range(3))
+        fleet.save_persistables(folder)
+        train(model, optimizer, range(3, 6))  # these changes are recorded too
+        say("trained")
+        wait_for(Path(sys.argv[2]) / "never")
+    train(model, optimizer, range(6, 7))
+    fleet.save_persistables(folder, mode=1)
+    same(model, read_values(folder))
+    fleet.stop_worker()
+
+
 @torch.no_grad()
 def pushed(model: torch.nn.EmbeddingBag) -> float:
     """How many pushes are in the first row."""
@@ -262,7 +282,7 @@ def beside() -> None:
     say("end", float(model.weight.detach()[0, 0]))
 
 
-SCENARIOS = (halves, second_half, other_model, modes, refused, killed, beside)
+SCENARIOS = (halves, second_half, other_model, modes, refused, killed, continued, beside)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

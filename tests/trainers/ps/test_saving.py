@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -123,3 +124,20 @@ def test_a_trainer_killed_in_a_save_does_not_keep_the_next_one_from_it(
         job.start(words, Role.TRAINER, 0, restart_count=1)
         job.expect_success()
     assert len(list(saved.glob("save-*"))) == 1
+
+
+def test_a_trainer_that_was_restarted_saves_what_has_changed_since_its_former_life(
+    forker: Forker, tmp_path: Path
+) -> None:
+    words = command("continued", tmp_path)
+    with forker.job(tmp_path, trainers=1, servers=2) as job:
+        job.start_all(words)
+        (victim,) = job.trainers
+        victim.wait_for("trained")
+        victim.kill()
+        assert victim.wait() == -signal.SIGKILL
+        job.processes.remove(victim)
+        job.start(words, Role.TRAINER, 0, restart_count=1)
+        job.expect_success()
+    modes = [save["mode"] for save in json.loads((tmp_path / "saved" / "manifest.json").read_text())["saves"]]
+    assert modes == [0, 1]

@@ -314,11 +314,12 @@ def current_manifest(where: str | os.PathLike[str]) -> Manifest:
         raise LoadError(f"{folder.path(MANIFEST)} cannot be used: {error}") from error
 
 
-def check_target(where: str | os.PathLike[str], mode: SaveMode, after: str | None) -> None:
-    """Raises SaveError if a save of this mode must not be written there; to be called before writing.
-    `after`: for mode 1, the id of the save since which the servers have recorded changes.
+def check_target(where: str | os.PathLike[str], mode: SaveMode) -> str | None:
+    """Raises SaveError if a save of this mode must not be written there; to be called before writing. For
+    mode 1 the id of the save that it will follow.
     """
-    _saves_to_keep(open_folder(where), mode, after)
+    former = _saves_to_keep(open_folder(where), mode)
+    return former[-1].id if mode is SaveMode.DELTA else None
 
 
 def commit_save(
@@ -336,7 +337,12 @@ def commit_save(
     follow the folder's last save.
     """
     folder = open_folder(where)
-    former = _saves_to_keep(folder, mode, after)
+    former = _saves_to_keep(folder, mode)
+    if mode is SaveMode.DELTA and former[-1].id != after:
+        raise SaveError(
+            f"mode 1 saved the rows changed since {after}, but in {folder.where} the last save is "
+            f"{former[-1].id} now. Save with mode 0."
+        )
     save = Save(id, mode, step, tuple(parts))
     try:
         for number, record in enumerate(parts):
@@ -362,15 +368,15 @@ def abandon_save(where: str | os.PathLike[str], id: str) -> None:
         raise SaveError(f"{folder.path(id)} cannot be removed: {error}") from error
 
 
-def _saves_to_keep(folder: Folder, mode: SaveMode, after: str | None) -> tuple[Save, ...]:
+def _saves_to_keep(folder: Folder, mode: SaveMode) -> tuple[Save, ...]:
     """The saves that stay current together with a new one of this mode."""
     former = _saves(folder)
     if mode is SaveMode.DELTA:
-        if not former or former[-1].id != after or former[0].mode is SaveMode.VALUES:
-            last = f"the last save is {former[-1].id}" if former else "there is no save"
+        if not former or former[0].mode is SaveMode.VALUES:
+            there = "only a save of values (mode 2)" if former else "no save"
             raise SaveError(
-                f"mode 1 saves the rows changed since {after or 'a save that this job did not make'}, but in "
-                f"{folder.where} {last}. Save with mode 0 there first."
+                f"mode 1 saves the rows changed since the last save of mode 0, 1 or 3, but in {folder.where} "
+                f"there is {there}. Save with mode 0 there first."
             )
         return former
     training = bool(former) and former[0].mode is not SaveMode.VALUES

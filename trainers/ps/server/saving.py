@@ -121,10 +121,11 @@ class SaveRunner:
     def _start(self, request: SaveRequest, step: int, tables: Collection[AnyTable]) -> None:
         mode = SaveMode(request.mode)
         if mode is SaveMode.DELTA and request.after != self.last_save:
+            known = f"those since {self.last_save}" if self.last_save else "none, as it has saved nothing yet"
             raise Refusal(
                 Code.FAILED,
-                f"cannot save what has changed since {request.after}: this server has recorded changes since "
-                f"{self.last_save}. Save with mode 0",
+                f"cannot save what has changed since {request.after}: of changes this server knows {known}. "
+                "Save with mode 0",
             )
         with _refusing(request), contextlib.ExitStack() as undo:
             spec = SaveSpec(id=request.id, mode=mode, step=step, server=self._index, servers=self._servers)

@@ -63,21 +63,19 @@ class SaveCoordinator:
     def __init__(self, client: Client, servers: int) -> None:
         self._client = client
         self._servers = servers
-        self._last: str | None = None
-        """The save since which the servers have recorded which rows changed."""
 
     def save(self, where: str, mode: SaveMode, step: int) -> None:
         """Write and commit a save as of `step`. Raises SaveError, or ServerError naming the server that could
         not write; then the former save stays current.
         """
-        check_target(where, mode, self._last)
-        save = SaveRequest(where, new_id(step), int(mode), self._last if mode is SaveMode.DELTA else None)
+        after = check_target(where, mode)
+        save = SaveRequest(where, new_id(step), int(mode), after)
         part = (bytes_part(Field.TEXT, save.encode()),)
         committed = False
         try:
             replies = self._client.ask(self._all(Kind.SAVE, step, part))
             records = [_record(reply) for reply in replies]
-            commit_save(where, save.id, mode, step, records, after=self._last)
+            commit_save(where, save.id, mode, step, records, after=after)
             committed = True
         finally:
             id = (bytes_part(Field.TEXT, save.id.encode()),)
@@ -86,8 +84,6 @@ class SaveCoordinator:
                 # The error in flight says why; the next save removes what this one leaves.
                 with contextlib.suppress(SaveError):
                     abandon_save(where, save.id)
-        if mode is not SaveMode.VALUES:
-            self._last = save.id
 
     def shrink(self, tables: Sequence[int], policy: ShrinkPolicy) -> int:
         """A day has passed in these tables; returns how many rows were removed."""

@@ -156,7 +156,7 @@ def test_a_newer_format_is_refused(saved):
     with pytest.raises(LoadError, match=f"version is {VERSION + 1}"):
         load(saved, specs())
     with pytest.raises(SaveError, match=f"version is {VERSION + 1}"):
-        check_target(saved, SaveMode.ALL, None)
+        check_target(saved, SaveMode.ALL)
 
 
 def test_another_row_length_says_both(saved):

@@ -242,12 +242,13 @@ def test_a_save_and_its_deltas_load_as_one(tmp_path, after):
 @pytest.mark.slow
 def test_a_delta_follows_the_last_save_only(tmp_path):
     with pytest.raises(SaveError, match=r"there is no save.*mode 0"):
-        check_target(tmp_path, SaveMode.DELTA, None)
+        check_target(tmp_path, SaveMode.DELTA)
     first = save(tmp_path, model(1)).saves[-1].id
     second = save(tmp_path, model(1)).saves[-1].id
+    assert check_target(tmp_path, SaveMode.DELTA) == second
     with pytest.raises(SaveError, match=rf"since {first}.*last save is {second}"):
-        check_target(tmp_path, SaveMode.DELTA, first)
-    check_target(tmp_path, SaveMode.DELTA, second)
+        save(tmp_path, model(1), SaveMode.DELTA, after=first)
+    save(tmp_path, model(1), SaveMode.DELTA, after=second)
 
 
 def test_a_chain_with_a_link_missing_is_an_error(tmp_path):
@@ -288,7 +289,7 @@ def test_training_goes_on_from_values_with_fresh_state(tmp_path):
 def test_values_do_not_replace_a_save_to_train_from(tmp_path):
     save(tmp_path, model(1))
     with pytest.raises(SaveError, match="another folder"):
-        check_target(tmp_path, SaveMode.VALUES, None)
+        check_target(tmp_path, SaveMode.VALUES)
 
 
 def test_read_values_applies_deltas(tmp_path):
