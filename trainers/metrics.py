@@ -22,31 +22,29 @@ _LEAST_PROBABILITY = 1e-7  # below the step of float32 near 1: a certain and wro
 
 
 class _Constant:
-    """Looks for a model that predicts the same whatever it is given, and says so once in a process."""
+    """Looks for a model that predicts the same whatever it is given; said once in a process."""
 
     ENOUGH = 1000
     """Predictions one after the other, of several updates, that are the same."""
+    said = False
 
     def __init__(self) -> None:
-        self._value, self._count, self._updates, self._said = math.nan, 0, 0, False
+        self._value, self._count, self._updates = math.nan, 0, 0
 
     def look(self, name: str, predictions: Tensor) -> None:
         low, high = float(predictions.min()), float(predictions.max())
-        near = 1e-6 * max(1.0, abs(high))
+        near = 1e-6 * abs(high)
         if high - low > near or abs(high - self._value) > near:
             self._count = self._updates = 0
         if high - low > near:
             return
         self._value, self._count, self._updates = high, self._count + len(predictions), self._updates + 1
-        if self._updates > 1 and self._count >= self.ENOUGH and not self._said:
-            self._said = True
+        if self._updates > 1 and self._count >= self.ENOUGH and not _Constant.said:
+            _Constant.said = True
             glog(
                 f"{name}: the last {self._count} predictions are all {high:g}; the model does not tell its "
                 "inputs apart (or the metric is given something else than its predictions)"
             )
-
-
-constant = _Constant()
 
 
 class _AllReduce(Protocol):
@@ -63,10 +61,11 @@ class Metric(ABC):
 
     def __init__(self, *size: int) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
+        self._constant = _Constant()
 
     def merge(self, other: Self) -> None:
-        """Take in what another metric of the same kind has seen."""
-        if type(other) is not type(self) or other.state.shape != self.state.shape:
+        """Take in what another metric of the same kind and with the same settings has seen."""
+        if repr(other) != repr(self):
             raise UsageError(f"{self!r} cannot merge {other!r}; they must be of the same kind and size")
         self.state += other.state
 
@@ -86,11 +85,13 @@ class Metric(ABC):
     def _checked(self, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = _checked(type(self).__name__, predictions, labels)
         if len(found[0]):
-            constant.look(type(self).__name__, found[0])
+            self._constant.look(type(self).__name__, found[0])
         return found
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(state of {self.state.numel()})"
+        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        settings = "".join(f"{name} {value}, " for name, value in numbers.items() if name[0] != "_")
+        return f"{type(self).__name__}({settings}state of {self.state.numel()})"
 
 
 class PointwiseMetric(Metric):
@@ -135,8 +136,9 @@ class Auc(PointwiseMetric):
 
 
 class WindowedAuc(Auc):
-    """As `Auc`, of the last `examples` that each trainer has seen, in `parts`: when the newest part is full,
-    the oldest is forgotten. So it is of at least (parts - 1) / parts of them.
+    """As `Auc`, of the last `examples` that each trainer has seen, in `parts`: the oldest part is forgotten
+    when the newer ones have enough, or there are `parts`. So it is of at least (parts - 1) / parts of them,
+    and of up to an update more.
     """
 
     def __init__(self, examples: int, buckets: int = 4096, parts: int = 10) -> None:
@@ -152,6 +154,8 @@ class WindowedAuc(Auc):
         if float(self.state[0].sum()) >= self.examples / self.parts:
             self.state = torch.cat([torch.zeros_like(self.state[:1]), self.state[:-1]])
         self.state[0] += self._histograms(predictions, labels)
+        sizes = self.state.sum(dim=1)
+        self.state[sizes.cumsum(0) - sizes >= self.examples] = 0.0
 
     def value(self) -> float:
         others, clicks = self.state.sum(dim=0).view(2, self.buckets)
@@ -373,7 +377,8 @@ class Gauc(Metric):
     in Taobao display advertising"). Exact, also where the examples of a group are on several trainers.
 
     It keeps 16 bytes an example, and at most `most` of them: where there are more, those of half of the
-    groups, of a quarter, ..., chosen by a hash that is the same everywhere.
+    groups, of a quarter, ..., chosen by a hash that is the same everywhere (but more than that of a single
+    group). `merged` brings the examples of all trainers to each of them first.
     """
 
     def __init__(self, most: int = 1 << 22) -> None:
@@ -436,20 +441,22 @@ class Gauc(Metric):
             self._halved = max(self._halved, halved)
             self._drop()
         elif self._halved:
-            self._pieces[-1] = examples[_lot(examples[:, 0]) < 2.0**-self._halved]
+            self._pieces[-1] = examples[_uniform(examples[:, 0]) < 2.0**-self._halved]
             self._count += len(self._pieces[-1]) - len(examples)
 
     def _drop(self) -> None:
         examples = self._examples()
-        lots = _lot(examples[:, 0])
-        kept = lots < 2.0**-self._halved
-        while int(kept.sum()) > self.most and self._halved < 60:
-            self._halved += 1
-            kept = lots < 2.0**-self._halved
+        drawn = _uniform(examples[:, 0])
+        kept = drawn < 2.0**-self._halved
+        while int(kept.sum()) > self.most:
+            fewer = drawn < 2.0 ** -(self._halved + 1)
+            if not fewer.any():
+                break
+            self._halved, kept = self._halved + 1, fewer
         self._pieces, self._count = [examples[kept]], int(kept.sum())
 
 
-def _lot(groups: Tensor) -> Tensor:
+def _uniform(groups: Tensor) -> Tensor:
     """For each group a number from 0 to 1 (the finalizer of splitmix64)."""
     mixed = groups.numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

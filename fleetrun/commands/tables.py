@@ -39,6 +39,7 @@ _DIFFERENCES = (
     Column("OF", 7, right=True),
     Column("LARGEST", 6, right=True),
     Column("MEAN", 5, right=True),
+    Column("NOT FINITE", 4, right=True),
     Column("DIFFERENCE", 9, rest=True),
 )
 
@@ -155,7 +156,7 @@ def diff(save: str, other: str, names: Sequence[str], as_json: bool) -> int:
         [
             Cell(each["table"]),
             *(
-                [Cell("")] * 6
+                [Cell("")] * 7
                 if "difference" in each
                 else [
                     Cell(f"{each['only']:,}"),
@@ -164,6 +165,7 @@ def diff(save: str, other: str, names: Sequence[str], as_json: bool) -> int:
                     Cell(f"{each['rows'] - each['only']:,}"),
                     Cell(f"{each['largest']:.3g}"),
                     Cell(f"{each['mean']:.3g}"),
+                    Cell(f"{each['not_finite']:,}" if each["not_finite"] else ""),
                 ]
             ),
             Cell(each.get("difference", "")),

@@ -25,7 +25,6 @@ from trainers.metrics import (
     Rmse,
     WindowedAuc,
     auc,
-    constant,
     log_loss,
     topk_accuracy,
 )
@@ -197,6 +196,11 @@ def test_a_window_forgets_what_is_older():
             assert metric.value() == pytest.approx(exact, abs=1e-3)
     with pytest.raises(UsageError, match="11 parts of 10 examples"):
         WindowedAuc(10, parts=11)
+    large = WindowedAuc(5000)
+    for start in range(0, 20_000, 4000):  # more than a part at once
+        large.update(p[start : start + 4000], y[start : start + 4000])
+    assert large.state.sum() == 8000
+    assert large.value() == pytest.approx(auc(p[-8000:], y[-8000:]), abs=1e-3)
 
 
 def test_windows_of_several_trainers_merge_by_age():
@@ -231,13 +235,14 @@ def test_calibration_by_the_value_of_a_slot():
 
 
 def test_constant_predictions_are_told_once(capsys: pytest.CaptureFixture[str], monkeypatch):
-    monkeypatch.setattr("trainers.metrics.constant", type(constant)())
-    metric = Auc()
+    monkeypatch.setattr("trainers.metrics._Constant.said", False)
+    metric, other = Auc(), Auc()
 
     def updates(count: int, *predictions: float) -> None:
         for _ in range(count):
             given = torch.tensor(predictions).repeat(300)
             metric.update(given, torch.zeros_like(given))
+            other.update(torch.rand(300), torch.zeros(300))  # of another model
 
     updates(3, 0.25)  # 900: too few
     updates(5, 0.2, 0.3)
@@ -333,6 +338,19 @@ def test_recall_counts_what_is_among_the_first():
     metric.update(scores, labels)
     # 1 of 2; one of the two, with a chance of 2 / 3; the last has no relevant item.
     assert metric.value() == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+def test_metrics_with_other_settings_do_not_merge():
+    for left, right in ((Ndcg(5), Ndcg(10)), (WindowedAuc(100), WindowedAuc(200)), (Recall(1), Ndcg(1))):
+        with pytest.raises(UsageError, match="cannot merge"):
+            left.merge(right)
+
+
+def test_gauc_of_one_group_that_is_larger_than_what_it_keeps():
+    p, y = examples(2000)
+    metric = Gauc(most=1000)
+    metric.update(p, y, torch.zeros(2000, dtype=torch.int64))
+    assert metric.value() == pytest.approx(auc(p.float(), y))
 
 
 def test_groups_that_cannot_be_used_are_refused():

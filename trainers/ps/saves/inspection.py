@@ -4,12 +4,15 @@ document for `fleetrun tables`. Shards are read one after the other, so that no 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +31,7 @@ from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 
 Keys = NDArray[np.int64]
 
-AT_ONCE = 1 << 28
+AT_ONCE = 1 << 29
 """Bytes of rows, about, that a comparison has in memory."""
 
 
@@ -75,7 +78,8 @@ def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
     sparse = [each.name for each in specs.values() if each.kind is TableKind.SPARSE]
     if name not in sparse:
         what = "is dense" if name in specs else "is not there"
-        raise UsageError(f"table {name!r} {what} in {opened.folder.where}{nearest(name, sparse)}")
+        others = nearest(name, sparse) if sparse else "; it has no sparse table"
+        raise UsageError(f"table {name!r} {what} in {opened.folder.where}{others}")
     return specs[name]
 
 
@@ -102,7 +106,7 @@ def listed(where: str) -> dict[str, Any]:
                 "values": spec.size,
                 "type": spec.rows.dtype.name.lower(),
                 "rule": type(spec.rule).__name__,
-                "updates": table.step,
+                "updates": max(_steps(opened, name), default=table.step),
                 "servers": len(holders(spec, len(opened.saves[-1].parts))) if sparse else 1,
             }
         )
@@ -117,6 +121,14 @@ def listed(where: str) -> dict[str, Any]:
         "bytes": sum(files),
         "tables": tables,
     }
+
+
+def _steps(opened: OpenFolder, name: str) -> Iterator[int]:
+    """The updates that each server has counted: a server without rows of the table counts none."""
+    for part in opened.saves[-1].parts:
+        for table in part.tables:
+            if table.spec.name == name:
+                yield table.step
 
 
 def shown(where: str, name: str, *words: str) -> dict[str, Any]:
@@ -166,61 +178,84 @@ def _row(found: Found, chunk: SparseRows | Removed | Candidates, place: int) -> 
 
 
 def compared(where: str, other: str, *names: str) -> dict[str, Any]:
-    """For each table that both saves have how many rows only one of them has, how many differ, and by how
-    much; those of `names` if there are any.
+    """For each sparse table that both saves have how many rows only one of them has, how many differ, and by
+    how much; those of `names` if there are any.
     """
     both = open_saves(where), open_saves(other)
-    mine, theirs = ({name: t.spec for name, t in each.tables().items()} for each in both)
     for name in names:
         for each in both:
             sparse_spec(each, name)
+    mine, theirs = (
+        {name: t.spec for name, t in each.tables().items() if t.spec.kind is TableKind.SPARSE}
+        for each in both
+    )
     tables = []
-    for name, spec in sorted(mine.items()):
-        if names and name not in names:
-            continue
-        if name not in theirs or (theirs[name].kind, theirs[name].size) != (spec.kind, spec.size):
-            what = "is not there" if name not in theirs else "has another size"
-            tables.append({"table": name, "difference": f"{what} in {other}"})
-        elif spec.kind is TableKind.SPARSE:
-            tables.append(_compared(both, spec))
-    tables += [
-        {"table": name, "difference": f"is not there in {where}"}
-        for name in theirs
-        if name not in mine and not names
-    ]
+    for name in sorted(names or mine.keys() | theirs.keys()):
+        if name not in mine or name not in theirs:
+            tables.append({"table": name, "difference": f"not in {where if name not in mine else other}"})
+        elif mine[name].size != theirs[name].size:
+            tables.append({"table": name, "difference": f"rows of {mine[name].size} and {theirs[name].size}"})
+        else:
+            tables.append(_compared(both, name))
     return {"tables": tables}
 
 
-def _compared(both: tuple[OpenFolder, OpenFolder], spec: TableSpec) -> dict[str, Any]:
-    rows = max(_rows_at_most(each, spec.name) for each in both)
-    passes = max(1, math.ceil(2 * rows * (8 + 4 * spec.size) / AT_ONCE))
-    result = dict.fromkeys(("rows", "other", "only", "only_other", "changed"), 0)
-    largest, total = 0.0, 0.0
-    for number in range(passes):
-        (keys, values), (others, theirs) = (_rows(each, spec, number, passes) for each in both)
+def _compared(both: tuple[OpenFolder, OpenFolder], name: str) -> dict[str, Any]:
+    result = dict.fromkeys(("rows", "other", "only", "only_other", "changed", "not_finite"), 0)
+    size, largest, total = both[0].tables()[name].spec.size, 0.0, 0.0
+    for (keys, values), (others, theirs) in _in_parts(both, name):
         _, here, there = np.intersect1d(keys, others, assume_unique=True, return_indices=True)
-        apart = np.abs(values[here].astype(np.float64) - theirs[there])
+        first, second = values[here].astype(np.float64), theirs[there].astype(np.float64)
+        differ = (first != second) & ~(np.isnan(first) & np.isnan(second))
+        finite = np.isfinite(first) & np.isfinite(second)
+        apart = np.abs(first - second, where=finite, out=np.zeros_like(first))
         result["rows"] += len(keys)
         result["other"] += len(others)
         result["only"] += len(keys) - len(here)
         result["only_other"] += len(others) - len(there)
-        result["changed"] += int((values[here] != theirs[there]).any(axis=1).sum())
+        result["changed"] += int(differ.any(axis=1).sum())
+        result["not_finite"] += int((~finite).any(axis=1).sum())
         largest, total = max(largest, float(apart.max(initial=0.0))), total + float(apart.sum())
-    shared = (result["rows"] - result["only"]) * spec.size
-    return {"table": spec.name, **result, "largest": largest, "mean": total / shared if shared else 0.0}
+    shared = (result["rows"] - result["only"]) * size
+    return {"table": name, **result, "largest": largest, "mean": total / shared if shared else 0.0}
 
 
-def _rows_at_most(opened: OpenFolder, name: str) -> int:
+Rows = tuple[Keys, NDArray[np.float32]]
+
+
+def _in_parts(both: tuple[OpenFolder, OpenFolder], name: str) -> Iterator[tuple[Rows, Rows]]:
+    """The rows of a table in both saves, some at a time: those of one server where both were saved by the
+    same ones, and of a server with many those with some hash.
+    """
+    spec = both[0].tables()[name].spec
+    places = {_places(save.parts, name) for opened in both for save in opened.saves}
+    servers = places.pop() if len(places) == 1 else (None,)
+    for server in servers:
+        rows = max(_rows_at_most(each, name, server) for each in both)
+        passes = max(1, math.ceil(2 * rows * (8 + 4 * spec.size) / AT_ONCE))
+        for number in range(passes):
+            mine, theirs = (_rows(each, spec, server, (number, passes)) for each in both)
+            yield mine, theirs
+
+
+def _places(parts: Sequence[SavedPart], name: str) -> tuple[int | None, ...]:
+    """The servers that share the rows of a table; None: all."""
+    spec = next((t.spec for part in parts for t in part.tables if t.spec.name == name), None)
+    return (None,) if spec is None else holders(spec, len(parts))
+
+
+def _rows_at_most(opened: OpenFolder, name: str, server: int | None) -> int:
     return sum(
         each.rows for save in opened.saves for part in save.parts for each in part.tables
-        if each.spec.name == name
+        if each.spec.name == name and server in (None, part.server)
     )  # fmt: skip
 
 
-def _rows(opened: OpenFolder, spec: TableSpec, number: int, passes: int) -> tuple[Keys, NDArray[np.float32]]:
-    """The keys and values of one of `passes` parts of a table, by a hash of the key."""
+def _rows(opened: OpenFolder, spec: TableSpec, server: int | None, part: tuple[int, int]) -> Rows:
+    """The keys and values of a part of a table (its number, and how many there are), by a hash of the key."""
+    number, parts = part
     keys, values = [np.empty(0, np.int64)], [np.empty((0, spec.size), np.float32)]
-    for some, rows, _ in newest(opened, spec.name, lambda keys: _part_of(keys, passes) == number):
+    for some, rows, _ in newest(opened, spec.name, server, lambda keys: _part_of(keys, parts) == number):
         keys.append(some)
         values.append(rows)
     return np.concatenate(keys), np.concatenate(values)
@@ -232,15 +267,19 @@ def _part_of(keys: Keys, passes: int) -> Keys:
 
 
 def newest(
-    opened: OpenFolder, name: str, wanted: Callable[[Keys], NDArray[np.bool_]] | None = None
+    opened: OpenFolder,
+    name: str,
+    server: int | None = None,
+    wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
 ) -> Iterator[tuple[Keys, NDArray[np.float32], SparseRows]]:
-    """The rows of a table, each once, as the last save has it: keys, values and everything. Where there are
-    deltas, the keys of those that were read are kept.
+    """The rows of a table (of one server), each once, as the last save has it: keys, values and everything.
+    Where there are deltas, the keys of those that were read are kept.
     """
     seen: list[Keys] = []
     known = np.empty(0, np.int64)
     save = len(opened.saves) - 1
-    for each in chunks(opened, [name], backwards=True):
+    servers = None if server is None else [{server}] * len(opened.saves)
+    for each in chunks(opened, [name], servers=servers, backwards=True):
         chunk = each.chunk
         if isinstance(chunk, DenseRows | Candidates):
             continue
@@ -249,7 +288,7 @@ def newest(
         keys = chunk.keys.numpy()
         kept = np.ones(len(keys), np.bool_) if wanted is None else wanted(keys)
         if len(known):
-            kept &= ~np.isin(keys, known)
+            kept &= known[np.searchsorted(known, keys).clip(max=len(known) - 1)] != keys
         if save:
             seen.append(keys[kept].copy())
         if isinstance(chunk, SparseRows) and kept.any():
@@ -328,43 +367,47 @@ def exported(where: str, name: str, file: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
     return {"table": name, "file": file, "rows": rows, "bytes": path.stat().st_size}
 
 
 def checked(where: str) -> dict[str, Any]:
     """Read all files, and compare them with the manifest; look for rows on a wrong server, for keys that are
-    there twice, and for values that are not finite.
+    there twice, and for values that are not finite. The keys of one part are in memory at a time.
     """
     opened = open_saves(where)
+    shards = [shard for save in opened.saves for part in save.parts for shard in part.shards]
     problems: list[str] = []
-    files = bytes_ = rows = 0
-    for save in opened.saves:
-        for part in save.parts:
-            files += len(part.shards)
-            bytes_ += sum(shard.file.size for shard in part.shards)
-    keys: dict[tuple[int, int, str], list[Keys]] = {}
-    for each in chunks(opened):
-        chunk, name = each.chunk, each.spec.name
-        if isinstance(chunk, SparseRows | DenseRows) and not bool(chunk.values.isfinite().all()):
-            bad = int((~chunk.values.isfinite()).sum())
-            problems.append(f"table {name!r} has {bad} values that are not finite")
-        if isinstance(chunk, DenseRows | Candidates):
-            continue
-        places = np.array(holders(each.spec, each.part.servers))
-        strays = int((owners(chunk.keys, places) != each.part.server).sum())
-        if strays:
-            problems.append(
-                f"table {name!r} has {strays} keys of other servers in the part of {each.part.server}"
-            )
-        if isinstance(chunk, SparseRows):
-            rows += len(chunk.keys)
-            keys.setdefault((each.save, each.part.server, name), []).append(chunk.keys.numpy().copy())
-    for (_, server, name), some in keys.items():
-        joined = np.concatenate(some)
-        if twice := len(joined) - len(np.unique(joined)):
-            problems.append(f"table {name!r} has {twice} keys twice in the part of server {server}")
-    return {"save": opened.folder.where, "files": files, "bytes": bytes_, "rows": rows, "problems": problems}
+    rows = 0
+    for (_, server), some in groupby(chunks(opened), key=lambda each: (each.save, each.part.server)):
+        keys: dict[str, list[Keys]] = {}
+        bad, strays = Counter[str](), Counter[str]()
+        for each in some:
+            chunk, name = each.chunk, each.spec.name
+            if isinstance(chunk, SparseRows | DenseRows):
+                bad[name] += int((~chunk.values.isfinite()).sum())
+            if isinstance(chunk, SparseRows | Removed):
+                places = np.array(holders(each.spec, each.part.servers))
+                strays[name] += int((owners(chunk.keys, places) != server).sum())
+            if isinstance(chunk, SparseRows):
+                rows += len(chunk.keys)
+                keys.setdefault(name, []).append(chunk.keys.numpy().copy())
+        twice = {
+            name: sum(map(len, each)) - len(np.unique(np.concatenate(each))) for name, each in keys.items()
+        }
+        for counts, what in (
+            (bad, "values that are not finite"), (strays, "keys of other servers"), (twice, "keys twice")
+        ):  # fmt: skip
+            problems += [
+                f"table {name!r} has {count} {what} in the part of server {server}"
+                for name, count in counts.items()
+                if count
+            ]
+    sizes = sum(shard.file.size for shard in shards)
+    return {
+        "save": opened.folder.where, "files": len(shards), "bytes": sizes, "rows": rows, "problems": problems
+    }  # fmt: skip
 
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -141,7 +141,7 @@ def _load_sync(steps: SyncSteps, messages: Sequence[Message]) -> None:
 
 def _parts(gradient: Gradient) -> list[Part]:
     if gradient.keys is None:
-        return [Part(gradient.table, Field.VALUES, gradient.values, gradient.lr)]
+        return [Part(each.table, Field.VALUES, each.values, each.lr) for each in gradient.blocks()]
     spans = gradient.spans
     parts = [
         *([] if spans is None else [Part(gradient.table, Field.SPANS, torch.from_numpy(spans))]),

@@ -555,8 +555,14 @@ class Store:
     def _run(self, first: int, elements: int) -> DenseRun:
         run = self._runs.get((first, elements))
         if run is None:
+            self._forget_runs(self._runs)
             run = self._runs[first, elements] = run_of(first, elements, self._table)
         return run
+
+    def _forget_runs(self, runs: dict[tuple[int, int], DenseRun]) -> None:
+        """If there are many, of trainers that never group blocks in the same way."""
+        if len(runs) > 4 * len(self._tables):
+            runs.clear()
 
     def _rows_of(self, gradient: Gradient) -> SparseRun:
         return self._sparse_run(gradient.table, 1 if gradient.spans is None else len(gradient.spans))
@@ -591,6 +597,7 @@ class Store:
         first, count = part.table, int(part.data)
         run = self._wanted.get((first, count))
         if run is None:
+            self._forget_runs(self._wanted)
             blocks = [self._dense(number) for number in range(first, first + count)]
             if not blocks:
                 raise Refusal(Code.BAD_MESSAGE, "a WANT part asks for no table")

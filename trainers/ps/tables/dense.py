@@ -156,7 +156,7 @@ class DenseMemory:
 
     @classmethod
     def fresh(cls, rule: AnyRule, size: int) -> DenseMemory:
-        """Of so many zeros."""
+        """`size` zeros, and the state that the rule begins with."""
         state = [torch.full((size,), rule.initial_state) for _ in range(rule.states)]
         return cls(rule, torch.zeros(size), state)
 

@@ -425,9 +425,10 @@ class TableGroup:
 
     def request(self, keys: Keys, spans: Spans, *, insert: bool) -> RowRequest:
         """A request for these keys, which are ordered by server and table."""
-        self.requested += spans
         counted = self.tables[0].sparse.spec.rows.entry.kind is EntryKind.COUNT
-        return RowRequest(self.first, self.dim, keys, spans, insert=insert, counted=counted)
+        return RowRequest(
+            self.first, self.dim, keys, spans, insert=insert, counted=counted, requested=self.requested
+        )
 
     def send(self, requests: Sequence[RowRequest]) -> None:
         """By themselves, now."""

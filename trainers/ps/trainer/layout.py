@@ -207,17 +207,22 @@ class Layout:
         most = int(of_server.argmax())
         if rows.sum() < _ENOUGH_ROWS or of_server[most] < _UNEVEN * mean:
             return ""
-        settings = {
-            each.name: {"servers": min(self.servers, math.ceil(2 * load[:, each.table].sum() / mean))}
+        wanted = {
+            each: min(self.servers, math.ceil(2 * load[:, each.table].sum() / mean))
             for each in self.sparse
-            if load[most, each.table] > mean / 2 and len(holders(each.spec, self.servers)) < self.servers
+            if load[most, each.table] > mean / 2
+        }
+        settings = {
+            each.name: {"servers": number}
+            for each, number in wanted.items()
+            if number > len(holders(each.spec, self.servers))
         }
         if not settings:
             return ""
         return (
             f"server {most} gives out {of_server[most] / mean:.1f} times as many bytes of rows as the "
-            f"average of {self.servers} servers. To share what is used most among more of them, set in "
-            f"strategy.sparse_table_configs: {json.dumps(settings, ensure_ascii=False)}"
+            f"average of {self.servers} servers. To share what is used most among more of them, add to the "
+            f"settings in strategy.sparse_table_configs: {json.dumps(settings, ensure_ascii=False)}"
         )
 
     def specs(self) -> list[TableSpec]:

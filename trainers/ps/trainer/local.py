@@ -139,7 +139,7 @@ class _CachedRequest(RowRequest):
             wanted = keys[missing.numpy()]
         remote = group.remote
         self._moved, placed, sent = remote.arranged(wanted, starts_of(counts))
-        super().__init__(remote.first, remote.dim, sent, placed, insert=insert)
+        super().__init__(remote.first, remote.dim, sent, placed, insert=insert, requested=remote.requested)
         self._group = group
         self._batch = spans, torch.from_numpy(keys)
         self._wanted = counts, torch.from_numpy(wanted)

@@ -49,8 +49,9 @@ def version_of(ids: torch.Tensor) -> int:
 class RowRequest:
     """A request for the rows of (n,) int64 distinct keys of a run of tables, the first of which is `table`.
     `spans` (servers, tables): how many of the keys each table has on each server, server by server. `insert`:
-    keys without a row get one. `counted`: the servers count how often a key is requested. `as_of`: the step
-    whose rows have been requested; None: not sent yet.
+    keys without a row get one. `counted`: the servers count how often a key is requested. `requested`
+    (servers, tables): where sent keys are counted. `as_of`: the step whose rows have been requested; None:
+    not sent yet.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class RowRequest:
         *,
         insert: bool,
         counted: bool = False,
+        requested: NDArray[np.int64] | None = None,
     ) -> None:
         if 4 * len(keys) * dim > MAX_FRAME_BYTES:
             raise UsageError(
@@ -75,7 +77,7 @@ class RowRequest:
         self._cuts: list[int] = [0, *np.cumsum(spans.sum(axis=1)).tolist()]
         self._dim = dim
         self.spans = spans
-        self._counted = counted
+        self._counted, self._requested = counted, requested
         self._field = Field.KEYS if insert else Field.PEEK
         self._sent: SentRequests | None = None
         self._rows: torch.Tensor | None = None
@@ -88,7 +90,14 @@ class RowRequest:
         """One for all keys of requests that differ in nothing else."""
         first = members[0]
         spans, keys, place = union_runs([(each.spans.reshape(-1), each.keys) for each in members])
-        made = cls(first.table, first._dim, keys, spans.reshape(first.spans.shape), insert=first.insert)
+        made = cls(
+            first.table,
+            first._dim,
+            keys,
+            spans.reshape(first.spans.shape),
+            insert=first.insert,
+            requested=first._requested,
+        )
         made._members = members
         ends = np.cumsum([len(each.keys) for each in members])
         for each, some in zip(members, np.split(place, ends[:-1]), strict=True):
@@ -126,6 +135,8 @@ class RowRequest:
     def mark_sent(self, sent: SentRequests, as_of: int) -> None:
         """The parts have been sent, with the messages of `sent`."""
         self._sent, self.as_of = sent, as_of
+        if self._requested is not None:
+            self._requested += self.spans
         for each in self._members:
             each.as_of = as_of
         self._members = ()

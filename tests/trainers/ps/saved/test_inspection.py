@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support.owners import owners
+from tests.trainers.ps.saved.tables import LEAN, USERS, MemoryTable, dense_spec, save
 from trainers.errors import FleetError
 from trainers.ps.saves import inspection
 from trainers.ps.saves.inspection import checked, compared, exported, listed, main, shown
@@ -172,6 +173,28 @@ def test_a_comparison_counts_what_differs(
     assert found["mean"] == pytest.approx(sum(map(sum, apart.values())) / (3 * len(apart)))
 
 
+def test_tables_of_other_servers_other_models_and_values_that_are_not_finite(tmp_path: Path) -> None:
+    """Of one server and of two, one of which has no rows of `users` and has counted no update of it."""
+    keys, one, two = list(range(40)), tmp_path / "one", tmp_path / "two"
+    save(one, [[MemoryTable(USERS).put(keys, 1), MemoryTable(dense_spec(0, 60)).put([None], 3)]])
+    homes = owners(torch.tensor(keys), 2).tolist()
+    spread = [MemoryTable(USERS), MemoryTable(USERS)]
+    for number, row in MemoryTable(USERS).put(keys, 1).rows.items():
+        spread[homes[keys.index(number)]].rows[number] = row
+    values, *state = spread[1].rows[keys[homes.index(1)]]
+    spread[1].rows[keys[homes.index(1)]] = (torch.full_like(values, torch.nan), *state)
+    spread[1].step = 7
+    save(two, [[spread[0], MemoryTable(dense_spec(0, 30)).put([None], 3)], [spread[1], MemoryTable(LEAN)]])
+    (users,) = (each for each in listed(str(two))["tables"] if each["table"] == "users")
+    assert users["updates"] == 7
+    lean, found = compared(str(one), str(two))["tables"]
+    assert lean == {"table": "lean", "difference": f"not in {one}"}
+    assert (found["rows"], found["other"], found["only"]) == (40, 40, 0)
+    assert (found["changed"], found["not_finite"], found["largest"], found["mean"]) == (1, 1, 0, 0)
+    (_, same) = compared(str(two), str(two))["tables"]
+    assert (same["changed"], same["not_finite"]) == (0, 1)
+
+
 def test_a_check_finds_a_flipped_bit_a_cut_file_and_values_that_are_not_finite(job: Job) -> None:
     sound = checked(job.where)
     assert sound["problems"] == []
@@ -179,7 +202,7 @@ def test_a_check_finds_a_flipped_bit_a_cut_file_and_values_that_are_not_finite(j
     job.tables[0][0].apply(torch.tensor([4]), torch.full((1, 3), torch.nan), 1.0)
     job.save()
     (problem,) = checked(job.where)["problems"]
-    assert problem == "table 'seen' has 3 values that are not finite"
+    assert problem == "table 'seen' has 3 values that are not finite in the part of server 0"
     files = sorted(Path(job.where).rglob("*.safetensors"))
     chosen = random.Random(0).choice(files)
     content = bytearray(chosen.read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from tests.trainers.ps.server.test_service import INITIAL, SPECS, WANT, Bench
 from trainers.ps.server.members import Members, SequenceSet
 from trainers.ps.server.state import StateError, dump_state, restore_state, table_names
-from trainers.ps.tables.rules import SparseAdam
+from trainers.ps.tables.rules import SGD, SparseAdam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.wire import Code, Field, Kind, Message, Part
 
@@ -92,6 +93,25 @@ def test_pushes_that_wait_for_others_come_back_with_everything() -> None:
             assert (left is None) == (right is None), name
             assert left is None or torch.equal(left, right), name
     assert [each.stats is not None for each in after[0]] == [False, False, True]
+
+
+def test_a_run_of_blocks_that_waits_for_another_trainer_comes_back_as_its_blocks() -> None:
+    """The other trainer then has other blocks in its runs, and no gradient for one."""
+    one_block = TableSpec(kind=TableKind.DENSE, name="", size=1, rule=SGD())
+    specs = {number: replace(one_block, name=f"w{number}") for number in range(4)}
+
+    def run(first: int, *values: float) -> Part:
+        return Part(first, Field.VALUES, torch.tensor(values), lr=1.0)
+
+    bench = Bench(specs=specs)
+    for rank in (0, 1):
+        bench.hello(rank)
+    bench.ask(Kind.READY)
+    bench.ask(Kind.PUSH, 0, number=0, parts=(run(0, 2, 4, 6, 8),))
+    bench = saved_and_back(bench)
+    assert bench.ask(Kind.PUSH, 1, number=0, parts=(run(0, 10), run(2, 20, 30))).kind is Kind.DONE
+    reply = bench.ask(Kind.PULL, number=1, parts=(Part(0, Field.WANT, torch.tensor([4])),))
+    assert reply.parts[0].data.tolist() == [-6, -2, -13, -19]
 
 
 @pytest.mark.parametrize("first", [0, 1])
