@@ -89,8 +89,8 @@ class Metric(ABC):
         return found
 
     def __repr__(self) -> str:
-        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int)}
-        settings = "".join(f"{name} {value}, " for name, value in numbers.items() if name[0] != "_")
+        public = {name: value for name, value in vars(self).items() if name != "state" and name[0] != "_"}
+        settings = "".join(f"{name} {value}, " for name, value in public.items())
         return f"{type(self).__name__}({settings}state of {self.state.numel()})"
 
 
@@ -377,8 +377,8 @@ class Gauc(Metric):
     in Taobao display advertising"). Exact, also where the examples of a group are on several trainers.
 
     It keeps 16 bytes an example, and at most `most` of them: where there are more, those of half of the
-    groups, of a quarter, ..., chosen by a hash that is the same everywhere (but more than that of a single
-    group). `merged` brings the examples of all trainers to each of them first.
+    groups, of a quarter, ..., chosen by a hash that is the same everywhere, as long as some group is left.
+    `merged` brings the examples of all trainers to each of them first.
     """
 
     def __init__(self, most: int = 1 << 22) -> None:
@@ -389,9 +389,8 @@ class Gauc(Metric):
         self.reset()
 
     def reset(self) -> None:
-        self._halved = 0
+        self._halved, self._count, self._enough = 0, 0, self.most
         self._pieces: list[Tensor] = []
-        self._count = 0
 
     def update(self, predictions: Tensor, labels: Tensor, groups: Tensor) -> None:
         """`groups`: an integer for each example. Predictions are compared as float32."""
@@ -437,9 +436,10 @@ class Gauc(Metric):
     def _take(self, examples: Tensor, halved: int) -> None:
         self._pieces.append(examples)
         self._count += len(examples)
-        if halved > self._halved or self._count > self.most:
+        if halved > self._halved or self._count > self._enough:
             self._halved = max(self._halved, halved)
             self._drop()
+            self._enough = max(self.most, 2 * self._count)  # where one group has more than `most`
         elif self._halved:
             self._pieces[-1] = examples[_uniform(examples[:, 0]) < 2.0**-self._halved]
             self._count += len(self._pieces[-1]) - len(examples)

@@ -31,7 +31,7 @@ from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 
 Keys = NDArray[np.int64]
 
-AT_ONCE = 1 << 29
+AT_ONCE = 1 << 28
 """Bytes of rows, about, that a comparison has in memory."""
 
 
@@ -202,13 +202,14 @@ def compared(where: str, other: str, *names: str) -> dict[str, Any]:
 
 def _compared(both: tuple[OpenFolder, OpenFolder], name: str) -> dict[str, Any]:
     result = dict.fromkeys(("rows", "other", "only", "only_other", "changed", "not_finite"), 0)
-    size, largest, total = both[0].tables()[name].spec.size, 0.0, 0.0
+    largest, total, count = 0.0, 0.0, 0
     for (keys, values), (others, theirs) in _in_parts(both, name):
         _, here, there = np.intersect1d(keys, others, assume_unique=True, return_indices=True)
-        first, second = values[here].astype(np.float64), theirs[there].astype(np.float64)
+        first, second = values[here], theirs[there]
         differ = (first != second) & ~(np.isnan(first) & np.isnan(second))
         finite = np.isfinite(first) & np.isfinite(second)
-        apart = np.abs(first - second, where=finite, out=np.zeros_like(first))
+        apart = np.subtract(first, second, where=finite, out=np.zeros(first.shape))
+        np.abs(apart, out=apart)
         result["rows"] += len(keys)
         result["other"] += len(others)
         result["only"] += len(keys) - len(here)
@@ -216,8 +217,8 @@ def _compared(both: tuple[OpenFolder, OpenFolder], name: str) -> dict[str, Any]:
         result["changed"] += int(differ.any(axis=1).sum())
         result["not_finite"] += int((~finite).any(axis=1).sum())
         largest, total = max(largest, float(apart.max(initial=0.0))), total + float(apart.sum())
-    shared = (result["rows"] - result["only"]) * size
-    return {"table": name, **result, "largest": largest, "mean": total / shared if shared else 0.0}
+        count += int(finite.sum())
+    return {"table": name, **result, "largest": largest, "mean": total / count if count else 0.0}
 
 
 Rows = tuple[Keys, NDArray[np.float32]]
@@ -262,7 +263,8 @@ def _rows(opened: OpenFolder, spec: TableSpec, server: int | None, part: tuple[i
 
 
 def _part_of(keys: Keys, passes: int) -> Keys:
-    found: Keys = owners(torch.from_numpy(keys), np.arange(passes)).numpy()
+    """By another hash than that by which servers share keys: those of one server are in all parts."""
+    found: Keys = owners(torch.from_numpy(~keys), np.arange(passes)).numpy()
     return found
 
 
@@ -380,7 +382,7 @@ def checked(where: str) -> dict[str, Any]:
     shards = [shard for save in opened.saves for part in save.parts for shard in part.shards]
     problems: list[str] = []
     rows = 0
-    for (_, server), some in groupby(chunks(opened), key=lambda each: (each.save, each.part.server)):
+    for (save, server), some in groupby(chunks(opened), key=lambda each: (each.save, each.part.server)):
         keys: dict[str, list[Keys]] = {}
         bad, strays = Counter[str](), Counter[str]()
         for each in some:
@@ -400,7 +402,7 @@ def checked(where: str) -> dict[str, Any]:
             (bad, "values that are not finite"), (strays, "keys of other servers"), (twice, "keys twice")
         ):  # fmt: skip
             problems += [
-                f"table {name!r} has {count} {what} in the part of server {server}"
+                f"table {name!r} has {count} {what} in the part of server {server} of {opened.saves[save].id}"
                 for name, count in counts.items()
                 if count
             ]

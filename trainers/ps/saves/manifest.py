@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from trainers.process.log import glog
 from trainers.ps.tables.spec import SpecError, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
 from trainers.storage.folder import Folder, open_folder
@@ -314,12 +315,11 @@ def current_manifest(where: str | os.PathLike[str]) -> Manifest:
         raise LoadError(f"{folder.path(MANIFEST)} cannot be used: {error}") from error
 
 
-def check_target(where: str | os.PathLike[str], mode: SaveMode) -> str | None:
-    """Raises SaveError if a save of this mode must not be written there; to be called before writing. For
-    mode 1 the id of the save that it will follow.
+def check_target(where: str | os.PathLike[str], mode: SaveMode) -> list[str]:
+    """Raises SaveError if a save of this mode must not be written there; to be called before writing. The
+    ids of the saves that it will follow: none, or for mode 1 the current ones.
     """
-    former = _saves_to_keep(open_folder(where), mode)
-    return former[-1].id if mode is SaveMode.DELTA else None
+    return [save.id for save in _saves_to_keep(open_folder(where), mode)]
 
 
 def commit_save(
@@ -341,7 +341,7 @@ def commit_save(
     if mode is SaveMode.DELTA and former[-1].id != after:
         raise SaveError(
             f"mode 1 saved the rows changed since {after}, but in {folder.where} the last save is "
-            f"{former[-1].id} now. Save with mode 0."
+            f"{former[-1].id} now: another trainer has saved meanwhile. Save again."
         )
     save = Save(id, mode, step, tuple(parts))
     try:
@@ -349,10 +349,13 @@ def commit_save(
             _check_part(folder, id, record, number, len(parts))
         manifest = Manifest((*former, save))
         folder.write(MANIFEST, [manifest.encode()])
-        # Only now: until the manifest was written, the former files were the only complete save.
-        _remove_unlisted(folder, manifest)
     except OSError as error:
         raise save_error(error, folder.path(id), folder.free()) from error
+    # Only now: until the manifest was written, the former files were the only complete save.
+    try:
+        _remove_unlisted(folder, manifest)
+    except OSError as error:
+        glog(f"the former save in {folder.where} is not needed any more but cannot be removed: {error}")
     return manifest
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from trainers.ps.saves.manifest import SaveMode
@@ -22,12 +22,14 @@ _REMEMBERED_IDS = 64
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What a trainer requests: where, under which id (`manifest.new_id`), in which mode, after which save."""
+    """What a trainer requests: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta,
+    the last saves of the folder.
+    """
 
     where: str
     id: str
     mode: int
-    after: str | None = None
+    after: Sequence[str] = ()
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -39,13 +41,8 @@ class SaveRequest:
             raise Refusal(Code.BAD_MESSAGE, f"the text of a SAVE has {len(text)} characters")
         try:
             content = json.loads(text)
-            after = content["after"]
-            return cls(
-                str(content["where"]),
-                str(content["id"]),
-                SaveMode(content["mode"]),
-                None if after is None else str(after),
-            )
+            after = tuple(map(str, content["after"]))
+            return cls(str(content["where"]), str(content["id"]), SaveMode(content["mode"]), after)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Refusal(Code.BAD_MESSAGE, f"the text of a SAVE is {text!r}: {error}") from error
 
@@ -120,12 +117,15 @@ class SaveRunner:
 
     def _start(self, request: SaveRequest, step: int, tables: Collection[AnyTable]) -> None:
         mode = SaveMode(request.mode)
-        if mode is SaveMode.DELTA and request.after != self.last_save:
-            known = f"those since {self.last_save}" if self.last_save else "none, as it has saved nothing yet"
+        # The last of them, or an earlier one where this server was never told that a later one was committed:
+        # then this part has what the later one has, too.
+        if mode is SaveMode.DELTA and self.last_save not in request.after:
+            known = f"those since {self.last_save}" if self.last_save else "none, as it was started later"
+            since = " ".join(request.after[-1:])
             raise Refusal(
                 Code.FAILED,
-                f"cannot save what has changed since {request.after}: of changes this server knows {known}. "
-                "Save with mode 0",
+                f"cannot save what has changed since {since}: of changes this server knows {known}. Save "
+                "with mode 0",
             )
         with _refusing(request), contextlib.ExitStack() as undo:
             spec = SaveSpec(id=request.id, mode=mode, step=step, server=self._index, servers=self._servers)

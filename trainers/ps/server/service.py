@@ -336,6 +336,7 @@ class Service:
             return None
         save = SaveRequest.decode(request.text)
         requester = (request.rank, request.incarnation)
+        self._refuse_if_another_saves(request.rank)
         record = self._saving.run(save, requester, self._steps.step, list(self._store.tables.values()))
         return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
 
@@ -346,12 +347,21 @@ class Service:
 
     def _abandon_orphaned_save(self) -> None:
         """The trainer of the running save is gone, so nothing will commit it."""
-        if self._saving.requester is None:
-            return
-        rank, incarnation = self._saving.requester
-        lost = {member.rank for member in self._members.lost()}
-        if self._members.incarnation(rank) != incarnation or rank in lost:
+        if self._saving.requester is not None and self._is_gone(self._saving.requester):
             self._saving.abandon()
+
+    def _refuse_if_another_saves(self, rank: int) -> None:
+        """Raises Refusal: if each of two trainers waited for the other's save, on another server, neither
+        would end.
+        """
+        requester = self._saving.requester
+        if requester is not None and requester[0] != rank and not self._is_gone(requester):
+            raise Refusal(Code.FAILED, f"trainer {requester[0]} is saving; one trainer saves at a time")
+
+    def _is_gone(self, sender: Sender) -> bool:
+        rank, incarnation = sender
+        lost = {member.rank for member in self._members.lost()}
+        return self._members.incarnation(rank) != incarnation or rank in lost
 
     def _shrink(self, member: Member, request: Message) -> Message | None:
         """A day has passed in some tables."""

@@ -57,6 +57,10 @@ AGEING = ShrinkPolicy(
 """A day passes and no row is removed."""
 
 
+_MOST_AFTER = 16
+"""Saves of a folder that are named to the servers."""
+
+
 class SaveCoordinator:
     """Saves of all servers, in the order check, write, commit."""
 
@@ -69,13 +73,13 @@ class SaveCoordinator:
         not write; then the former save stays current.
         """
         after = check_target(where, mode)
-        save = SaveRequest(where, new_id(step), int(mode), after)
+        save = SaveRequest(where, new_id(step), int(mode), after[-_MOST_AFTER:])
         part = (bytes_part(Field.TEXT, save.encode()),)
         committed = False
         try:
             replies = self._client.ask(self._all(Kind.SAVE, step, part))
             records = [_record(reply) for reply in replies]
-            commit_save(where, save.id, mode, step, records, after=after)
+            commit_save(where, save.id, mode, step, records, after=after[-1] if after else None)
             committed = True
         finally:
             id = (bytes_part(Field.TEXT, save.id.encode()),)

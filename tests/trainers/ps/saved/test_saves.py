@@ -245,7 +245,7 @@ def test_a_delta_follows_the_last_save_only(tmp_path):
         check_target(tmp_path, SaveMode.DELTA)
     first = save(tmp_path, model(1)).saves[-1].id
     second = save(tmp_path, model(1)).saves[-1].id
-    assert check_target(tmp_path, SaveMode.DELTA) == second
+    assert check_target(tmp_path, SaveMode.DELTA) == [second]
     with pytest.raises(SaveError, match=rf"since {first}.*last save is {second}"):
         save(tmp_path, model(1), SaveMode.DELTA, after=first)
     save(tmp_path, model(1), SaveMode.DELTA, after=second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.trainers.ps.server.test_service import WANT, Bench
@@ -96,3 +97,42 @@ def test_the_save_of_one_that_was_killed_over_it_is_no_standstill(tmp_path: Path
     assert bench.late[hello.sequence].kind is Kind.DONE
     assert bench.late[501].code is Code.UNKNOWN_CLIENT
     assert bench.late[500].kind is Kind.WAIT
+
+
+def saves(
+    bench: Bench, rank: int, id: str, folder: Path, mode: int = 0, after: Sequence[str] = ()
+) -> Message:
+    order = bytes_part(Field.TEXT, SaveRequest(str(folder), id, mode, after).encode())
+    return bench.ask(Kind.SAVE, rank, parts=(order,))
+
+
+def committed(bench: Bench, rank: int, id: str) -> None:
+    bench.ask(Kind.SAVED, rank, number=1, parts=(bytes_part(Field.TEXT, id.encode()),))
+
+
+def test_two_trainers_do_not_wait_for_each_others_saves(tmp_path: Path) -> None:
+    """On two servers each of them could be the first on one, and neither would end."""
+    bench = Bench(sync=False).opened()
+    assert saves(bench, 0, "save-1", tmp_path).kind is Kind.WAIT
+    refused = saves(bench, 1, "save-2", tmp_path)
+    assert (refused.code, refused.text) == (Code.FAILED, "trainer 0 is saving; one trainer saves at a time")
+    committed(bench, 0, "save-1")
+    assert saves(bench, 1, "save-3", tmp_path).kind is Kind.WAIT
+    bench.gone.add(b"1-0")
+    bench.pass_time(1000)
+    assert saves(bench, 0, "save-4", tmp_path).kind is Kind.WAIT, "of a trainer that is gone"
+
+
+def test_a_delta_may_follow_a_save_that_this_server_was_not_told_was_committed(tmp_path: Path) -> None:
+    bench = Bench(sync=False).opened()
+    saves(bench, 0, "save-1", tmp_path)
+    committed(bench, 0, "save-1")
+    saves(bench, 0, "save-2", tmp_path, mode=1, after=("save-1",))  # and then its trainer is killed
+    bench.gone.add(b"0-0")
+    bench.hello(0, life=1, restarts=1)
+    bench.pass_time(1)
+    for after in (("save-0", "save-2"), ()):
+        assert (
+            "of changes this server knows those since save-1" in saves(bench, 1, "x", tmp_path, 1, after).text
+        )
+    assert saves(bench, 1, "save-3", tmp_path, 1, ("save-1", "save-2")).kind is Kind.WAIT

@@ -54,7 +54,7 @@ class Saver:
         return next(reply for _, reply in replies if reply.sequence == self.sequence)
 
     def save(self, folder: Path, id: str, rank: int = 0) -> Message:
-        order = SaveRequest(str(folder), id, 0, None)
+        order = SaveRequest(str(folder), id, 0)
         return self.ask(Kind.SAVE, bytes_part(Field.TEXT, order.encode()), rank=rank)
 
     def written(self, folder: Path, id: str, rank: int = 0) -> Message:

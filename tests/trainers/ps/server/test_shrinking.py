@@ -111,7 +111,7 @@ def test_saves_and_other_shrinks_wait_for_the_last_slice(tmp_path: Path) -> None
     assert numbers == [GONE, 0]
     pushed(bench, KEYS, torch.zeros(ROWS))
     third = bench.ask(Kind.SHRINK, parts=DAY)
-    order = {"where": str(tmp_path), "id": "save-1", "mode": 0, "after": None}
+    order = {"where": str(tmp_path), "id": "save-1", "mode": 0, "after": []}
     save = bench.ask(Kind.SAVE, parts=(bytes_part(Field.TEXT, json.dumps(order).encode()),))
     assert (third.kind, save.kind) == (Kind.WAIT, Kind.WAIT)
     assert not bench.service._saving.busy
