@@ -1,8 +1,9 @@
 """Metrics of predictions that any number of processes can add up, and `fleet.metrics`, which does.
 
 Every metric keeps one tensor, `state`. That of two sets of examples is the sum of their states: add it up
-over trainers (`merge`, or `fleet.metrics.merged`) and ask for `value`. Only `Gauc` keeps examples, since no
-sums tell it. `DistributedMetrics` has Paddle's names for the same formulas over all trainers.
+over trainers (`merge`, or `fleet.metrics.merged`) and ask for `value`. Only `Gauc` keeps all examples, since
+it cannot be computed from sums. `DistributedMetrics` has Paddle's names for the same formulas over all
+trainers.
 """
 
 from __future__ import annotations
@@ -311,6 +312,15 @@ class _Ranked:
         """The sum of each group."""
         return torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.group, each)
 
+    def areas(self) -> tuple[Tensor, Tensor]:
+        """Of each group the pairs (one with label 1, one with 0) in the right order, ties counting half, and
+        all pairs.
+        """
+        others = 1 - self.labels
+        tied, of_group = self.of_ties(others), self.summed(others)
+        behind = of_group.cumsum(0)[self.group] - (tied.cumsum(0) - tied / 2)[self.tie]
+        return self.summed(self.labels * behind), self.summed(self.labels) * of_group
+
 
 class _RankingMetric(Metric):
     """The mean over groups that have a relevant item."""
@@ -376,21 +386,15 @@ class Gauc(Metric):
     numbers of examples; groups with one label only do not count (Zhu et al. 2017, "Optimized cost per click
     in Taobao display advertising"). Exact, also where the examples of a group are on several trainers.
 
-    It keeps 16 bytes an example, and at most `most` of them: where there are more, those of half of the
-    groups, of a quarter, ..., chosen by a hash that is the same everywhere, as long as some group is left.
-    `merged` brings the examples of all trainers to each of them first.
+    It keeps every example, in 16 bytes, until `reset`; `merged` sends them to all trainers.
     """
 
-    def __init__(self, most: int = 1 << 22) -> None:
-        if most < 1:
-            raise UsageError(f"Gauc keeps {most} examples; it must keep at least 1")
+    def __init__(self) -> None:
         super().__init__()
-        self.most = most
-        self.reset()
+        self._pieces: list[Tensor] = []
 
     def reset(self) -> None:
-        self._halved, self._count, self._enough = 0, 0, self.most
-        self._pieces: list[Tensor] = []
+        self._pieces = []
 
     def update(self, predictions: Tensor, labels: Tensor, groups: Tensor) -> None:
         """`groups`: an integer for each example. Predictions are compared as float32."""
@@ -399,31 +403,23 @@ class Gauc(Metric):
         if len(labels):
             _expect_clicks(type(self).__name__, labels)
             bits = predictions.float().view(torch.int32).long()
-            self._take(torch.stack([groups, 2 * bits + labels.long()], dim=1), 0)
+            self._pieces.append(torch.stack([groups, 2 * bits + labels.long()], dim=1))
 
     def merge(self, other: Self) -> None:
-        if type(other) is not type(self):
-            raise UsageError(f"{self!r} cannot merge {other!r}; they must be of the same kind and size")
-        self._take(other._examples(), other._halved)
+        super().merge(other)
+        self._pieces.append(other._examples())
 
     def merged(self, util: _AllReduce) -> Self:
-        whole = type(self)(self.most)
-        halved = torch.tensor([[self._halved, 0]])
-        for state in util.all_gather(torch.cat([halved, self._examples()])):
-            whole._take(state[1:], int(state[0, 0]))
+        whole = type(self)()
+        whole._pieces = util.all_gather(self._examples())
         return whole
 
     def value(self) -> float:
         """nan unless some group has both labels."""
-        examples = self._examples()
-        groups, bits = examples.unbind(dim=1)
-        clicks = (bits & 1).double()
-        ranked = _Ranked((bits >> 1).int().view(torch.float32).double(), clicks, groups)
-        clicks, others = ranked.labels, 1 - ranked.labels
-        pairs = ranked.summed(clicks) * ranked.summed(others)
-        tied = ranked.of_ties(others)
-        behind = ranked.summed(others).cumsum(0)[ranked.group] - (tied.cumsum(0) - tied / 2)[ranked.tie]
-        area = ranked.summed(clicks * behind)
+        groups, bits = self._examples().unbind(dim=1)
+        scores = (bits >> 1).int().view(torch.float32).double()
+        ranked = _Ranked(scores, (bits & 1).double(), groups)
+        area, pairs = ranked.areas()
         both = pairs > 0
         sizes = ranked.sizes[both].double()
         return float((sizes * area[both] / pairs[both]).sum() / sizes.sum()) if both.any() else math.nan
@@ -432,36 +428,6 @@ class Gauc(Metric):
         """(n, 2) int64: group, and the bits of the prediction before that of the label."""
         self._pieces = [torch.cat([torch.empty(0, 2, dtype=torch.int64), *self._pieces])]
         return self._pieces[0]
-
-    def _take(self, examples: Tensor, halved: int) -> None:
-        self._pieces.append(examples)
-        self._count += len(examples)
-        if halved > self._halved or self._count > self._enough:
-            self._halved = max(self._halved, halved)
-            self._drop()
-            self._enough = max(self.most, 2 * self._count)  # where one group has more than `most`
-        elif self._halved:
-            self._pieces[-1] = examples[_uniform(examples[:, 0]) < 2.0**-self._halved]
-            self._count += len(self._pieces[-1]) - len(examples)
-
-    def _drop(self) -> None:
-        examples = self._examples()
-        drawn = _uniform(examples[:, 0])
-        kept = drawn < 2.0**-self._halved
-        while int(kept.sum()) > self.most:
-            fewer = drawn < 2.0 ** -(self._halved + 1)
-            if not fewer.any():
-                break
-            self._halved, kept = self._halved + 1, fewer
-        self._pieces, self._count = [examples[kept]], int(kept.sum())
-
-
-def _uniform(groups: Tensor) -> Tensor:
-    """For each group a number from 0 to 1 (the finalizer of splitmix64)."""
-    mixed = groups.numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return torch.from_numpy((mixed ^ (mixed >> np.uint64(31))) / 2.0**64)
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
@@ -472,11 +438,8 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     if not len(labels):
         return math.nan
     _expect_clicks("auc", labels)
-    ordered, order = scores.sort()
-    clicks = labels[order].double()
-    _, tied, sizes = torch.unique_consecutive(ordered, return_inverse=True, return_counts=True)
-    clicks_of = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, tied, clicks)
-    return area_under(sizes - clicks_of, clicks_of)
+    area, pairs = _Ranked(scores, labels, torch.zeros(len(labels), dtype=torch.int64)).areas()
+    return float(area / pairs) if pairs else math.nan
 
 
 def log_loss(probabilities: Tensor, labels: Tensor) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,30 @@ from fleetrun.host.interpreter import check_package, helper_command, helper_envi
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _MODULE = "trainers.ps.saves.inspection"
-_COLUMNS = (
-    Column("TABLE"),
-    Column("ROWS", right=True),
-    Column("CHANGED", 6, right=True),
-    Column("VALUES", 8, right=True),
-    Column("TYPE", 7),
-    Column("RULE", 7),
-    Column("UPDATES", 5, right=True),
-    Column("SERVERS", 4, right=True),
-)
-_DIFFERENCES = (
-    Column("TABLE"),
-    Column("ONLY FIRST", 8, right=True),
-    Column("ONLY SECOND", 8, right=True),
-    Column("CHANGED", right=True),
-    Column("OF", 7, right=True),
-    Column("LARGEST", 6, right=True),
-    Column("MEAN", 5, right=True),
-    Column("NOT FINITE", 4, right=True),
-    Column("DIFFERENCE", 9, rest=True),
-)
+_COLUMNS = {
+    "table": Column("TABLE"),
+    "rows": Column("ROWS", right=True),
+    "changed": Column("CHANGED", 6, right=True),
+    "values": Column("VALUES", 8, right=True),
+    "type": Column("TYPE", 7),
+    "rule": Column("RULE", 7),
+    "updates": Column("UPDATES", 5, right=True),
+    "servers": Column("SERVERS", 4, right=True),
+}
+_DIFFERENCES = {
+    "table": Column("TABLE"),
+    "only": Column("ONLY FIRST", 8, right=True),
+    "only_other": Column("ONLY SECOND", 8, right=True),
+    "changed": Column("CHANGED", right=True),
+    "both": Column("OF", 7, right=True),
+    "largest": Column("LARGEST", 6, right=True),
+    "mean": Column("MEAN", 5, right=True),
+    "not_finite": Column("NOT FINITE", 4, right=True),
+    "difference": Column("DIFFERENCE", 9, rest=True),
+}
 
 
-class SaveError(LaunchError):
+class UnreadableSaveError(LaunchError):
     """A save cannot be read."""
 
     exit_code = 1
@@ -64,8 +64,9 @@ class _Tables(click.Group):
 
 @click.group(cls=_Tables, no_args_is_help=False, context_settings=_SETTINGS)
 def command() -> None:
-    """Look into the tables that parameter servers have saved: a folder or URL that fleet.save_persistables
-    was given. No table is loaded as a whole.
+    """Inspect the tables that parameter servers have saved: list them, show rows, compare two saves, export
+    and check. SAVE is the folder or URL that fleet.save_persistables was given. No table is loaded as a
+    whole.
 
     \b
     Examples:
@@ -97,20 +98,9 @@ def list_tables(save: str, as_json: bool) -> int:
         f"{printable(found['save'])}: step {found['step']}, {found['servers']} servers, mode {found['mode']}"
         f"{deltas}, {size(found['bytes'])}\n"
     )
-    rows = [
-        [
-            Cell(each["table"]),
-            Cell("" if each["rows"] is None else f"{each['rows']:,}"),
-            Cell(f"{sum(each['changed']):,}" if each["changed"] else ""),
-            Cell(f"{each['values']:,}"),
-            Cell(each["type"]),
-            Cell(each["rule"]),
-            Cell(f"{each['updates']:,}"),
-            Cell(str(each["servers"])),
-        ]
-        for each in found["tables"]
-    ]
-    print_lines(table(_COLUMNS, rows, output_width()))
+    for each in found["tables"]:
+        each["changed"] = sum(each["changed"]) if each["changed"] else None
+    _print(_COLUMNS, found["tables"])
     return 0
 
 
@@ -152,27 +142,10 @@ def diff(save: str, other: str, names: Sequence[str], as_json: bool) -> int:
     if as_json:
         print_json(found)
         return 0
-    rows = [
-        [
-            Cell(each["table"]),
-            *(
-                [Cell("")] * 7
-                if "difference" in each
-                else [
-                    Cell(f"{each['only']:,}"),
-                    Cell(f"{each['only_other']:,}"),
-                    Cell(f"{each['changed']:,}"),
-                    Cell(f"{each['rows'] - each['only']:,}"),
-                    Cell(f"{each['largest']:.3g}"),
-                    Cell(f"{each['mean']:.3g}"),
-                    Cell(f"{each['not_finite']:,}" if each["not_finite"] else ""),
-                ]
-            ),
-            Cell(each.get("difference", "")),
-        ]
-        for each in found["tables"]
-    ]
-    print_lines(table(_DIFFERENCES, rows, output_width()))
+    for each in found["tables"]:
+        if "rows" in each:
+            each["both"], each["not_finite"] = each["rows"] - each["only"], each["not_finite"] or None
+    _print(_DIFFERENCES, found["tables"])
     return 0
 
 
@@ -207,8 +180,20 @@ def check(save: str) -> int:
     return 1 if found["problems"] else 0
 
 
+def _print(columns: Mapping[str, Column], tables: Sequence[Mapping[str, Any]]) -> None:
+    """The columns by the names of their values."""
+    rows = [[Cell(_shown(each.get(name))) for name in columns] for each in tables]
+    print_lines(table(list(columns.values()), rows, output_width()))
+
+
+def _shown(value: str | float | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
 def _ask(*words: str) -> Any:
-    """What the runtime finds. Raises SaveError, UsageError."""
+    """What the runtime finds. Raises UnreadableSaveError, UsageError."""
     done = subprocess.run(
         helper_command(_MODULE, *words),
         env=helper_environment(os.environ),
@@ -220,7 +205,7 @@ def _ask(*words: str) -> Any:
     try:
         found = json.loads(done.stdout)
     except ValueError:
-        raise SaveError(f"reading {words[1]} failed with exit code {done.returncode}") from None
+        raise UnreadableSaveError(f"reading {words[1]} failed with exit code {done.returncode}") from None
     if "error" in found:
-        raise (UsageError if found["usage"] else SaveError)(printable(found["error"]))
+        raise (UsageError if found["usage"] else UnreadableSaveError)(printable(found["error"]))
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.commands.tables import SaveError
+from fleetrun.commands.tables import UnreadableSaveError
 from fleetrun.errors import UsageError
 from fleetrun.verbs import answer
 from tests.trainers.ps.saved.tables import USERS, WORDS, MemoryTable, dense_spec, save
@@ -73,10 +73,10 @@ def test_what_is_wrong_with_the_words_or_the_save(tmp_path: Path) -> None:
         answer("tables", ["chek", "saved"])
     with pytest.raises(UsageError, match="Missing argument 'KEY"):
         answer("tables", ["show", "saved", "words"])
-    with pytest.raises(SaveError, match="nothing") as missing:
+    with pytest.raises(UnreadableSaveError, match="nothing") as missing:
         answer("tables", ["nothing"])
     assert missing.value.exit_code == 1
     shard = next((tmp_path / "saved").rglob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(SaveError, match="was cut off"):
+    with pytest.raises(UnreadableSaveError, match="was cut off"):
         answer("tables", ["check", "saved"])

@@ -92,8 +92,8 @@ def overdue(
     ids: Sequence[str], found: Mapping[int, Measured], check: Check, how: str
 ) -> tuple[tuple[int, ...], float]:
     """The ranks that have not answered, and after how many seconds of a turn they are overdue. A node that
-    does not answer delays its partner as well, so pairs are counted. In the first turn nobody is overdue
-    before half of them have answered.
+    does not answer delays its partner as well, so pairs are counted. In the first turn no node is
+    overdue before half of them have answered.
     """
     paired = pairs(ids, check.suspects)
     single = set(range(len(ids))).difference(*paired)
@@ -138,8 +138,8 @@ def usual_speed(found: Mapping[int, Measured]) -> float:
 def suspects(
     ids: Sequence[str], found: Mapping[int, Measured], check: Check, missing: Mapping[int, str] | None = None
 ) -> dict[int, str]:
-    """The ranks with which something is wrong, and what; of a way both ends, unless one was none before.
-    `missing`: those that are `overdue`, and why they are suspected.
+    """The ranks with which something is wrong, and what; of a way both ends, unless one was not suspected
+    before. `missing`: those that are `overdue`, and why they are suspected.
     """
     wrong = alone(found) | dict(missing or {})
     usual = check.usual or usual_speed(found)

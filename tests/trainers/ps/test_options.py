@@ -150,11 +150,11 @@ def test_a_server_with_much_more_to_do_is_told_and_what_it_says_to_set_mends_it(
     after.mkdir()
     outputs = run(forker, command("uneven", before, "{}"), trainers=2, servers=2)
     (said,) = re.findall(
-        r"gives out 2\.0 times as many .* of 2 servers.*sparse_table_configs: (\{.*\})\n", "".join(outputs)
+        r"sends 2\.0 times as many .* of 2 servers.*sparse_table_configs: (\{.*\})\n", "".join(outputs)
     )
     assert json.loads(said) == {"used.weight": {"servers": 2}}
     outputs = run(forker, command("uneven", after, said), trainers=2, servers=2)
-    assert "gives out" not in "".join(outputs)
+    assert "times as many bytes" not in "".join(outputs)
 
 
 def test_a_data_set_trains_and_evaluates_a_served_table(forker: Forker, tmp_path: Path) -> None:

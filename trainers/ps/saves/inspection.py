@@ -23,13 +23,23 @@ from numpy.typing import NDArray
 from trainers.checks import nearest
 from trainers.errors import FleetError, UsageError
 from trainers.ps.kernels.batch import owners
-from trainers.ps.saves.manifest import SavedPart
-from trainers.ps.saves.read import OpenFolder, ShardToRead, check_sizes, chunk_of, open_saves, read_shards
+from trainers.ps.saves.manifest import SavedPart, SavedTable
+from trainers.ps.saves.read import (
+    OpenFolder,
+    OpenSave,
+    ShardToRead,
+    check_sizes,
+    chunk_of,
+    open_saves,
+    read_shards,
+)
 from trainers.ps.saves.write import Chunk, Removed
 from trainers.ps.tables.spec import TableKind, TableSpec, holders
 from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 
 Keys = NDArray[np.int64]
+Rows = tuple[Keys, NDArray[np.float32]]
+"""Keys (n,), and values (n, dim)."""
 
 AT_ONCE = 1 << 28
 """Bytes of rows, about, that a comparison has in memory."""
@@ -72,6 +82,11 @@ def chunks(
                 yield Found(places[item.save], item.part, item.part.spec_of(piece.table), chunk)
 
 
+def saved_as(save: OpenSave, name: str) -> list[SavedTable]:
+    """A table in the parts of a save: servers without rows of it have it too."""
+    return [table for part in save.parts for table in part.tables if table.spec.name == name]
+
+
 def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
     """Raises UsageError unless the save has a sparse table of this name."""
     specs = {each.spec.name: each.spec for each in opened.tables().values()}
@@ -90,23 +105,21 @@ def listed(where: str) -> dict[str, Any]:
     """The tables of a save, and how many rows they have in the first save and in its deltas."""
     opened = open_saves(where)
     tables = []
-    found = [(name, table, table.spec) for name, table in opened.tables().items()]
-    for name, table, spec in sorted(found, key=lambda each: (each[2].kind is TableKind.DENSE, each[0])):
-        rows = [
-            sum(each.rows for part in save.parts for each in part.tables if each.spec.name == name)
-            for save in opened.saves
-        ]
+    specs = {table.spec.name: table.spec for table in opened.tables().values()}
+    for spec in sorted(specs.values(), key=lambda spec: (spec.kind is TableKind.DENSE, spec.name)):
+        saved = [saved_as(save, spec.name) for save in opened.saves]
+        rows = [sum(each.rows for each in some) for some in saved]
         sparse = spec.kind is TableKind.SPARSE
         tables.append(
             {
-                "table": name,
+                "table": spec.name,
                 "kind": spec.kind.name.lower(),
                 "rows": rows[0] if sparse else None,
                 "changed": rows[1:] if sparse else [],
                 "values": spec.size,
                 "type": spec.rows.dtype.name.lower(),
                 "rule": type(spec.rule).__name__,
-                "updates": max(_steps(opened, name), default=table.step),
+                "updates": max(each.step for some in saved for each in some),
                 "servers": len(holders(spec, len(opened.saves[-1].parts))) if sparse else 1,
             }
         )
@@ -123,26 +136,13 @@ def listed(where: str) -> dict[str, Any]:
     }
 
 
-def _steps(opened: OpenFolder, name: str) -> Iterator[int]:
-    """The updates that each server has counted: a server without rows of the table counts none."""
-    for part in opened.saves[-1].parts:
-        for table in part.tables:
-            if table.spec.name == name:
-                yield table.step
-
-
 def shown(where: str, name: str, *words: str) -> dict[str, Any]:
     """Rows by key: values, optimizer state and statistics, as the last save that has them."""
     opened = open_saves(where)
-    spec = sparse_spec(opened, name)
+    sparse_spec(opened, name)
     keys = np.array([_key(word) for word in words], np.int64)
-    servers = []
-    for save in opened.saves:
-        saved = next(
-            (each.spec for part in save.parts for each in part.tables if each.spec.name == name), spec
-        )
-        places = np.array(holders(saved, len(save.parts)))
-        servers.append(set(owners(torch.from_numpy(keys), places).tolist()))
+    places = [np.array(_places(save, name), np.int64) for save in opened.saves]
+    servers = [set(owners(torch.from_numpy(keys), some).tolist()) if len(some) else set() for some in places]
     found: dict[int, dict[str, Any]] = {int(key): {"state": "no row"} for key in keys}
     for each in chunks(opened, [name], servers=servers):
         chunk = each.chunk
@@ -221,42 +221,35 @@ def _compared(both: tuple[OpenFolder, OpenFolder], name: str) -> dict[str, Any]:
     return {"table": name, **result, "largest": largest, "mean": total / count if count else 0.0}
 
 
-Rows = tuple[Keys, NDArray[np.float32]]
-
-
 def _in_parts(both: tuple[OpenFolder, OpenFolder], name: str) -> Iterator[tuple[Rows, Rows]]:
     """The rows of a table in both saves, some at a time: those of one server where both were saved by the
     same ones, and of a server with many those with some hash.
     """
     spec = both[0].tables()[name].spec
-    places = {_places(save.parts, name) for opened in both for save in opened.saves}
-    servers = places.pop() if len(places) == 1 else (None,)
+    places = {_places(save, name) for opened in both for save in opened.saves}
+    servers: Sequence[int | None] = places.pop() if len(places) == 1 else (None,)
     for server in servers:
-        rows = max(_rows_at_most(each, name, server) for each in both)
+        rows = max(
+            sum(each.rows for save in opened.saves for each in saved_as(save, name)) for opened in both
+        )
+        rows //= len(servers)
         passes = max(1, math.ceil(2 * rows * (8 + 4 * spec.size) / AT_ONCE))
         for number in range(passes):
             mine, theirs = (_rows(each, spec, server, (number, passes)) for each in both)
             yield mine, theirs
 
 
-def _places(parts: Sequence[SavedPart], name: str) -> tuple[int | None, ...]:
-    """The servers that share the rows of a table; None: all."""
-    spec = next((t.spec for part in parts for t in part.tables if t.spec.name == name), None)
-    return (None,) if spec is None else holders(spec, len(parts))
-
-
-def _rows_at_most(opened: OpenFolder, name: str, server: int | None) -> int:
-    return sum(
-        each.rows for save in opened.saves for part in save.parts for each in part.tables
-        if each.spec.name == name and server in (None, part.server)
-    )  # fmt: skip
+def _places(save: OpenSave, name: str) -> tuple[int, ...]:
+    """The servers that share the rows of a table; none if the save does not have it."""
+    saved = saved_as(save, name)
+    return holders(saved[0].spec, len(save.parts)) if saved else ()
 
 
 def _rows(opened: OpenFolder, spec: TableSpec, server: int | None, part: tuple[int, int]) -> Rows:
     """The keys and values of a part of a table (its number, and how many there are), by a hash of the key."""
     number, parts = part
     keys, values = [np.empty(0, np.int64)], [np.empty((0, spec.size), np.float32)]
-    for some, rows, _ in newest(opened, spec.name, server, lambda keys: _part_of(keys, parts) == number):
+    for some, rows in newest(opened, spec.name, server, lambda keys: _part_of(keys, parts) == number):
         keys.append(some)
         values.append(rows)
     return np.concatenate(keys), np.concatenate(values)
@@ -273,9 +266,9 @@ def newest(
     name: str,
     server: int | None = None,
     wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
-) -> Iterator[tuple[Keys, NDArray[np.float32], SparseRows]]:
-    """The rows of a table (of one server), each once, as the last save has it: keys, values and everything.
-    Where there are deltas, the keys of those that were read are kept.
+) -> Iterator[Rows]:
+    """The keys and values of a table (of one server), each once, as the last save has it. Where there are
+    deltas, the keys of those that were read are kept.
     """
     seen: list[Keys] = []
     known = np.empty(0, np.int64)
@@ -294,14 +287,7 @@ def newest(
         if save:
             seen.append(keys[kept].copy())
         if isinstance(chunk, SparseRows) and kept.any():
-            places = torch.from_numpy(np.flatnonzero(kept))
-            some = SparseRows(
-                chunk.keys[places],
-                chunk.values[places],
-                tuple(state[places] for state in chunk.state),
-                None if chunk.statistics is None else chunk.statistics[places],
-            )
-            yield some.keys.numpy(), some.values.float().numpy(), some
+            yield keys[kept], chunk.values[torch.from_numpy(kept)].float().numpy()
 
 
 class _Writer(Protocol):
@@ -360,7 +346,7 @@ def exported(where: str, name: str, file: str) -> dict[str, Any]:
     try:
         writer = made(part, spec.size)
         try:
-            for keys, values, _ in newest(opened, name):
+            for keys, values in newest(opened, name):
                 writer.write(keys, values)
                 rows += len(keys)
         finally:

@@ -120,12 +120,12 @@ class SaveRunner:
         # The last of them, or an earlier one where this server was never told that a later one was committed:
         # then this part has what the later one has, too.
         if mode is SaveMode.DELTA and self.last_save not in request.after:
-            known = f"those since {self.last_save}" if self.last_save else "none, as it was started later"
-            since = " ".join(request.after[-1:])
+            wanted = " ".join(request.after[-1:])
+            since = f"changes since {self.last_save}" if self.last_save else "none, as it was started later"
             raise Refusal(
                 Code.FAILED,
-                f"cannot save what has changed since {since}: of changes this server knows {known}. Save "
-                "with mode 0",
+                f"cannot save what has changed since {wanted}: this server has recorded {since}. Save with "
+                "mode 0",
             )
         with _refusing(request), contextlib.ExitStack() as undo:
             spec = SaveSpec(id=request.id, mode=mode, step=step, server=self._index, servers=self._servers)

@@ -171,9 +171,8 @@ class SparseParameter:
         return float(self.group["lr"]) if self.group is not None else 0.0
 
 
-_KEY_BYTES = 8
 _ENOUGH_ROWS, _UNEVEN = 100_000, 1.5
-"""How many rows must have been given out to judge the servers' shares, and by how many times the average one
+"""How many rows must have been sent to judge the servers' shares, and by how many times the average one
 must be exceeded.
 """
 
@@ -199,10 +198,10 @@ class Layout:
         )
 
     def uneven(self, rows: NDArray[np.int64]) -> str:
-        """What to set if one server gave out much more than the others, of tables that are on few servers;
-        empty if none did. `rows` (servers, tables): how many rows each server gave out.
+        """What to set if one server sent much more than the others, of tables that are on few servers;
+        empty if none did. `rows` (servers, tables): how many rows each server sent.
         """
-        load = rows * [_KEY_BYTES + 4 * each.spec.size for each in self.sparse]
+        load = rows * [8 + 4 * each.spec.size for each in self.sparse]
         of_server, mean = load.sum(axis=1), load.sum() / self.servers
         most = int(of_server.argmax())
         if rows.sum() < _ENOUGH_ROWS or of_server[most] < _UNEVEN * mean:
@@ -220,7 +219,7 @@ class Layout:
         if not settings:
             return ""
         return (
-            f"server {most} gives out {of_server[most] / mean:.1f} times as many bytes of rows as the "
+            f"server {most} sends {of_server[most] / mean:.1f} times as many bytes of rows as the "
             f"average of {self.servers} servers. To share what is used most among more of them, add to the "
             f"settings in strategy.sparse_table_configs: {json.dumps(settings, ensure_ascii=False)}"
         )

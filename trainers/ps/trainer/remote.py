@@ -65,17 +65,16 @@ class RowRequest:
         counted: bool = False,
         requested: NDArray[np.int64] | None = None,
     ) -> None:
-        if 4 * len(keys) * dim > MAX_FRAME_BYTES:
+        self.keys, self._dim = keys, dim
+        if self.bytes > MAX_FRAME_BYTES:
             raise UsageError(
                 f"one batch needs {len(keys)} rows of {dim} values, more than the {MAX_FRAME_BYTES >> 20} MB "
                 "of one message; use smaller batches"
             )
         self.table = table
-        self.keys = keys
         self.insert = insert
         self.as_of: int | None = None
         self._cuts: list[int] = [0, *np.cumsum(spans.sum(axis=1)).tolist()]
-        self._dim = dim
         self.spans = spans
         self._counted, self._requested = counted, requested
         self._field = Field.KEYS if insert else Field.PEEK

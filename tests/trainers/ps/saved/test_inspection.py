@@ -5,6 +5,7 @@ tables that wrote them.
 import csv
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,20 @@ import torch
 
 from tests.support.owners import owners
 from tests.trainers.ps.saved.tables import LEAN, USERS, MemoryTable, dense_spec, save
+from tests.trainers.ps.saved.test_tables import RARE, SEEN
 from trainers.errors import FleetError
 from trainers.ps.saves import inspection
 from trainers.ps.saves.inspection import checked, compared, exported, listed, main, shown
 from trainers.ps.saves.manifest import SaveMode, commit_save, new_id
 from trainers.ps.saves.read import open_saves
 from trainers.ps.saves.write import SaveSpec, SaveTask, cut_tables
-from trainers.ps.tables.rules import Adagrad
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, RowType, TableKind, TableSpec
+from trainers.ps.tables.spec import RowType
 
 pytestmark = pytest.mark.slow
 
 SERVERS = 2
-SEEN = TableSpec(
-    kind=TableKind.SPARSE,
-    name="seen",
-    size=3,
-    rule=Adagrad(),
-    rows=RowOptions(entry=Entry(EntryKind.SHOW_CLICK), dtype=RowType.BFLOAT16),
-)
-RARE = TableSpec(
-    kind=TableKind.SPARSE,
-    name="rare",
-    size=2,
-    rule=Adagrad(),
-    rows=RowOptions(entry=Entry(EntryKind.COUNT, 3)),
-)
+PACKED = replace(SEEN, size=3, rows=replace(SEEN.rows, dtype=RowType.BFLOAT16))
 
 
 class Job:
@@ -48,7 +36,7 @@ class Job:
 
     def __init__(self, where: Path) -> None:
         self.where = str(where)
-        self.tables = [(SparseTable(SEEN), SparseTable(RARE)) for _ in range(SERVERS)]
+        self.tables = [(SparseTable(PACKED), SparseTable(RARE)) for _ in range(SERVERS)]
         self._last: str | None = None
         self.step = 0
 

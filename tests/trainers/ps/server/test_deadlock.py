@@ -133,6 +133,6 @@ def test_a_delta_may_follow_a_save_that_this_server_was_not_told_was_committed(t
     bench.pass_time(1)
     for after in (("save-0", "save-2"), ()):
         assert (
-            "of changes this server knows those since save-1" in saves(bench, 1, "x", tmp_path, 1, after).text
+            "this server has recorded changes since save-1" in saves(bench, 1, "x", tmp_path, 1, after).text
         )
     assert saves(bench, 1, "save-3", tmp_path, 1, ("save-1", "save-2")).kind is Kind.WAIT

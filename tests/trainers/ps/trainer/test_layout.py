@@ -167,7 +167,7 @@ def test_a_table_that_makes_one_server_do_much_more_is_named_and_what_to_set() -
     rows[server, used.table] = 200_000
     share = rows.sum(axis=1)[server] / (rows.sum() / 4)
     assert layout.uneven(rows) == (
-        f"server {server} gives out {share:.1f} times as many bytes of rows as the average of 4 servers. To "
+        f"server {server} sends {share:.1f} times as many bytes of rows as the average of 4 servers. To "
         "share what is used most among more of them, add to the settings in strategy.sparse_table_configs: "
         '{"slot7.weight": {"servers": 4}}'
     )
