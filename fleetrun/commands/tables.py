@@ -1,4 +1,4 @@
-"""`fleetrun tables`: look into the tables of a save of parameter servers. The runtime reads them, in a
+"""`fleetrun tables`: inspect what parameter servers have saved. The runtime reads them, in a
 process of its own.
 """
 
@@ -51,7 +51,7 @@ class UnreadableSaveError(LaunchError):
 
 
 class _Tables(click.Group):
-    """One word that is no command is the save to list."""
+    """A single word that is not a command is the save to list."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [each for each in args if not each.startswith("-")]

@@ -140,7 +140,7 @@ def test_a_bad_node_is_found_in_two_turns_and_a_spare_takes_its_place(bad, found
 @pytest.mark.parametrize(
     ("count", "hangs", "takes", "seconds"),
     [
-        (4, "n2", 0.15, 2.0),  # nobody is suspected before 1 s
+        (4, "n2", 0.15, 2.0),  # no node is suspected before 1 s
         (3, "n3", 0.15, 2.0),
         (3, "n2", 0.15, 8.0),  # no pair has answered: until the launchers give up
         (4, "n2 n5", 0.15, 4.0),  # the spare's as well
@@ -232,7 +232,7 @@ def test_a_spare_that_is_busy_for_a_moment_stays_and_each_start_checks_it_again(
     assert spare.faults == ()
 
 
-def test_what_the_check_of_a_spare_finds_is_noted_once_where_nobody_is_left_out():
+def test_what_the_check_of_a_spare_finds_is_noted_once_where_no_machine_is_left_out():
     job = job_of(5, spares=1, exclude_after=0)
     job.players[4].measure = lambda round, members, rank: BROKEN
     job.until(lambda: job.players[0].faults, within=5)

@@ -161,7 +161,7 @@ def test_a_table_that_makes_one_server_do_much_more_is_named_and_what_to_set() -
     rows = np.zeros((4, 21), np.int64)
     for each in layout.sparse:
         rows[list(holders(each.spec, 4)), each.table] = 10_000
-    assert layout.uneven(rows) == "", "so many tables on one server are nobody's fault"
+    assert layout.uneven(rows) == "", "many tables on one server, and none that is used more"
     (used,) = (each for each in layout.sparse if each.name == "slot7.weight")
     (server,) = holders(used.spec, 4)
     rows[server, used.table] = 200_000
