@@ -66,6 +66,7 @@ __all__ = [
     "metrics",
     "minimize",
     "prefetch",
+    "publish",
     "report",
     "resume_step",
     "run_server",
@@ -263,6 +264,13 @@ class Fleet:
     def init_worker(self) -> None:
         """Connect to the servers; all trainers start from trainer 0's initial values."""
         self._runtime_for("init_worker").init_worker()
+
+    def publish(self) -> int:
+        """Publish a version of all tables now, with everything that this trainer has pushed, for those who
+        serve them; returns its number. Needs `strategy.ps_configs` `publish`, by which the servers publish at
+        an interval anyway. In sync training the version is of one step, which other trainers may wait for.
+        """
+        return self._runtime_for("publish").publish()
 
     def shrink(self, policy: ShrinkPolicy | None = None) -> int:
         """A day has passed: age the statistics of all tables that keep them, remove the rows that are not
@@ -565,6 +573,7 @@ save = _fleet.save
 load = _fleet.load
 save_persistables = _fleet.save_persistables
 save_inference_model = _fleet.save_inference_model
+publish = _fleet.publish
 shrink = _fleet.shrink
 util = _fleet.util
 metrics = _fleet.metrics

@@ -303,6 +303,9 @@ class CollectiveRuntime:
         progress.meter.resumed(self._resumed)
         return step
 
+    def publish(self) -> int:
+        raise _no_servers("publish")
+
     def shrink(self, policy: object) -> int:
         raise _no_servers("shrink")
 

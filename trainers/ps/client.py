@@ -37,6 +37,7 @@ _IN_WORDS = {
     Kind.FINISH: "fleet.stop_worker()",
     Kind.SAVE: "a save",
     Kind.SHRINK: "fleet.shrink()",
+    Kind.REFRESH: "fleet.publish()",
 }
 
 
@@ -94,7 +95,9 @@ class PendingReplies:
 
 
 class Client:
-    """One trainer's connections. Not for use by several threads at once."""
+    """One trainer's connections, or those of another process of this `name`. Not for use by several threads
+    at once.
+    """
 
     def __init__(
         self,
@@ -104,7 +107,9 @@ class Client:
         *,
         keys: CurveKeys | None = None,
         first_retry_s: float = 1.0,
+        name: str = "",
     ) -> None:
+        self._who = name or f"trainer {rank}"
         self._first_retry_s = first_retry_s
         self._endpoints = endpoints
         self._rank = rank
@@ -118,9 +123,9 @@ class Client:
         self._retry_at = math.inf
         """No request needs to be sent again before this time."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        name = f"trainer-{rank}-{self._incarnation:x}".encode()
+        route = f"{self._who.replace(' ', '-')}-{self._incarnation:x}".encode()
         self._sockets = [
-            client_socket(self._context, endpoint, name, configs.trainer_timeout_s, keys)
+            client_socket(self._context, endpoint, route, configs.trainer_timeout_s, keys)
             for endpoint in endpoints
         ]
         self._poller = zmq.Poller()
@@ -195,10 +200,12 @@ class Client:
             "seconds": round(time.monotonic() - each.since, 3),
         }
 
-    def poll(self) -> None:
-        """Read the replies that have come, without waiting; raises as `ask` for any request in flight."""
+    def poll(self, wait_s: float = 0.0) -> None:
+        """Read the replies that have come, without waiting or after waiting so long for one; raises as `ask`
+        for any request in flight.
+        """
         if self._pending:
-            self._poll(0.0)
+            self._poll(wait_s)
 
     def _message(self, request: Request) -> Message:
         return Message(
@@ -250,7 +257,7 @@ class Client:
         if now >= each.log_at:
             each.log_at = now + _LOG_WAIT_AFTER_S
             what = each.awaited or f"an answer from {self._name(each.request.server)}"
-            glog(f"trainer {self._rank} is waiting for {what} ({each.request.kind.name})")
+            glog(f"{self._who} is waiting for {what} ({each.request.kind.name})")
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         server = self._servers[socket]

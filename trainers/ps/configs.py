@@ -23,6 +23,7 @@ ROWS_AT_END = ("all", "first", "none")
 MAX_IN_FLIGHT = 1024
 """Pushes of one trainer; a server remembers the last 4096 applied ones, to recognize late repetitions."""
 LOG_FSYNCS = ("no", "everysec", "always")
+PUBLISH_DTYPES = ("", *WIRE_DTYPES, "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,10 @@ class PsConfigs:
     rows of bounded tables are moved instead.
 
     `server_threads`: how many threads a server has for the rows of one large request.
+
+    `publish`: a folder or URL to which the servers write versions of all tables for those who serve them, one
+    every `publish_interval_s` if anything has changed. `publish_dtype`: the type of the values of rows there;
+    empty: as their tables have them.
     """
 
     split_method: str = "RoundRobin"
@@ -73,6 +78,9 @@ class PsConfigs:
     evict: str | None = None
     disk_dir: str = ""
     server_threads: int = 1
+    publish: str = ""
+    publish_interval_s: float = 10.0
+    publish_dtype: str = ""
 
     def __post_init__(self) -> None:
         one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
@@ -85,10 +93,12 @@ class PsConfigs:
         number = self.table_mb_per_server
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
             raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
-        for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
-            positive(f"ps_configs {name}", getattr(self, name))
+        for field in fields(self):
+            if field.name.endswith("_s"):
+                positive(f"ps_configs {field.name}", getattr(self, field.name))
+        one_of("ps_configs publish_dtype", self.publish_dtype, PUBLISH_DTYPES)
         whole("ps_configs server_threads", self.server_threads, 1)
-        for name in ("durability_dir", "disk_dir"):
+        for name in ("durability_dir", "disk_dir", "publish"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"ps_configs {name} is {getattr(self, name)!r}; it must be a path")
         _ = self.bound

@@ -247,6 +247,9 @@ class ServerRuntime(_ServedRuntime):
     def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns:
         raise _not_a_trainer("save_inference_model")
 
+    def publish(self) -> int:
+        raise _not_a_trainer("publish")
+
     def shrink(self, policy: ShrinkPolicy | None) -> int:
         raise _not_a_trainer("shrink")
 
@@ -490,6 +493,15 @@ class TrainerRuntime(_ServedRuntime):
         found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES), int8=int8)
         worker.refresh()
         return found
+
+    def publish(self) -> int:
+        worker = self._training("publish")
+        if not self.strategy.ps().publish:
+            raise UsageError(
+                'fleet.publish() needs a folder or URL for the versions: set strategy.ps_configs "publish" '
+                "before fleet.is_server() is called"
+            )
+        return worker.publish()
 
     def shrink(self, policy: ShrinkPolicy | None) -> int:
         return self._training("shrink").shrink(policy or ShrinkPolicy())

@@ -72,6 +72,12 @@ def open_folder(where: str | os.PathLike[str]) -> Folder:
     return LocalFolder(Path(text))
 
 
+def absolute_path(where: str | os.PathLike[str]) -> str:
+    """The same folder for processes with other working directories; URLs as they are."""
+    name = os.fspath(where)
+    return name if "://" in name else str(Path(name).absolute())
+
+
 class LocalFolder:
     def __init__(self, path: Path) -> None:
         self._path = path

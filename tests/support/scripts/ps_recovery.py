@@ -1,8 +1,10 @@
-"""Training that goes on after kills: `ps_recovery FOLDER MODE DURABILITY STEPS PAUSE_MS`. Each step of each
-trainer is a function of its number, so a run with kills can be compared with one without, bit for bit. No
-step is made before the step_limit in the folder is long enough.
+"""Training that goes on after kills: `ps_recovery FOLDER MODE DURABILITY STEPS PAUSE_MS [MORE]`. Each step of
+each trainer is a function of its number, so a run with kills can be compared with one without, bit for bit.
+No step is made before the step_limit in the folder is long enough. MORE: other ps_configs, as JSON; with
+"every" among them, trainer 0 saves the values before each step.
 """
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -48,7 +50,9 @@ def ids_of(generator: torch.Generator) -> torch.Tensor:
 
 
 def main() -> None:
-    folder, mode, durability, steps, pause_ms = sys.argv[1:]
+    folder, mode, durability, steps, pause_ms, *rest = sys.argv[1:]
+    more = json.loads(rest[0]) if rest else {}
+    every = more.pop("every", False)
     torch.set_num_threads(1)
     fleet.init()
     strategy = fleet.DistributedStrategy()
@@ -59,6 +63,7 @@ def main() -> None:
         "snapshot_interval_s": 0.7,
         "trainer_timeout_s": 60.0,
         "log_fsync": "no",
+        **more,
     }
     torch.manual_seed(0)
     model = fleet.distributed_model(Model())
@@ -76,6 +81,8 @@ def main() -> None:
     rank = fleet.worker_index()
     for step in range(fleet.resume_step(), int(steps)):
         step_limit.wait(Path(folder, "step_limit"), step)
+        if every and not rank:
+            fleet.save_persistables(f"{folder}/at/{step}", mode=2)
         generator = torch.Generator().manual_seed(1000 * step + rank)
         predicted = model(ids_of(generator))
         target = torch.randn(8, generator=generator)

@@ -324,7 +324,7 @@ class DurableFolder:
         chain = self._chain
         if chain is not None and not chain.may_be_followed(tables):
             chain = None
-        cuts = cut_tables(tables, SaveMode.ALL if chain is None else SaveMode.DELTA, snapshot=True)
+        cuts = cut_tables(tables, SaveMode.ALL if chain is None else SaveMode.DELTA, of=NOT_IN_SNAPSHOT)
         with contextlib.ExitStack() as undo:
             undo.callback(close_cuts, cuts, saved=False)
             number = self._number + 1 if self._journal is None else self._journal.rotate()

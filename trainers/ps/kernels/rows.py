@@ -114,10 +114,10 @@ VALUES = 2
 OPEN, CUT_ROWS, READ, TAKEN = 0, 1, 2, 3
 """`Rows.cut`: whether there is a cut, its rows, how many of them were read, how many images were taken."""
 
-UNSAVED, SINCE_CUT, EVEN_DAY, NOT_IN_SNAPSHOT = 1, 2, 4, 8
-CHANGED = UNSAVED | NOT_IN_SNAPSHOT
+UNSAVED, SINCE_CUT, EVEN_DAY, NOT_IN_SNAPSHOT, UNPUBLISHED = 1, 2, 4, 8, 16
+CHANGED = UNSAVED | NOT_IN_SNAPSHOT | UNPUBLISHED
 """`Rows.flags`: changed since the last save (or before the cut); changed since the cut was made; the last day
-that passed for the row; changed since the last snapshot (or before the cut).
+that passed for the row; changed since the last snapshot, and the last published version (or before the cut).
 """
 
 _LINE = 16  # places of a cache line

@@ -25,6 +25,7 @@ from trainers.errors import FleetError, UsageError
 from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import SavedPart, SavedTable
 from trainers.ps.saves.read import (
+    LaterKeys,
     OpenFolder,
     OpenSave,
     ShardToRead,
@@ -270,22 +271,14 @@ def newest(
     """The keys and values of a table (of one server), each once, as the last save has it. Where there are
     deltas, the keys of those that were read are kept.
     """
-    seen: list[Keys] = []
-    known = np.empty(0, np.int64)
-    save = len(opened.saves) - 1
+    later = LaterKeys()
     servers = None if server is None else [{server}] * len(opened.saves)
     for each in chunks(opened, [name], servers=servers, backwards=True):
         chunk = each.chunk
         if isinstance(chunk, DenseRows | Candidates):
             continue
-        if each.save != save:  # an older one: what later saves have does not count there
-            known, save, seen = np.unique(np.concatenate([known, *seen])), each.save, []
         keys = chunk.keys.numpy()
-        kept = np.ones(len(keys), np.bool_) if wanted is None else wanted(keys)
-        if len(known):
-            kept &= known[np.searchsorted(known, keys).clip(max=len(known) - 1)] != keys
-        if save:
-            seen.append(keys[kept].copy())
+        kept = later.missing(each.save, keys, None if wanted is None else wanted(keys))
         if isinstance(chunk, SparseRows) and kept.any():
             yield keys[kept], chunk.values[torch.from_numpy(kept)].float().numpy()
 

@@ -1,9 +1,10 @@
 """The files of a save, with sizes and checksums, and the current save of a folder.
 
 A folder's `manifest.json` names the saves that make up its tables (one, or one and its deltas), each with one
-part per server. A part names its files and their content. Everything that is read is checked: it is complete,
-of a known version, and no name leaves the folder. The order of writing keeps one save loadable at any time:
-parts, then the manifest, then the removal of files that no manifest names.
+part per server; a published folder (see `publication`) has one too. A part names its files and their content.
+Everything that is read is checked: it is complete, of a known version, and no name leaves the folder. The
+order of writing keeps one save loadable at any time: parts, then the manifest, then the removal of files that
+no manifest names.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from trainers.storage.manifest import FileRecord, checksum_of, is_name
 #    the rows removed since then; mode 0 and its deltas load as one save.
 # 2  Paddle: values of rows that pass base_threshold and delta_keep_days. Here: the values of every row. 3
 # Paddle: every row, and then one more unseen day for each. Here: every row; the caller ages the statistics.
+# 4  Here: of a published folder; as mode 1, but values only, and since the version before.
 
 
 class SaveMode(IntEnum):
@@ -40,6 +42,17 @@ class SaveMode(IntEnum):
     DELTA = 1
     VALUES = 2
     AGED = 3
+    INCREMENT = 4
+
+    @property
+    def changes(self) -> bool:
+        """Whether it has what changed since the save before."""
+        return self in (SaveMode.DELTA, SaveMode.INCREMENT)
+
+    @property
+    def values_only(self) -> bool:
+        """Whether it has neither optimizer state, nor statistics, nor candidates."""
+        return self in (SaveMode.VALUES, SaveMode.INCREMENT)
 
 
 # ---- The files of a save.
@@ -64,8 +77,9 @@ class PieceKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
-    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts`, `days`, `stamps`
-    (candidates: keys that do not have a row yet); `keys` (removed).
+    (dense); `keys`, `values`, `state.0`, `statistics` (rows; `scales` too where the values are codes of 8
+    bits: see `write.codes_of`); `keys`, `counts`, `days`, `stamps` (candidates: keys that do not have a row
+    yet); `keys` (removed).
     """
 
     table: str
@@ -87,7 +101,8 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class SavedTable:
     """A table of one server. `step`: its updates so far; `rows`: in this part; `clock`, `candidate_clock`:
-    of the budgets of a bounded table (see `tables.budget`).
+    of the budgets of a bounded table (see `tables.budget`); `error`: by how much a value of the table is
+    another one here, at most.
     """
 
     spec: TableSpec
@@ -95,6 +110,7 @@ class SavedTable:
     rows: int
     clock: tuple[float, ...] = ()
     candidate_clock: tuple[float, ...] = ()
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +122,11 @@ class SavedPart:
     tables: tuple[SavedTable, ...]
     shards: tuple[Shard, ...]
     blob: FileRecord | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(shard.file.size for shard in self.shards)
 
     def spec_of(self, name: str) -> TableSpec:
         """Of a table in this part."""
@@ -124,6 +145,7 @@ class SavedPart:
                 "rows": table.rows,
                 "clock": table.clock,
                 "candidate_clock": table.candidate_clock,
+                "error": table.error,
             }
             for table in self.tables
         ]
@@ -157,19 +179,28 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save of all servers: the folder of its files, and its parts, one per server in order."""
+    """One save of all servers: the folder of its files, and its parts, one per server in order. A published
+    one has a version `number`, the `time` of the moment that it shows (seconds since 1970), and the `size` of
+    its files in bytes.
+    """
 
     id: str
     mode: SaveMode
     step: int
     parts: tuple[FileRecord, ...]
+    number: int = 0
+    time: float = 0.0
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The saves that make up the tables, in the order in which they are applied."""
+    """The saves that make up the tables, in the order in which they are applied. `stream`: of a published
+    folder, what tells its versions from those of another one.
+    """
 
     saves: tuple[Save, ...]
+    stream: str = ""
 
     def encode(self) -> bytes:
         saves = [
@@ -178,21 +209,27 @@ class Manifest:
                 "mode": int(save.mode),
                 "step": save.step,
                 "parts": [asdict(part) for part in save.parts],
+                **({"number": save.number, "time": save.time, "size": save.size} if self.stream else {}),
             }
             for save in self.saves
         ]
-        return _sealed({"saves": saves})
+        return _sealed({"saves": saves} | ({"stream": self.stream} if self.stream else {}))
 
     @classmethod
     def decode(cls, text: bytes) -> Manifest:
         """Raises ManifestError."""
-        saves = tuple(_save(entry) for entry in _list(_opened(text), "saves"))
-        chained = all(save.mode is SaveMode.DELTA for save in saves[1:])
-        if not saves or saves[0].mode is SaveMode.DELTA or not chained:
-            raise ManifestError(
-                f"saves of modes {[int(save.mode) for save in saves]} are not a full save and its deltas"
-            )
-        return cls(saves)
+        body = _opened(text)
+        saves = tuple(_save(entry) for entry in _list(body, "saves"))
+        stream = _text(body, "stream") if "stream" in body else ""
+        modes = [save.mode for save in saves]
+        first, later = (SaveMode.VALUES, SaveMode.INCREMENT) if stream else (None, SaveMode.DELTA)
+        chained = all(mode is later for mode in modes[1:])
+        if not modes or modes[0].changes or (first is not None and modes[0] is not first) or not chained:
+            raise ManifestError(f"saves of modes {list(map(int, modes))} are not a full save and its deltas")
+        numbers = [save.number for save in saves]
+        if stream and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise ManifestError(f"its versions are {numbers}, which do not follow each other")
+        return cls(saves, stream)
 
 
 def _sealed(body: Mapping[str, Any]) -> bytes:
@@ -234,6 +271,13 @@ def _count(body: Mapping[str, Any], key: str) -> int:
     return value
 
 
+def _number(body: Mapping[str, Any], key: str) -> float:
+    value = body.get(key, 0.0)
+    if not isinstance(value, int | float):
+        raise ManifestError(f"{key!r} is {value!r}; it must be a number")
+    return float(value)
+
+
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str):
@@ -256,13 +300,15 @@ def _table(body: Mapping[str, Any]) -> SavedTable:
         spec = TableSpec.decode(bytes.fromhex(_text(body, "spec")))
     except (SpecError, ValueError) as error:
         raise ManifestError(f"table {body.get('name')!r}: {error}") from error
-    clocks = []
+    clocks: list[tuple[float, ...]] = []
     for key in ("clock", "candidate_clock"):
         clock = body.get(key, [])
         if not isinstance(clock, list) or not all(isinstance(number, float | int) for number in clock):
             raise ManifestError(f"table {spec.name!r} has the {key} {clock!r}")
         clocks.append(tuple(map(float, clock)))
-    return SavedTable(spec, _count(body, "step"), _count(body, "rows"), *clocks)
+    clock, other = clocks
+    step, rows = _count(body, "step"), _count(body, "rows")
+    return SavedTable(spec, step, rows, clock, other, _number(body, "error"))
 
 
 def _shard(body: Mapping[str, Any]) -> Shard:
@@ -286,7 +332,8 @@ def _save(body: Mapping[str, Any]) -> Save:
     except ValueError as error:
         raise ManifestError(f"mode {body.get('mode')!r} is unknown") from error
     parts = tuple(_file(entry) for entry in _list(body, "parts"))
-    return Save(_name(body, "id"), mode, _count(body, "step"), parts)
+    number, size = (_count(body, key) if key in body else 0 for key in ("number", "size"))
+    return Save(_name(body, "id"), mode, _count(body, "step"), parts, number, _number(body, "time"), size)
 
 
 # ---- The current save of a folder.
@@ -346,14 +393,14 @@ def commit_save(
     save = Save(id, mode, step, tuple(parts))
     try:
         for number, record in enumerate(parts):
-            _check_part(folder, id, record, number, len(parts))
+            check_part(folder, id, record, number, len(parts))
         manifest = Manifest((*former, save))
         folder.write(MANIFEST, [manifest.encode()])
     except OSError as error:
         raise save_error(error, folder.path(id), folder.free()) from error
     # Only now: until the manifest was written, the former files were the only complete save.
     try:
-        _remove_unlisted(folder, manifest)
+        remove_unlisted(folder, [manifest])
     except OSError as error:
         glog(f"the former save in {folder.where} is not needed any more but cannot be removed: {error}")
     return manifest
@@ -362,8 +409,8 @@ def commit_save(
 def abandon_save(where: str | os.PathLike[str], id: str) -> None:
     """Remove a save that was not committed. Raises SaveError."""
     folder = open_folder(where)
-    named = {save.id for save in _saves(folder)}
-    if id in named:
+    manifest = manifest_of(folder)
+    if manifest is not None and id in {save.id for save in manifest.saves}:
         raise SaveError(f"{folder.path(id)} is the current save and cannot be removed")
     try:
         folder.remove(id)
@@ -373,7 +420,12 @@ def abandon_save(where: str | os.PathLike[str], id: str) -> None:
 
 def _saves_to_keep(folder: Folder, mode: SaveMode) -> tuple[Save, ...]:
     """The saves that stay current together with a new one of this mode."""
-    former = _saves(folder)
+    manifest = manifest_of(folder)
+    former = () if manifest is None else manifest.saves
+    if manifest is not None and manifest.stream:
+        raise SaveError(
+            f"{folder.where} has what servers publish (ps_configs publish); choose another folder for saves"
+        )
     if mode is SaveMode.DELTA:
         if not former or former[0].mode is SaveMode.VALUES:
             there = "only a save of values (mode 2)" if former else "no save"
@@ -391,7 +443,8 @@ def _saves_to_keep(folder: Folder, mode: SaveMode) -> tuple[Save, ...]:
     return ()
 
 
-def _check_part(folder: Folder, id: str, record: FileRecord, server: int, servers: int) -> None:
+def check_part(folder: Folder, id: str, record: FileRecord, server: int, servers: int) -> SavedPart:
+    """The part that a server says to have written. Raises SaveError and OSError."""
     content = folder.read(f"{id}/{record.name}").numpy().tobytes()
     if record != FileRecord.of(f"server-{server}.json", [content]):
         raise SaveError(f"{folder.path(id)}/{record.name} is not what server {server} wrote")
@@ -401,13 +454,15 @@ def _check_part(folder: Folder, id: str, record: FileRecord, server: int, server
             f"{folder.path(id)}/{record.name} is the part of server {part.server} of {part.servers}, not of "
             f"server {server} of {servers}: not every server has saved"
         )
+    return part
 
 
-def _saves(folder: Folder) -> tuple[Save, ...]:
+def manifest_of(folder: Folder) -> Manifest | None:
+    """None if there is none. Raises SaveError."""
     try:
         if MANIFEST not in folder.names():
-            return ()
-        return Manifest.decode(folder.read(MANIFEST).numpy().tobytes()).saves
+            return None
+        return Manifest.decode(folder.read(MANIFEST).numpy().tobytes())
     except OSError as error:
         raise save_error(error, folder.where, folder.free()) from error
     except ManifestError as error:
@@ -416,8 +471,9 @@ def _saves(folder: Folder) -> tuple[Save, ...]:
         ) from error
 
 
-def _remove_unlisted(folder: Folder, manifest: Manifest) -> None:
-    named = {save.id for save in manifest.saves}
+def remove_unlisted(folder: Folder, manifests: Sequence[Manifest]) -> None:
+    """Remove the saves that none of these names. Raises OSError."""
+    named = {save.id for manifest in manifests for save in manifest.saves}
     for name in folder.names():
         if name.startswith(_PREFIX) and name not in named:
             folder.remove(name)

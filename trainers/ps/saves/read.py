@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from trainers import progress
 from trainers.ps.kernels.batch import owners
@@ -31,26 +32,28 @@ from trainers.ps.saves.manifest import (
     Shard,
     current_manifest,
 )
-from trainers.ps.saves.write import Chunk, Removed, SparseTarget, Target, counts_of, seen_of
+from trainers.ps.saves.write import Chunk, Removed, SparseTarget, Target, counts_of, decoded, seen_of
 from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec, holders
 from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord
-from trainers.storage.safetensors import SafetensorsError, unpack
+from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
 
 # ---- Parts and shards, checked against the manifest.
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSave:
-    """One save and its parts, in the order of servers."""
+    """One save and its parts, in the order of servers; `number` and `time` as of `manifest.Save`."""
 
     id: str
     mode: SaveMode
     step: int
     parts: tuple[SavedPart, ...]
+    number: int = 0
+    time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class OpenFolder:
 
     folder: Folder
     saves: tuple[OpenSave, ...]
+    stream: str = ""
 
     @property
     def values_only(self) -> bool:
@@ -97,8 +101,8 @@ def open_saves(where: str | os.PathLike[str]) -> OpenFolder:
                 f"{folder.path(save.id)} has the parts of servers {servers}: some are missing, or of another "
                 "job"
             )
-        saves.append(OpenSave(save.id, save.mode, save.step, parts))
-    return OpenFolder(folder, tuple(saves))
+        saves.append(OpenSave(save.id, save.mode, save.step, parts, save.number, save.time))
+    return OpenFolder(folder, tuple(saves), manifest.stream)
 
 
 def check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
@@ -161,6 +165,10 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
     wanted = _tensor_shapes(spec, piece)
+    if piece.kind is PieceKind.ROWS and (scales := tensors.get(piece.prefix + "scales")) is not None:
+        coded = {**wanted, "values": (wanted["values"][0], torch.uint8)}
+        if scales.shape == (piece.rows, 2) and shapes == {name: coded[name] for name in ("keys", "values")}:
+            return SparseRows(found["keys"], decoded(found["values"], scales), ())
     # A save of values only has no other tensors, and earlier versions saved no days or no stamps of
     # candidates; state is complete or absent.
     some = {name: wanted[name] for name in ("keys", "values", "counts") if name in wanted}
@@ -179,6 +187,33 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     if piece.kind is PieceKind.DENSE:
         return DenseRows(found["values"], state)
     return SparseRows(found["keys"], found["values"], state, found.get("statistics"))
+
+
+class LaterKeys:
+    """The keys of a table that later saves have, while its pieces are read from the last save to the first:
+    what an earlier one has of them does not count.
+    """
+
+    def __init__(self) -> None:
+        self._save: int | None = None
+        self._known = np.empty(0, np.int64)
+        self._seen: list[NDArray[np.int64]] = []
+
+    def missing(
+        self, save: int, keys: NDArray[np.int64], wanted: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.bool_]:
+        """(n,): which of the keys of a piece of this save, its place in the chain, later ones do not have.
+        `wanted`: only of these.
+        """
+        if save != self._save:
+            self._known, self._save = np.unique(np.concatenate([self._known, *self._seen])), save
+            self._seen = []
+        kept = np.ones(len(keys), np.bool_) if wanted is None else wanted
+        if len(known := self._known):
+            kept &= known[np.searchsorted(known, keys).clip(max=len(known) - 1)] != keys
+        if save:
+            self._seen.append(keys[kept].copy())
+        return kept
 
 
 def _names(spec: TableSpec) -> list[str]:
@@ -215,7 +250,7 @@ def _part(folder: Folder, save: str, record: FileRecord) -> SavedPart:
 def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: torch.Tensor) -> dict[str, torch.Tensor]:
     content = read_file(folder, item.save, item.shard.file, verify=verify, into=into)
     try:
-        return unpack(content)
+        return unpack(content, EVERY_TYPE)
     except SafetensorsError as error:
         path = folder.path(f"{item.save}/{item.shard.file.name}")
         raise LoadError(f"{path} is not a safetensors file as fleetrun writes it: {error}") from error
@@ -606,9 +641,9 @@ class ModelValues:
     sparse: dict[str, SparseValues]
 
 
-def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelValues:
+def read_values(where: str | os.PathLike[str] | OpenFolder, *, verify: bool = True) -> ModelValues:
     """Every value of a save of any mode, from all servers, in memory at once. Raises LoadError."""
-    opened = open_saves(where)
+    opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = [table.spec for table in opened.tables().values()]
     blocks = BlockAssembler(_whole_parameters(specs))
     found: dict[str, list[SparseValues | Removed]] = {s.name: [] for s in specs if s.kind is TableKind.SPARSE}

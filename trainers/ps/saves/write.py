@@ -15,13 +15,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from trainers.ps.kernels.rows import NOT_IN_SNAPSHOT, UNSAVED
+from trainers.ps.kernels.rows import UNSAVED
 from trainers.ps.saves.manifest import (
     Piece,
     PieceKind,
@@ -33,12 +33,12 @@ from trainers.ps.saves.manifest import (
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import state_widths
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import EntryKind, TableKind, TableSpec
+from trainers.ps.tables.spec import EntryKind, RowType, TableKind, TableSpec
 from trainers.ps.tables.storage import Candidates, DenseCut, DenseRows, SparseRows
 from trainers.storage.errors import SaveError, save_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord, is_name
-from trainers.storage.safetensors import pack
+from trainers.storage.safetensors import EVERY_TYPE, pack
 
 # ---- Cuts: the tables at one moment.
 
@@ -119,13 +119,13 @@ class TableCut:
 
 
 def cut_tables(
-    tables: Iterable[SparseTable | DenseTable], mode: SaveMode, *, snapshot: bool = False
+    tables: Iterable[SparseTable | DenseTable], mode: SaveMode, *, of: int = UNSAVED
 ) -> list[TableCut]:
-    """Cuts of all tables, for a save of this mode; in the thread of the tables, between two requests.
-    `snapshot`: for the server's own recovery; saves and snapshots have deltas of their own. Raises
-    TableError, and leaves no cut open, when one is open already, or no delta can follow.
+    """Cuts of all tables, for a save of this mode; in the thread of the tables, between two requests. `of`:
+    the flag of rows that have changed since the last one: saves, snapshots for the server's own recovery, and
+    published versions have deltas of their own. Raises TableError, and leaves no cut open, when one is open
+    already, or no delta can follow.
     """
-    of = NOT_IN_SNAPSHOT if snapshot else UNSAVED
     cuts: list[TableCut] = []
     with contextlib.ExitStack() as undo:
         undo.callback(close_cuts, cuts, saved=False)
@@ -144,8 +144,9 @@ def close_cuts(cuts: Iterable[TableCut], *, saved: bool) -> None:
 def _cut(table: SparseTable | DenseTable, mode: SaveMode, of: int) -> TableCut:
     if isinstance(table, DenseTable):
         return TableCut(table.spec, table.cut())
-    waiting, mark = table.candidates(), mode is not SaveMode.VALUES
-    cut = table.cut(changed_only=mode is SaveMode.DELTA, mark=mark, of=of)
+    waiting = None if mode.values_only else table.candidates()
+    mark = mode is not SaveMode.VALUES or of != UNSAVED
+    cut = table.cut(changed_only=mode.changes, mark=mark, of=of)
     return TableCut(table.spec, cut, waiting, *table.clocks())
 
 
@@ -175,22 +176,61 @@ _PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A piece and its tensors by name."""
+    """A piece and its tensors by name. `error`: see SavedTable."""
 
     piece: Piece
     tensors: dict[str, torch.Tensor]
+    error: float = 0.0
 
     @property
     def size(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple[int, Packed]]:
-    """(slots read so far, piece) of one table; no piece is much larger than a shard."""
+def pieces_of(
+    table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str = ""
+) -> Iterator[tuple[int, Packed]]:
+    """(slots read so far, piece) of one table; no piece is much larger than a shard. `row_type`: of the
+    values of rows, see SaveSpec.
+    """
     for number, (read, kind, chunk) in enumerate(_chunks(table, mode, shard_bytes)):
-        tensors = _tensors(chunk, mode)
+        tensors, error = _tensors(chunk, mode), 0.0
         rows = len(tensors["values" if kind is PieceKind.DENSE else "keys"])
-        yield read, Packed(Piece(table.spec.name, kind, number, rows), tensors)
+        if kind is PieceKind.ROWS and row_type:
+            error = _narrow(tensors, row_type)
+        yield read, Packed(Piece(table.spec.name, kind, number, rows), tensors, error)
+
+
+def codes_of(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (n, dim) in 8 bits a value: codes (n, dim) uint8, and (n, 2) float32 with the scale and the offset
+    of each row. A value is offset + scale * code, codes from 0 to 255 between the row's smallest and its
+    largest value, as in FBGEMM's 8-bit row-wise quantization; so it is off by half a scale at most, but for
+    the rounding of float32. A row with a value that is not finite is NaN.
+    """
+    low = values.amin(1, keepdim=True)
+    scale = values.amax(1, keepdim=True) / 255 - low / 255
+    codes = ((values - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0, 255).nan_to_num_(0)
+    scales = torch.cat([scale, low], 1)
+    scales[~scales.isfinite().all(1)] = torch.nan
+    return codes.to(torch.uint8), scales
+
+
+def decoded(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """(n, dim) float32: the values of `codes_of`."""
+    return scales[:, 1:] + scales[:, :1] * codes.float()
+
+
+def _narrow(tensors: dict[str, torch.Tensor], row_type: str) -> float:
+    """The values as they are published; by how much one is another then."""
+    wide = tensors["values"].float()
+    if row_type == "int8":
+        tensors["values"], tensors["scales"] = codes_of(wide)
+        here = decoded(tensors["values"], tensors["scales"])
+    else:
+        tensors["values"] = wide.to(RowType.of(row_type).dtype)
+        here = tensors["values"].float()
+    apart = (here - wide).abs_()
+    return float(apart.nan_to_num_(0, 0, 0).max()) if apart.numel() else 0.0
 
 
 def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterator[list[Packed]]:
@@ -251,7 +291,8 @@ class _ShardBuffer:
         """A copy in this memory, or the piece itself if it does not fit."""
         if self.used + packed.size + 8 * len(packed.tensors) > len(self._bytes):
             return packed
-        return Packed(packed.piece, {name: self._copy(tensor) for name, tensor in packed.tensors.items()})
+        copies = {name: self._copy(tensor) for name, tensor in packed.tensors.items()}
+        return Packed(packed.piece, copies, packed.error)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         stop = self.used + tensor.numel() * tensor.element_size()
@@ -273,7 +314,7 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
     if isinstance(cut, DenseCut):
         yield 1, PieceKind.DENSE, cut.rows
         return
-    if mode is SaveMode.DELTA:  # first: some of these may have a row again
+    if mode.changes:  # first: some of these may have a row again
         for gone in torch.split(cut.removed, max(1, min(shard_bytes, _PIECE_BYTES) // 8)):
             yield 0, PieceKind.REMOVED, Removed(gone)
     step = max(1, min(shard_bytes, _PIECE_BYTES) // row_bytes(table.spec))
@@ -281,10 +322,10 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
         stop = min(start + step, cut.rows)
         rows = cut.read(start, stop)
         yield stop, PieceKind.ROWS, rows
-        if mode is SaveMode.DELTA and rows.removed is not None:
+        if mode.changes and rows.removed is not None:
             yield stop, PieceKind.REMOVED, Removed(rows.removed)
     waiting = table.candidates
-    if waiting is not None and mode is not SaveMode.VALUES:
+    if waiting is not None and not mode.values_only:
         step = max(1, shard_bytes // 16)
         for start in range(0, len(waiting.keys), step):
             some = slice(start, start + step)
@@ -299,7 +340,7 @@ def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
         return columns if chunk.stamps is None else columns | {"stamps": chunk.stamps}
     tensors = {"values": chunk.values} if isinstance(chunk, DenseRows) else {"keys": chunk.keys}
     tensors["values"] = chunk.values
-    if mode is not SaveMode.VALUES:
+    if not mode.values_only:
         tensors |= {f"state.{number}": state for number, state in enumerate(chunk.state)}
         if not isinstance(chunk, DenseRows) and chunk.statistics is not None:
             tensors["statistics"] = chunk.statistics
@@ -316,7 +357,8 @@ _NICENESS = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSpec:
     """What one server is to write: part `server` of `servers` of the save `id` (from `new_id`, the same on
-    every server). A shard has up to `shard_bytes`.
+    every server). A shard has up to `shard_bytes`. `row_type`: float32, bfloat16, float16 or int8 instead of
+    the types that the values of rows have in their tables.
     """
 
     id: str
@@ -325,6 +367,7 @@ class SaveSpec:
     server: int
     servers: int
     shard_bytes: int = SHARD_BYTES
+    row_type: str = ""
 
     def __post_init__(self) -> None:
         if not is_name(self.id) or not 0 <= self.server < self.servers:
@@ -385,9 +428,21 @@ def _write(
 ) -> FileRecord:
     folder.make(spec.id)
     tables: list[SavedTable] = []
+    return write_pieces(folder, spec, _pieces(cuts, spec, tables, watch), tables, blob)
+
+
+def write_pieces(
+    folder: Folder,
+    spec: SaveSpec,
+    pieces: Iterator[Packed],
+    tables: Sequence[SavedTable],
+    blob: bytes | None = None,
+) -> FileRecord:
+    """Write the files of these pieces, and the part, whose record is returned. `tables` must be complete when
+    the last piece has been taken. Raises OSError.
+    """
     shards: list[Shard] = []
     pending: deque[Future[Shard]] = deque()
-    pieces = _pieces(cuts, spec, tables, watch)
     with ThreadPoolExecutor(_WRITERS, "save", initializer=lower_priority) as writers:
         for number, shard in enumerate(shards_of(pieces, spec.shard_bytes, _WRITERS)):
             if len(pending) == _WRITERS:
@@ -408,7 +463,7 @@ def _write_shard(folder: Folder, save: str, name: str, shard: Sequence[Packed]) 
     tensors = {
         packed.piece.prefix + key: tensor for packed in shard for key, tensor in packed.tensors.items()
     }
-    content = pack(tensors, {"save": save})
+    content = pack(tensors, {"save": save}, EVERY_TYPE)
     record = FileRecord.of(name, content)
     folder.write(f"{save}/{name}", content)
     return Shard(record, tuple(packed.piece for packed in shard))
@@ -423,16 +478,25 @@ def _pieces(
     """Pieces of all tables; appends a record to `tables` after each."""
     before = packed_bytes = 0
     for table in dense_first(cuts):
-        rows = 0
-        for read, packed in pieces_of(table, spec.mode, spec.shard_bytes):
-            packed_bytes += packed.size
+        rows, error = 0, 0.0
+        for read, packed in pieces_of(table, spec.mode, spec.shard_bytes, spec.row_type):
+            packed_bytes, error = packed_bytes + packed.size, max(error, packed.error)
             watch(before + read, packed_bytes)
             rows += packed.piece.rows if packed.piece.kind in _CONTENT else 0
             if packed.piece.rows:
                 yield packed
         before += table.slots
         clocks = tuple(table.clock), tuple(table.candidate_clock)
-        tables.append(SavedTable(table.spec, table.cut.step, rows, *clocks))
+        written = _with_type(table.spec, spec.row_type)
+        tables.append(SavedTable(written, table.cut.step, rows, *clocks, error))
+
+
+def _with_type(spec: TableSpec, row_type: str) -> TableSpec:
+    """With the type in which its rows are written; codes of 8 bits stand for float32."""
+    if spec.kind is not TableKind.SPARSE or not row_type:
+        return spec
+    dtype = RowType.FLOAT32 if row_type == "int8" else RowType.of(row_type)
+    return replace(spec, rows=replace(spec.rows, dtype=dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,44 @@
-"""A server's part of one save, requested by a trainer: which save is running, and its result. Files belong to
-`saves`.
+"""A server's part of one save: which save is running, and its result. A trainer requests a save, the
+publisher of the job a version of a published folder. Files belong to `saves`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
+from trainers.ps.kernels.rows import UNPUBLISHED, UNSAVED
 from trainers.ps.saves.manifest import SaveMode
-from trainers.ps.saves.write import SaveSpec, SaveTask, close_cuts, cut_tables
+from trainers.ps.saves.publication import merge_part
+from trainers.ps.saves.write import SaveSpec, SaveTask, close_cuts, cut_tables, lower_priority
 from trainers.ps.server.members import Refusal
 from trainers.ps.server.store import AnyTable
+from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.wire import Code
+from trainers.storage.manifest import FileRecord
 
-_MAX_REQUEST_CHARS = 8192
+_MAX_REQUEST_CHARS = 65_536
 _REMEMBERED_IDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What a trainer requests: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta,
-    the last saves of the folder.
+    """What is requested: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta, the
+    last saves of the folder; of a merge, those to merge. `version`: of a published folder, 0 for others, and
+    its `row_type` (see `write.SaveSpec`).
     """
 
     where: str
     id: str
     mode: int
     after: Sequence[str] = ()
+    version: int = 0
+    row_type: str = ""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -41,31 +50,42 @@ class SaveRequest:
             raise Refusal(Code.BAD_MESSAGE, f"the text of a SAVE has {len(text)} characters")
         try:
             content = json.loads(text)
-            after = tuple(map(str, content["after"]))
-            return cls(str(content["where"]), str(content["id"]), SaveMode(content["mode"]), after)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            after, mode = tuple(map(str, content["after"])), SaveMode(content["mode"])
+            version, row_type = int(content.get("version", 0)), str(content.get("row_type", ""))
+            return cls(str(content["where"]), str(content["id"]), mode, after, version, row_type)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refusal(Code.BAD_MESSAGE, f"the text of a SAVE is {text!r}: {error}") from error
 
 
 class SaveRunner:
     """Runs at most one save at a time, and none while something else reads the tables (`reading`). `wake` is
     called in another thread when a save has been written. `last_save`: the save since which tables record
-    what changes.
+    what changes. `published`: the folder of versions, if there is one.
     """
 
     def __init__(
-        self, index: int, servers: int, *, wake: Callable[[], None], reading: Callable[[], bool]
+        self,
+        index: int,
+        servers: int,
+        *,
+        wake: Callable[[], None],
+        reading: Callable[[], bool],
+        published: str = "",
     ) -> None:
         self._index = index
         self._servers = servers
         self._wake = wake
         self._reading = reading
+        self._published = published
         self._request: SaveRequest | None = None
         self._task: SaveTask | None = None
+        self._merging: MergeTask | None = None
         self._ended_ids: deque[str] = deque(maxlen=_REMEMBERED_IDS)
         self.requester: tuple[int, int] | None = None
         """Rank and incarnation of the trainer whose save is running."""
         self.last_save: str | None = None
+        self._since: int | None = None
+        """The tables have recorded what has changed since this version; None: they have not."""
 
     @property
     def busy(self) -> bool:
@@ -89,11 +109,15 @@ class SaveRunner:
         if self._task is None and not self._reading():
             self._start(request, step, tables)
             self.requester = requester
-        if self._task is None or self._request is None or self._request.id != request.id:
-            return None
+        return None if self._request is None or self._request.id != request.id else self.written(request.id)
+
+    def written(self, id: str) -> bytes | None:
+        """As `run`, for a save that was started; empty for any other."""
+        if self._task is None or self._request is None or self._request.id != id:
+            return b""
         if not self._task.ended:
             return None
-        with _refusing(request, at_error=lambda: self.end(request.id, saved=False)):
+        with _refusing(self._request, at_error=lambda: self.end(id, saved=False)):
             return json.dumps(asdict(self._task.result())).encode()
 
     def end(self, id: str, *, saved: bool) -> None:
@@ -101,12 +125,15 @@ class SaveRunner:
         its request starts nothing.
         """
         self._ended_ids.append(id)
-        if self._task is None or self._request is None or self._request.id != id:
+        request = self._request
+        if self._task is None or request is None or request.id != id:
             return
         self._task.cancel()
         self._task.wait()
         self._task.close(saved=saved)
-        if saved and self._request.mode is not SaveMode.VALUES:
+        if saved and request.version:
+            self._since = request.version
+        elif saved and request.mode is not SaveMode.VALUES:
             self.last_save = id
         self._task = self._request = self.requester = None
 
@@ -115,8 +142,88 @@ class SaveRunner:
         if self._request is not None:
             self.end(self._request.id, saved=False)
 
+    def close(self) -> None:
+        """Abandon everything."""
+        self.abandon()
+        if self._merging is not None:
+            self._merging.cancel()
+
+    def publish(
+        self, request: SaveRequest, step: int, tables: Collection[AnyTable], record: Callable[[], None]
+    ) -> bool:
+        """Start the part of a version, after `record`; whether that was possible. Raises Refusal."""
+        if request.mode is SaveMode.INCREMENT and not self._may_follow(request.version - 1, tables):
+            return False
+        record()
+        self._start(request, step, tables)
+        return True
+
+    def known(self, id: str) -> bool:
+        """Whether this one is running, or has ended."""
+        return id in self._ended_ids or (self._request is not None and self._request.id == id)
+
+    def end_former(self, request: SaveRequest) -> None:
+        """End a version that a publisher has left behind which was killed; this request of the next one says
+        whether it was committed.
+        """
+        former = self._request
+        if former is not None and former.version and former.id != request.id:
+            self.end(former.id, saved=former.id in request.after)
+
+    def replay(self, version: int, tables: Iterable[AnyTable]) -> None:
+        """This version was cut here, before this server was started again. What has changed since then is
+        recorded: rows by their flags, as they have changed since the snapshot, and removed keys from here on.
+        """
+        if self._since is None:
+            self._since = version
+            for table in tables:
+                if isinstance(table, SparseTable):
+                    table.follow_removed(UNPUBLISHED)
+
+    def merge(self, request: SaveRequest) -> bytes | None:
+        """The record of this server's part of a merged base as JSON, or None while it is being written.
+        Raises Refusal.
+        """
+        self._check_folder(request)
+        if self._merging is None or self._merging.id != request.id:
+            if self._merging is not None:
+                self._merging.cancel()
+            with _refusing(request):
+                self._merging = MergeTask(request, self._spec(request, 0), self._wake)
+        if not self._merging.future.done():
+            return None
+        with _refusing(request):
+            return json.dumps(asdict(self._merging.future.result())).encode()
+
+    def _may_follow(self, version: int, tables: Iterable[AnyTable]) -> bool:
+        sparse = (table for table in tables if isinstance(table, SparseTable))
+        known = self._since is not None and self._since <= version
+        return known and all(table.reports_removed(UNPUBLISHED) for table in sparse)
+
+    def _spec(self, request: SaveRequest, step: int) -> SaveSpec:
+        return SaveSpec(
+            id=request.id,
+            mode=SaveMode(request.mode),
+            step=step,
+            server=self._index,
+            servers=self._servers,
+            row_type=request.row_type,
+        )
+
+    def _check_folder(self, request: SaveRequest) -> None:
+        if request.where != self._published:
+            raise Refusal(
+                Code.MISMATCH,
+                f"this server publishes to {self._published or 'no folder'!r}, and was asked to publish to "
+                f"{request.where!r}; set the same ps_configs publish for all servers",
+            )
+
     def _start(self, request: SaveRequest, step: int, tables: Collection[AnyTable]) -> None:
         mode = SaveMode(request.mode)
+        if request.version:
+            self._check_folder(request)
+        elif mode is SaveMode.INCREMENT:
+            raise Refusal(Code.BAD_MESSAGE, "a save of mode 4 without a version")
         # The last of them, or an earlier one where this server was never told that a later one was committed:
         # then this part has what the later one has, too.
         if mode is SaveMode.DELTA and self.last_save not in request.after:
@@ -128,12 +235,30 @@ class SaveRunner:
                 "mode 0",
             )
         with _refusing(request), contextlib.ExitStack() as undo:
-            spec = SaveSpec(id=request.id, mode=mode, step=step, server=self._index, servers=self._servers)
-            cuts = cut_tables(tables, mode)
+            cuts = cut_tables(tables, mode, of=UNPUBLISHED if request.version else UNSAVED)
             undo.callback(close_cuts, cuts, saved=False)
+            spec = self._spec(request, step)
             self._task = SaveTask(request.where, spec, cuts, done=lambda task: self._wake())
             undo.pop_all()
         self._request = request
+
+
+class MergeTask:
+    """A part that is merged in the background; starts at construction."""
+
+    def __init__(self, request: SaveRequest, spec: SaveSpec, wake: Callable[[], None]) -> None:
+        self.id = request.id
+        self._cancelled = threading.Event()
+        thread = ThreadPoolExecutor(1, "merge", initializer=lower_priority)
+        self.future: Future[FileRecord] = thread.submit(
+            merge_part, request.where, spec, request.after, self._cancelled.is_set
+        )
+        self.future.add_done_callback(lambda _: wake())
+        thread.shutdown(wait=False)
+
+    def cancel(self) -> None:
+        """Stop soon."""
+        self._cancelled.set()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.read import RowOwner, check_small, load_tables, open_saves
 from trainers.ps.server.members import Members
+from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRunner
 from trainers.ps.server.service import Outgoing, Service
 from trainers.ps.server.state import StateSaver
@@ -29,6 +30,7 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
 from trainers.ps.transport import CurveAuthenticator, CurveKeys, receive, send, server_socket
 from trainers.ps.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
+from trainers.storage.folder import absolute_path
 
 
 class LivenessChecks:
@@ -136,7 +138,15 @@ class Server:
         )
         self._steps = SyncSteps(self._store) if plan.sync else AsyncSteps(self._store, plan.max_staleness)
         reading = (lambda: saver.busy) if saver is not None else (lambda: False)
-        self._saving = SaveRunner(plan.index, len(plan.endpoints), wake=self._wake, reading=reading)
+        where = absolute_path(configs.publish) if configs.publish else ""
+        self._saving = SaveRunner(
+            plan.index, len(plan.endpoints), wake=self._wake, reading=reading, published=where
+        )
+        self._publisher = (
+            Publisher(plan.endpoints, where, configs, sync=plan.sync, keys=plan.keys, wake=self._wake)
+            if where and plan.index == 0
+            else None
+        )
         self._service = Service(
             self._members,
             self._store,
@@ -146,6 +156,7 @@ class Server:
             may_return=not plan.sync or saver is not None,
             saving=self._saving,
             record=saver.record if saver is not None else None,
+            publisher=self._publisher,
         )
         if saver is not None:
             saver.recover(
@@ -170,9 +181,13 @@ class Server:
             with self._handle_sigterm():  # before the log line after which a SIGTERM may come
                 try:
                     glog(f"running server with rank id: {self._plan.index}, endpoint: {self._endpoint}")
+                    if self._publisher is not None:
+                        self._publisher.start()
                     self._serve()
                 finally:
-                    self._saving.abandon()
+                    if self._publisher is not None:
+                        self._publisher.close()
+                    self._saving.close()
                     if self._state_saver is not None:
                         self._state_saver.close(over=self.dismissed)
         finally:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
+from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest, SaveRunner
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
@@ -59,7 +60,11 @@ class Service:
         may_return: bool,
         saving: SaveRunner,
         record: Callable[[Message], None] | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
+        self._publisher = publisher
+        self._refreshes: dict[Sender, tuple[int, int]] = {}
+        """The last REFRESH of a trainer: the sequence of its request, and the publisher's ticket."""
         self._members = members
         self._store = store
         self._steps = steps
@@ -86,6 +91,13 @@ class Service:
             Kind.SAVED: self._saved,
             Kind.SHRINK: self._shrink,
             Kind.GATHER: self._collectives.gather,
+            Kind.REFRESH: self._refresh,
+        }
+        self._of_publisher: dict[Kind, Callable[[Message], Message | None]] = {
+            Kind.PUBLISH: self._publish,
+            Kind.WRITTEN: self._written,
+            Kind.PUBLISHED: self._published,
+            Kind.MERGE: self._merge,
         }
 
     @property
@@ -174,6 +186,8 @@ class Service:
 
     def _needs_others(self, request: Message) -> bool:
         """Whether a request waits for other trainers, not for a disk or for a connection to close."""
+        if request.kind in self._of_publisher:
+            return False
         if self._members.incarnation(request.rank) != request.incarnation or request.kind is Kind.SHRINK:
             return False  # a trainer that was replaced, or is about to replace one, waits for no other
         member, active = self._members.sender_of(request), self._members.active()
@@ -189,6 +203,8 @@ class Service:
                 self._store.tick(request.number / 1000)
             elif request.kind is Kind.SHRUNK:
                 self._store.release()
+            elif request.kind is Kind.PUBLISH:
+                self._saving.replay(request.number, self._store.tables.values())
             elif request.kind is Kind.PUSH:
                 self._take(self._members.sender_of(request), request, self._store.sort(request.parts)[0])
             else:
@@ -202,6 +218,8 @@ class Service:
         try:
             if request.kind is Kind.HELLO:
                 return self._hello(route, request, reachable)
+            if request.kind in self._of_publisher:
+                return self._of_publisher[request.kind](request)
             handler = self._handlers.get(request.kind)
             if handler is None:
                 raise Refusal(Code.BAD_MESSAGE, f"{request.kind.name} is not a request")
@@ -345,6 +363,62 @@ class Service:
         self._saving.end(request.text, saved=request.number == 1)
         return request.reply(Kind.DONE)
 
+    def _publish(self, request: Message) -> Message | None:
+        """Cut the tables for a version: of sync training exactly as of the step that is asked for, which all
+        servers have at some time.
+        """
+        step = self._steps.step
+        if not request.parts:
+            code = Code.NONE if self._store.ready else Code.NOT_READY
+            return request.reply(Kind.DONE, number=step, code=code)
+        version = SaveRequest.decode(request.text)
+        self._saving.end_former(version)
+        if self._saving.known(version.id):
+            return request.reply(Kind.DONE, number=request.number if self._sync else step)
+        if self._sync and self._store.ready and step > request.number:
+            return request.reply(Kind.DONE, number=step)
+        waits = not self._store.ready or (self._sync and step < request.number)
+        if waits or self._saving.tables_in_use or self._store.shrinking:
+            return None
+        tables = list(self._store.tables.values())
+        cut = Message(kind=Kind.PUBLISH, number=version.version)
+        if not self._saving.publish(version, step, tables, lambda: self._record(cut)):
+            return request.reply(Kind.DONE, number=step, code=Code.MISMATCH)
+        return request.reply(Kind.DONE, number=step)
+
+    def _written(self, request: Message) -> Message | None:
+        record = self._saving.written(request.text)
+        return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
+
+    def _published(self, request: Message) -> Message:
+        self._saving.end(request.text, saved=request.number == 1)
+        return request.reply(Kind.DONE, number=self._steps.step)
+
+    def _merge(self, request: Message) -> Message | None:
+        try:
+            record = self._saving.merge(SaveRequest.decode(request.text))
+        except Refusal as refusal:  # the publisher has other requests under way
+            text = (_text(str(refusal)),)
+            return request.reply(Kind.DONE, code=Code.FAILED, parts=text)
+        return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
+
+    def _refresh(self, member: Member, request: Message) -> Message | None:
+        """Publish a version that has everything that the sender has pushed."""
+        if self._publisher is None:
+            raise Refusal(Code.FAILED, "server 0 publishes nothing; set ps_configs publish for the servers")
+        self._require_ready()
+        if not self._steps.may_pull(member, request.number, self._members.active()):
+            self._refuse_if_lost()
+            return None
+        sequence, ticket = self._refreshes.get(_sender(request), (0, 0))
+        if sequence != request.sequence:
+            ticket = self._publisher.ask()
+            self._refreshes[_sender(request)] = request.sequence, ticket
+        answer = self._publisher.answer(ticket)
+        if isinstance(answer, str):
+            raise Refusal(Code.FAILED, answer)
+        return None if answer is None else request.reply(Kind.DONE, number=answer)
+
     def _abandon_orphaned_save(self) -> None:
         """The trainer of the running save is gone, so nothing will commit it."""
         if self._saving.requester is not None and self._is_gone(self._saving.requester):
@@ -401,7 +475,7 @@ class Service:
             return "the initial values of trainer 0"
         if request.kind is Kind.HELLO:
             return f"the connection of the former trainer {request.rank} to close"
-        if request.kind in (Kind.SAVE, Kind.SHRINK):
+        if request.kind in (Kind.SAVE, Kind.SHRINK, Kind.REFRESH, *self._of_publisher):
             return "the tables to be written or shrunk"
         active = self._members.active()
         if request.kind in COLLECTIVE_KINDS:

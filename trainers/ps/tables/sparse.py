@@ -22,6 +22,7 @@ from trainers.ps.kernels.rows import (
     NOT_IN_SNAPSHOT,
     NOTHING,
     UNIFORM,
+    UNPUBLISHED,
     UNSAVED,
     Fresh,
     add_seen,
@@ -245,7 +246,7 @@ _AT_ONCE = 4096
 
 _MANY = 1 << 40
 
-_MOST_REMOVED, _REMOVED_OF = 1 << 16, {UNSAVED: 1, NOT_IN_SNAPSHOT: 4}
+_MOST_REMOVED, _REMOVED_OF = 1 << 16, {UNSAVED: 1, NOT_IN_SNAPSHOT: 4, UNPUBLISHED: 4}
 """Removed keys that are kept for a delta, besides as many as there are rows, or one for so many: this memory
 is not in any bound, and a whole snapshot writes not much more then.
 """
@@ -297,7 +298,7 @@ class SparseTable:
         self._cut: Cut | None = None
         self._day: PassingDay | None = None
         self._shrinking = False
-        self._removed = {flag: RemovedKeys() for flag in (UNSAVED, NOT_IN_SNAPSHOT)}
+        self._removed = {flag: RemovedKeys() for flag in _REMOVED_OF}
 
     def __len__(self) -> int:
         return len(self._storage) + (0 if (disk := self._disk) is None else disk.away)
@@ -527,9 +528,9 @@ class SparseTable:
         """A view as of now, for saving while training continues; one at a time.
 
         changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if there
-        was none), and `Cut.removed`. mark: see Cut.close. of: UNSAVED or NOT_IN_SNAPSHOT: whose cuts count.
-        Raises TableError when there is another cut, during a shrink, and with `changed_only` when more rows
-        have been removed than can be reported.
+        was none), and `Cut.removed`. mark: see Cut.close. of: UNSAVED, or the other flag of CHANGED whose
+        cuts count. Raises TableError when there is another cut, during a shrink, and with `changed_only` when
+        more rows have been removed than can be reported.
         """
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
@@ -555,6 +556,11 @@ class SparseTable:
         if (disk := self._disk) is None:
             return self._cut
         return disk.cut(self._cut, row_states, changed, marked)
+
+    def follow_removed(self, of: int) -> None:
+        """As if a cut with `mark` had been saved now, but for the flags of rows."""
+        self._removed[of].begin_cut()
+        self._removed[of].end_cut(True)
 
     def reports_removed(self, of: int) -> bool:
         """Whether a cut of changed rows is possible: it has the keys of all rows that were removed."""

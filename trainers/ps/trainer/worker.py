@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -49,6 +48,7 @@ from trainers.ps.wire import (
 )
 from trainers.roles.identity import Identity
 from trainers.storage.errors import SaveError
+from trainers.storage.folder import absolute_path
 from trainers.storage.manifest import FileRecord
 
 AGEING = ShrinkPolicy(
@@ -108,12 +108,6 @@ def _record(reply: Message) -> FileRecord:
             "trainer_timeout_s); save again"
         )
     return FileRecord(**json.loads(reply.text))
-
-
-def absolute_path(where: str | os.PathLike[str]) -> str:
-    """The same folder for processes with other working directories; URLs as they are."""
-    name = os.fspath(where)
-    return name if "://" in name else str(Path(name).absolute())
 
 
 _LEAVE_TIMEOUT_S = 5.0
@@ -350,6 +344,13 @@ class Worker:
         progress.meter.saved(self._exchange.step)
         self._say_if_uneven()
 
+    def publish(self) -> int:
+        """The number of a published version that has every push of this trainer."""
+        self._exchange.flush()
+        request = Request(server=0, kind=Kind.REFRESH, number=self._exchange.step)
+        (reply,) = self._client.ask([request])
+        return reply.number
+
     def shrink(self, policy: ShrinkPolicy) -> int:
         """A day has passed in all tables that age; returns how many rows were removed."""
         self._exchange.flush()
@@ -361,9 +362,18 @@ class Worker:
         self._exchange.flush()
         with progress.activity("done, waiting for the other trainers"):
             self._client.ask(self._to_all(Kind.FINISH))
+            self._publish_last()
         self._say_if_uneven()
         self._take_values()
         self.leave()
+
+    def _publish_last(self) -> None:
+        """Trainer 0 publishes what the job ends with; if that fails, training has succeeded all the same."""
+        if self._configs.publish and not self._identity.index:
+            try:
+                self.publish()
+            except ServerError as error:
+                glog(f"the last version was not published: {error}")
 
     def _say_if_uneven(self) -> None:
         """Trainer 0 says once which tables should be on more servers."""

@@ -1,0 +1,206 @@
+"""A published folder: versions of all tables for those who serve them, each a save of values in a chain of
+the last base and what has changed since.
+
+    manifest.json    version 7, a base: save-...-1f    version 8, an increment: save-...-2a    version 9: ...
+
+It is a folder of saves as any other (`manifest`), so whatever reads saves reads it. A reader that has version
+n of the same stream continues with n + 1 if the base is of version n or before, and begins with the base
+otherwise. A base is written when a server cannot say what has changed, and otherwise merged from the files of
+a base and the increments that follow, while training and publishing go on: it has the number of the last one.
+
+What the manifest does not name any more is removed when the next base is there, so that a reader of the
+former manifest can finish.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from trainers.process.log import glog
+from trainers.ps.saves.manifest import (
+    MANIFEST,
+    Manifest,
+    PieceKind,
+    Save,
+    SavedPart,
+    SavedTable,
+    check_part,
+    manifest_of,
+    remove_unlisted,
+)
+from trainers.ps.saves.read import LaterKeys, OpenFolder, ShardToRead, check_sizes, open_saves, read_shards
+from trainers.ps.saves.write import Packed, SaveSpec, remove_part, write_pieces
+from trainers.ps.tables.spec import TableKind
+from trainers.storage.errors import LoadError, SaveError, save_error
+from trainers.storage.folder import Folder, open_folder
+from trainers.storage.manifest import FileRecord
+
+MOST_INCREMENTS = 64
+"""Of one base: the manifest names each, and a reader that begins reads them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a folder has; its manifest is None before the first version."""
+
+    folder: Folder
+    manifest: Manifest | None = None
+
+    @classmethod
+    def open(cls, where: str) -> Published:
+        """Raises SaveError for a folder that has saves of another kind."""
+        folder = open_folder(where)
+        manifest = manifest_of(folder)
+        if manifest is not None and not manifest.stream:
+            raise SaveError(
+                f"{folder.where} has a save of fleet.save_persistables(), which the first published version "
+                "would replace; set another ps_configs publish"
+            )
+        return cls(folder, manifest)
+
+    @property
+    def number(self) -> int:
+        """Of the last version; 0 before the first."""
+        return 0 if self.manifest is None else self.manifest.saves[-1].number
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the saves of the manifest, in their order."""
+        return [] if self.manifest is None else [save.id for save in self.manifest.saves]
+
+    @property
+    def long(self) -> bool:
+        """Whether the increments have as many bytes as the base, or are too many."""
+        if self.manifest is None:
+            return False
+        base, *later = self.manifest.saves
+        return len(later) >= MOST_INCREMENTS or (
+            len(later) > 1 and sum(save.size for save in later) >= base.size
+        )
+
+    def follow(self, save: Save, parts: Sequence[FileRecord]) -> Published:
+        """With one version more, of which every server has written its part. Raises SaveError; then nothing
+        has changed.
+        """
+        before = self.manifest.saves if self.manifest is not None and save.mode.changes else ()
+        return self._with(before, replace(save, number=self.number + 1), parts)
+
+    def merge(self, base: Save, parts: Sequence[FileRecord], merged: Sequence[str]) -> Published:
+        """With this base in place of the saves of these ids, from which it was merged. Raises SaveError when
+        they are not the first ones any more.
+        """
+        if self.manifest is None or self.ids[: len(merged)] != list(merged):
+            raise SaveError(f"{self.folder.where} has another base now")
+        last, *after = self.manifest.saves[len(merged) - 1 :]
+        base = replace(base, number=last.number, time=last.time, step=last.step)
+        return self._with((), base, parts, tuple(after))
+
+    def _with(
+        self, before: tuple[Save, ...], save: Save, parts: Sequence[FileRecord], after: tuple[Save, ...] = ()
+    ) -> Published:
+        folder, stream = self.folder, secrets.token_hex(8)
+        try:
+            if manifest_of(folder) != self.manifest:
+                raise SaveError(f"{folder.path(MANIFEST)} has changed: another job publishes there too")
+            size = sum(
+                check_part(folder, save.id, record, number, len(parts)).size
+                for number, record in enumerate(parts)
+            )
+            save = replace(save, parts=tuple(parts), size=size)
+            kept = [] if self.manifest is None else [self.manifest]
+            manifest = Manifest((*before, save, *after), kept[0].stream if kept else stream)
+            folder.write(MANIFEST, [manifest.encode()])
+        except OSError as error:
+            raise save_error(error, folder.path(save.id), folder.free()) from error
+        if not before:
+            try:
+                remove_unlisted(folder, [*kept, manifest])
+            except OSError as error:
+                glog(f"former versions in {folder.where} are not needed any more but stay: {error}")
+        return Published(folder, manifest)
+
+
+# ---- One server's part of a base, merged from its parts of the base before and of increments.
+
+
+def merge_part(
+    where: str, spec: SaveSpec, merged: Sequence[str], cancelled: Callable[[], bool] = lambda: False
+) -> FileRecord:
+    """Write this server's part of the base `spec.id`: of each key what the last of these saves has. One shard
+    and the keys of the increments are in memory. Raises SaveError, also once it is `cancelled`, and removes
+    what was written.
+    """
+    folder = open_folder(where)
+    try:
+        opened = open_saves(where)
+        if [save.id for save in opened.saves[: len(merged)]] != list(merged):
+            raise SaveError(f"{where} has another base now")
+        chain = OpenFolder(folder, opened.saves[: len(merged)])
+        return _merge(folder, spec, chain, cancelled)
+    except (OSError, LoadError, SaveError) as error:
+        remove_part(folder, spec)
+        if isinstance(error, OSError):
+            raise save_error(error, folder.path(spec.id), folder.free()) from error
+        raise SaveError(str(error)) from error
+
+
+def _merge(folder: Folder, spec: SaveSpec, chain: OpenFolder, cancelled: Callable[[], bool]) -> FileRecord:
+    parts = [save.parts[spec.server] for save in chain.saves]
+    last = parts[-1]
+    if any([table.spec for table in part.tables] != [table.spec for table in last.tables] for part in parts):
+        raise SaveError(f"the versions in {folder.where} have other tables, or types of rows")
+    folder.make(spec.id)
+    tables = list[SavedTable]()
+    return write_pieces(folder, spec, _merged(chain, parts, tables, cancelled), tables)
+
+
+def _merged(
+    chain: OpenFolder,
+    parts: Sequence[SavedPart],
+    tables: list[SavedTable],
+    cancelled: Callable[[], bool],
+) -> Iterator[Packed]:
+    """The pieces of all tables; then a record of each in `tables`."""
+    places = {save.id: place for place, save in enumerate(chain.saves)}
+    wanted = [
+        ShardToRead(save.id, part, shard)
+        for save, part in reversed(list(zip(chain.saves, parts, strict=True)))
+        for shard in part.shards
+        if save is chain.saves[-1] or any(piece.kind is not PieceKind.DENSE for piece in shard.pieces)
+    ]
+    check_sizes(chain.folder, wanted)
+    later = {table.spec.name: LaterKeys() for table in parts[-1].tables}
+    rows = dict.fromkeys(later, 0)
+    number = 0
+    for item, tensors in read_shards(chain.folder, wanted):
+        if cancelled():
+            raise SaveError("the merge was abandoned")
+        for piece in item.shard.pieces:
+            mine = {
+                name.removeprefix(piece.prefix): each
+                for name, each in tensors.items()
+                if name.startswith(piece.prefix)
+            }
+            if piece.kind is PieceKind.DENSE:
+                if item.save != chain.saves[-1].id:
+                    continue
+                kept = {name: each.clone() for name, each in mine.items()}
+            else:
+                keys = mine["keys"].numpy()
+                some = torch.from_numpy(later[piece.table].missing(places[item.save], keys))
+                kept = {name: each[some] for name, each in mine.items()}
+            if piece.kind is PieceKind.REMOVED or not len(kept["values"]):
+                continue
+            count = len(kept["values"])
+            rows[piece.table] += count
+            number += 1
+            yield Packed(replace(piece, number=number, rows=count), kept)
+    for table in parts[-1].tables:
+        name = table.spec.name
+        same = [each for part in parts for each in part.tables if each.spec.name == name]
+        count = table.rows if table.spec.kind is TableKind.DENSE else rows[name]
+        tables.append(replace(table, rows=count, error=max(each.error for each in same)))

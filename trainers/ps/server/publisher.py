@@ -1,0 +1,279 @@
+"""The publisher: a thread of server 0 that makes versions of a published folder out of the parts of all
+servers, as a client of theirs. Files belong to `saves.publication`, a server's part to `saving`.
+
+    cut        every server cuts its tables: in sync training as of the same step, else on arrival
+    written    every server writes its part in the background
+    commit     the manifest names the version; then the servers are told, and forget what had changed
+
+In sync training servers pass the same steps, but not at the same moment. The publisher asks for a step a
+little ahead of the latest one, and for one further ahead where a server has passed it; where training pauses,
+for the latest one itself.
+
+Killed at any point, server 0 begins again with what the folder's manifest says. A server that was killed says
+by its log whether it knows what has changed; otherwise the next version is a base.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainers.errors import FleetError, ServerError
+from trainers.process.log import glog
+from trainers.ps.client import Client, PendingReplies, Request
+from trainers.ps.configs import PsConfigs
+from trainers.ps.saves.manifest import Save, SaveMode, new_id
+from trainers.ps.saves.publication import Published
+from trainers.ps.server.saving import SaveRequest
+from trainers.ps.transport import CurveKeys
+from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
+from trainers.storage.manifest import FileRecord
+
+_RANK = (1 << 32) - 1
+"""In messages, where trainers have theirs."""
+_POLL_S = 0.05
+_CUT_S = 1.0
+"""How long servers have to reach a step before training counts as paused."""
+_PAUSE_S = 0.5
+"""After servers were not ready, or a step was not reached."""
+_COMPLAIN_S = 60.0
+
+
+class _StoppedError(Exception):
+    """The server ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """A base that the servers are merging out of versions."""
+
+    request: SaveRequest
+    replies: PendingReplies
+
+
+class Publisher:
+    """`publish` versions until `close`. `wake` is called in its thread when a version is there, or has
+    failed. Raises SaveError for a folder that cannot be published to.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        where: str,
+        configs: PsConfigs,
+        *,
+        sync: bool,
+        keys: CurveKeys | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self._endpoints, self._where, self._configs = endpoints, where, configs
+        self._sync, self._keys, self._wake = sync, keys, wake
+        self._published = Published.open(where)
+        self._client: Client | None = None
+        self._stopped = threading.Event()
+        self._asked_for = threading.Event()
+        self._asked = self._answered = 0
+        self._answer: int | str = 0
+        self._steps: list[int] = []
+        """Of the servers, in the last version."""
+        self._base_due = False
+        self._merge: _Merge | None = None
+        self._complained = -_COMPLAIN_S
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End soon; what is not committed does not count."""
+        self._stopped.set()
+        self._asked_for.set()
+        self._thread.join(_COMPLAIN_S)
+
+    def ask(self) -> int:
+        """A ticket for the next version that begins."""
+        self._asked += 1
+        self._asked_for.set()
+        return self._asked
+
+    def answer(self, ticket: int) -> int | str | None:
+        """The version for this ticket, or why there is none; None: later."""
+        return self._answer if ticket <= self._answered else None
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        with contextlib.suppress(_StoppedError):
+            while True:
+                asked = self._asked
+                try:
+                    self._wait_until(due)
+                    started, asked = time.monotonic(), self._asked
+                    self._asked_for.clear()
+                    due = started + self._configs.publish_interval_s
+                    if self._round(forced=asked > self._answered):
+                        self._settle(asked, self._published.number)
+                    else:
+                        due = started + _PAUSE_S
+                except _StoppedError:
+                    raise
+                except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
+                    self._failed(error)
+                    self._settle(asked, f"the version could not be published: {error}")
+        if self._client is not None:
+            self._client.close()
+
+    def _settle(self, asked: int, answer: int | str) -> None:
+        self._answer, self._answered = answer, asked
+        self._wake()
+
+    def _wait_until(self, due: float) -> None:
+        """Until this time, or until a trainer asks; meanwhile, a base may be merged."""
+        while not self._stopped.is_set():
+            self._end_merge()
+            left = due - time.monotonic()
+            if left <= 0 or self._asked_for.is_set():
+                return
+            if self._merge is None:
+                self._asked_for.wait(left)
+            else:
+                self._client_now().poll(_POLL_S)
+        raise _StoppedError
+
+    def _round(self, *, forced: bool) -> bool:
+        """Publish a version if anything has changed; whether the servers were ready for it."""
+        answers = self._ask(Kind.PUBLISH)
+        if any(answer.code is Code.NOT_READY for answer in answers):
+            return False
+        steps = [answer.number for answer in answers]
+        if steps == self._steps and not forced:
+            return True
+        mode = SaveMode.VALUES if self._base_due or not self._published.number else SaveMode.INCREMENT
+        cut = self._cut(steps, mode, forced)
+        if cut is None and self._base_due:
+            cut = self._cut(steps, SaveMode.VALUES, forced)
+        if cut is None:
+            return False
+        save, self._steps = cut
+        self._commit(save)
+        self._begin_merge()
+        return True
+
+    def _cut(self, steps: list[int], mode: SaveMode, forced: bool) -> tuple[Save, list[int]] | None:
+        """A version that every server has cut, and their steps then; None where they are not ready for it, or
+        `_base_due`.
+        """
+        ahead = 0 if forced or not self._sync else 1
+        while True:
+            step = max(steps) + ahead
+            id, now = new_id(step), time.time()
+            request = SaveRequest(
+                self._where,
+                id,
+                int(mode),
+                self._published.ids,
+                self._published.number + 1,
+                self._configs.publish_dtype,
+            )
+            replies = self._send(Kind.PUBLISH, step, request.encode())
+            complete = self._wait(replies, _CUT_S)
+            answers = replies.replies
+            self._base_due |= any(answer.code is Code.MISMATCH for answer in answers)
+            passed = self._sync and any(answer.number != step for answer in answers)
+            if complete and not passed and not any(answer.code for answer in answers):
+                return Save(id, mode, step, (), time=now), [answer.number for answer in answers]
+            steps = [answer.number for answer in self._ask(Kind.PUBLISHED, 0, id.encode())]
+            if (self._base_due and mode.changes) or not (self._sync and (passed or ahead)):
+                return None
+            ahead = max(1, 2 * ahead) if passed else 0
+
+    def _commit(self, save: Save) -> None:
+        committed, id = False, save.id.encode()
+        try:
+            parts = list(map(_record, self._ask(Kind.WRITTEN, 0, id)))
+            self._published = self._published.follow(save, parts)
+            committed = True
+        finally:
+            if not self._stopped.is_set():
+                self._ask(Kind.PUBLISHED, int(committed), id)
+        if not save.mode.changes:
+            self._base_due = False
+            glog(f"published version {self._published.number} to {self._where}, a base")
+
+    def _begin_merge(self) -> None:
+        if self._merge is None and self._published.long:
+            request = SaveRequest(
+                self._where,
+                new_id(0),
+                int(SaveMode.VALUES),
+                self._published.ids,
+                self._published.number,
+                self._configs.publish_dtype,
+            )
+            self._merge = _Merge(request, self._send(Kind.MERGE, 0, request.encode()))
+
+    def _end_merge(self) -> None:
+        """Commit the base when all servers have merged it. If that fails, the next version is one."""
+        if self._merge is None or self._merge.replies.open:
+            return
+        merge, self._merge = self._merge, None
+        try:
+            parts = list(map(_record, merge.replies.replies))
+            base = Save(merge.request.id, SaveMode.VALUES, 0, ())
+            self._published = self._published.merge(base, parts, merge.request.after)
+        except FleetError:
+            self._base_due = True
+            raise
+
+    def _ask(self, kind: Kind, number: int = 0, text: bytes = b"") -> list[Message]:
+        replies = self._send(kind, number, text)
+        self._wait(replies)
+        return replies.replies
+
+    def _send(self, kind: Kind, number: int = 0, text: bytes = b"") -> PendingReplies:
+        parts = (bytes_part(Field.TEXT, text),) if text else ()
+        servers = range(len(self._endpoints))
+        return self._client_now().send(
+            [Request(server=s, kind=kind, number=number, parts=parts) for s in servers]
+        )
+
+    def _wait(self, replies: PendingReplies, limit: float | None = None) -> bool:
+        """Whether all have come, in so many seconds."""
+        client, until = self._client_now(), None if limit is None else time.monotonic() + limit
+        while replies.open:
+            if self._stopped.is_set():
+                raise _StoppedError
+            if until is not None and time.monotonic() > until:
+                return False
+            client.poll(_POLL_S)
+        return True
+
+    def _client_now(self) -> Client:
+        if self._client is None:
+            self._client = Client(
+                self._endpoints, _RANK, self._configs, keys=self._keys, name="the publisher"
+            )
+        return self._client
+
+    def _failed(self, error: Exception) -> None:
+        """Say why a version failed, and begin anew with what the folder has."""
+        if time.monotonic() - self._complained >= _COMPLAIN_S:
+            self._complained = time.monotonic()
+            number = self._published.number + 1
+            glog(f"version {number} could not be published and will be tried again: {error or repr(error)}")
+        if self._client is not None:
+            self._client.close()
+        self._client = self._merge = None
+        with contextlib.suppress(Exception):
+            self._published = Published.open(self._where)
+
+
+def _record(reply: Message) -> FileRecord:
+    if reply.code is Code.FAILED:
+        raise ServerError(reply.text)
+    if not reply.text:
+        raise ServerError("a server was started again while it wrote its part")
+    return FileRecord(**json.loads(reply.text))
