@@ -69,7 +69,7 @@ class Kind(IntEnum):
         22  # from the publisher: cut the tables at step `number` (sync) or now; TEXT: SaveRequest. Answer:
     )
     # number, the server's step, which is later when it has passed that one; with the code MISMATCH it cannot
-    # say what has changed. Without a TEXT only the answer. In a server's log: version `number` was cut
+    # say what has changed. Without a TEXT only the answer. In a server's log: the version TEXT was cut
     WRITTEN = 23  # from the publisher: answer when the part TEXT is written. Answer: TEXT, its record
     PUBLISHED = 24  # from the publisher: the version TEXT was committed (number: 1) or abandoned (0)
     MERGE = (

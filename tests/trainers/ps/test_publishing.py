@@ -15,11 +15,12 @@ import torch
 
 from fleetrun.envs.contract import Role
 from tests.support.forking import Forker
-from tests.trainers.ps.test_recovery import kill_one_by_one
+from tests.support.scripts.ps_counting import NEW, ROOM, SHARED
+from tests.trainers.ps.test_recovery import counting, expect_exact, kill_one_by_one
 from trainers.ps import Uniform, read_values
 from trainers.ps.saves.manifest import current_manifest
 from trainers.ps.saves.read import ModelValues, OpenFolder, SparseValues, open_saves
-from trainers.ps.tables.spec import RowOptions
+from trainers.ps.tables.spec import RowOptions, RowType
 from trainers.ps.trainer.stand_ins import initial_rows
 from trainers.storage.errors import LoadError
 
@@ -33,12 +34,12 @@ def command(folder: Path, mode: str, durability: str, steps: int, **more: object
 
 
 class Follower:
-    """Reads the versions that it finds, as one who serves would: their values by step, and the chains."""
+    """Reads the versions that it finds, as one who serves would: their values by id, and the chains."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._over = threading.Event()
-        self.values: dict[int, list[ModelValues]] = {}
+        self.values: dict[str, ModelValues] = {}
         self.chains: list[OpenFolder] = []
 
     @contextmanager
@@ -51,14 +52,22 @@ class Follower:
             self._over.set()
             thread.join()
 
+    def expect_one_stream(self, logs: Path) -> None:
+        """Versions in order, and not only bases, in spite of all kills."""
+        last = open_saves(self._folder)
+        numbers = [chain.saves[-1].number for chain in (*self.chains, last)]
+        assert numbers == sorted(numbers)
+        assert {chain.stream for chain in self.chains} <= {last.stream}
+        bases = sum(log.read_text().count(", a base") for log in logs.glob("*.log"))
+        assert 0 < bases < numbers[-1]
+
     def _follow(self) -> None:
         while not self._over.is_set():
             try:
                 opened = open_saves(self._folder)
                 if not self.chains or opened.saves != self.chains[-1].saves:
-                    found = read_values(opened)
+                    self.values[opened.saves[-1].id] = read_values(opened)
                     self.chains.append(opened)
-                    self.values.setdefault(opened.saves[-1].step, []).append(found)
             except LoadError:  # nothing there yet, or removed meanwhile
                 pass
             time.sleep(0.01)
@@ -106,17 +115,62 @@ def test_every_version_is_what_the_servers_had_at_its_step_through_kills(
         seed = int(os.environ.get("SEED", "1"))
         kill_one_by_one(job, words, killed / "step_limit", steps, KILLS, seed=seed, word="step", roles=roles)
         job.expect_success(250 + KILLS)
-        said = job.servers[0].output
-    numbers = [chain.saves[-1].number for chain in follower.chains]
-    print(len(numbers), numbers[-1], [len(m.saves) for m in follower.chains], said)
-    assert numbers == sorted(numbers)
-    assert len({chain.stream for chain in follower.chains}) == 1
-    for step, versions in follower.values.items():
-        if step < steps:
-            wanted = read_values(quiet / "at" / str(step))
-            for each in versions:
-                assert_same(wanted, each, step)
-    last = read_values(published)
-    assert_same(last, read_values(killed / "saved"), steps)
+    follower.expect_one_stream(killed)
+    for chain in follower.chains:
+        last = chain.saves[-1]
+        if last.step < steps:
+            wanted = read_values(quiet / "at" / str(last.step))
+            assert_same(wanted, follower.values[last.id], last.step)
+    assert_same(read_values(published), read_values(killed / "saved"), steps)
     assert current_manifest(published).saves[-1].step == steps
-    assert any(len(chain.saves) > 1 for chain in follower.chains), "no increments"
+
+
+def test_async_versions_lose_and_double_nothing_and_end_with_everything(
+    forker: Forker, tmp_path: Path
+) -> None:
+    """Rows of 16 bits, which have these counts exactly; a bounded table, most of whose rows are gone."""
+    kills = max(2, KILLS // 3)
+    steps, published = 40 + 40 * kills, tmp_path / "published"
+    follower = Follower(published)
+    words = counting(
+        tmp_path,
+        steps,
+        "log",
+        pause_ms=8,
+        limited=True,
+        many=True,
+        ps={"publish": str(published), "publish_interval_s": 0.05, "publish_dtype": "float16"},
+    )
+    with forker.job(tmp_path, trainers=2, servers=2) as job, follower.following():
+        job.start_all(words)
+        roles = (Role.SERVER, Role.TRAINER)
+        limit = tmp_path / "step_limit"
+        kill_one_by_one(job, words, limit, steps, kills, seed=7, word="pushed", roles=roles)
+        job.expect_success(250 + kills)
+        expect_exact(job, steps)
+    follower.expect_one_stream(tmp_path)
+    before: dict[int, float] = {}
+    last = open_saves(published)
+    for chain in (*follower.chains, last):
+        values = read_values(chain) if chain is last else follower.values[chain.saves[-1].id]
+        rows = values.sparse["tables.2.weight"]
+        counts = dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True))
+        assert all(counts[key] >= count for key, count in before.items())
+        before = counts
+        assert len(values.sparse["tables.0.weight"].keys) <= ROOM + 2 * 2 * NEW
+    mine = [10 * rank + key for rank in (0, 1) for key in range(4)]
+    assert before == dict.fromkeys(mine, steps) | {SHARED + key: 2 * steps for key in range(4)}
+    assert {table.spec.rows.dtype for table in last.tables().values()} == {RowType.FLOAT16}
+
+
+def test_what_cannot_be_published_is_said(forker: Forker, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    with forker.job(tmp_path, trainers=1, servers=1) as job:
+        job.start_all(command(tmp_path, "sync", "none", 0))
+        job.expect_success()
+    with forker.job(tmp_path, trainers=1, servers=1) as job:
+        words = command(tmp_path, "sync", "none", 0, publish=str(saved))
+        server = job.start(words, Role.SERVER, 0)
+        assert server.wait() == 1
+    assert f"SaveError: {saved} has a save of fleet.save_persistables()" in server.output
+    assert "set another ps_configs publish" in server.output

@@ -6,7 +6,8 @@ the last base and what has changed since.
 It is a folder of saves as any other (`manifest`), so whatever reads saves reads it. A reader that has version
 n of the same stream continues with n + 1 if the base is of version n or before, and begins with the base
 otherwise. A base is written when a server cannot say what has changed, and otherwise merged from the files of
-a base and the increments that follow, while training and publishing go on: it has the number of the last one.
+a base and the increments that follow, while training and publishing go on: it has the number and, but for its
+suffix, the id of the last one.
 
 What the manifest does not name any more is removed when the next base is there, so that a reader of the
 former manifest can finish.
@@ -43,6 +44,13 @@ MOST_INCREMENTS = 64
 """Of one base: the manifest names each, and a reader that begins reads them all."""
 
 
+_MERGED = "-base"
+
+
+class OthersError(SaveError):
+    """Another job publishes to the same folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """What a folder has; its manifest is None before the first version."""
@@ -73,6 +81,16 @@ class Published:
         return [] if self.manifest is None else [save.id for save in self.manifest.saves]
 
     @property
+    def cuts(self) -> list[str]:
+        """The same, as the servers know them."""
+        return [id.removesuffix(_MERGED) for id in self.ids]
+
+    @property
+    def merged_id(self) -> str:
+        """Of a base merged from them all."""
+        return self.cuts[-1] + _MERGED
+
+    @property
     def long(self) -> bool:
         """Whether the increments have as many bytes as the base, or are too many."""
         if self.manifest is None:
@@ -83,8 +101,8 @@ class Published:
         )
 
     def follow(self, save: Save, parts: Sequence[FileRecord]) -> Published:
-        """With one version more, of which every server has written its part. Raises SaveError; then nothing
-        has changed.
+        """With one version more, of which every server has written its part. Raises SaveError, or
+        OthersError; then nothing has changed.
         """
         before = self.manifest.saves if self.manifest is not None and save.mode.changes else ()
         return self._with(before, replace(save, number=self.number + 1), parts)
@@ -105,7 +123,10 @@ class Published:
         folder, stream = self.folder, secrets.token_hex(8)
         try:
             if manifest_of(folder) != self.manifest:
-                raise SaveError(f"{folder.path(MANIFEST)} has changed: another job publishes there too")
+                raise OthersError(
+                    f"{folder.path(MANIFEST)} is not what this job wrote: another one publishes there too. "
+                    "This one has stopped; give each a ps_configs publish of its own, and start it again"
+                )
             size = sum(
                 check_part(folder, save.id, record, number, len(parts)).size
                 for number, record in enumerate(parts)

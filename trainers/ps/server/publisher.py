@@ -27,10 +27,11 @@ from trainers.process.log import glog
 from trainers.ps.client import Client, PendingReplies, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.manifest import Save, SaveMode, new_id
-from trainers.ps.saves.publication import Published
+from trainers.ps.saves.publication import OthersError, Published
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
+from trainers.storage.errors import SaveError
 from trainers.storage.manifest import FileRecord
 
 _RANK = (1 << 32) - 1
@@ -81,6 +82,8 @@ class Publisher:
         self._steps: list[int] = []
         """Of the servers, in the last version."""
         self._base_due = False
+        self._others = ""
+        """Why nothing can be published any more."""
         self._merge: _Merge | None = None
         self._complained = -_COMPLAIN_S
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -145,6 +148,8 @@ class Publisher:
 
     def _round(self, *, forced: bool) -> bool:
         """Publish a version if anything has changed; whether the servers were ready for it."""
+        if self._others:
+            raise SaveError(self._others)
         answers = self._ask(Kind.PUBLISH)
         if any(answer.code is Code.NOT_READY for answer in answers):
             return False
@@ -174,7 +179,7 @@ class Publisher:
                 self._where,
                 id,
                 int(mode),
-                self._published.ids,
+                self._published.cuts,
                 self._published.number + 1,
                 self._configs.publish_dtype,
             )
@@ -207,7 +212,7 @@ class Publisher:
         if self._merge is None and self._published.long:
             request = SaveRequest(
                 self._where,
-                new_id(0),
+                self._published.merged_id,
                 int(SaveMode.VALUES),
                 self._published.ids,
                 self._published.number,
@@ -260,6 +265,8 @@ class Publisher:
 
     def _failed(self, error: Exception) -> None:
         """Say why a version failed, and begin anew with what the folder has."""
+        if isinstance(error, OthersError):
+            self._others = str(error)
         if time.monotonic() - self._complained >= _COMPLAIN_S:
             self._complained = time.monotonic()
             number = self._published.number + 1

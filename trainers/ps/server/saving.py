@@ -28,9 +28,9 @@ _REMEMBERED_IDS = 64
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What is requested: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta, the
-    last saves of the folder; of a merge, those to merge. `version`: of a published folder, 0 for others, and
-    its `row_type` (see `write.SaveSpec`).
+    """What is requested: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta or a
+    version, the last ones of the folder; of a merge, those to merge. `version`: its number in a published
+    folder, 0 for others, and `row_type` its type (see `write.SaveSpec`).
     """
 
     where: str
@@ -84,8 +84,8 @@ class SaveRunner:
         self.requester: tuple[int, int] | None = None
         """Rank and incarnation of the trainer whose save is running."""
         self.last_save: str | None = None
-        self._since: int | None = None
-        """The tables have recorded what has changed since this version; None: they have not."""
+        self._since: list[str] = []
+        """The tables have recorded what has changed since any of these versions was cut."""
 
     @property
     def busy(self) -> bool:
@@ -132,7 +132,7 @@ class SaveRunner:
         self._task.wait()
         self._task.close(saved=saved)
         if saved and request.version:
-            self._since = request.version
+            self._since = [id]
         elif saved and request.mode is not SaveMode.VALUES:
             self.last_save = id
         self._task = self._request = self.requester = None
@@ -152,7 +152,7 @@ class SaveRunner:
         self, request: SaveRequest, step: int, tables: Collection[AnyTable], record: Callable[[], None]
     ) -> bool:
         """Start the part of a version, after `record`; whether that was possible. Raises Refusal."""
-        if request.mode is SaveMode.INCREMENT and not self._may_follow(request.version - 1, tables):
+        if request.mode is SaveMode.INCREMENT and not self._may_follow(request, tables):
             return False
         record()
         self._start(request, step, tables)
@@ -170,12 +170,13 @@ class SaveRunner:
         if former is not None and former.version and former.id != request.id:
             self.end(former.id, saved=former.id in request.after)
 
-    def replay(self, version: int, tables: Iterable[AnyTable]) -> None:
+    def replay(self, id: str, tables: Iterable[AnyTable]) -> None:
         """This version was cut here, before this server was started again. What has changed since then is
-        recorded: rows by their flags, as they have changed since the snapshot, and removed keys from here on.
+        recorded: rows by their flags, as they have changed since the snapshot, and removed keys from the
+        first one on.
         """
-        if self._since is None:
-            self._since = version
+        self._since.append(id)
+        if len(self._since) == 1:
             for table in tables:
                 if isinstance(table, SparseTable):
                     table.follow_removed(UNPUBLISHED)
@@ -195,9 +196,9 @@ class SaveRunner:
         with _refusing(request):
             return json.dumps(asdict(self._merging.future.result())).encode()
 
-    def _may_follow(self, version: int, tables: Iterable[AnyTable]) -> bool:
+    def _may_follow(self, request: SaveRequest, tables: Iterable[AnyTable]) -> bool:
         sparse = (table for table in tables if isinstance(table, SparseTable))
-        known = self._since is not None and self._since <= version
+        known = not set(self._since).isdisjoint(request.after)
         return known and all(table.reports_removed(UNPUBLISHED) for table in sparse)
 
     def _spec(self, request: SaveRequest, step: int) -> SaveSpec:

@@ -204,7 +204,7 @@ class Service:
             elif request.kind is Kind.SHRUNK:
                 self._store.release()
             elif request.kind is Kind.PUBLISH:
-                self._saving.replay(request.number, self._store.tables.values())
+                self._saving.replay(request.text, self._store.tables.values())
             elif request.kind is Kind.PUSH:
                 self._take(self._members.sender_of(request), request, self._store.sort(request.parts)[0])
             else:
@@ -381,7 +381,7 @@ class Service:
         if waits or self._saving.tables_in_use or self._store.shrinking:
             return None
         tables = list(self._store.tables.values())
-        cut = Message(kind=Kind.PUBLISH, number=version.version)
+        cut = Message(kind=Kind.PUBLISH, parts=(_text(version.id),))
         if not self._saving.publish(version, step, tables, lambda: self._record(cut)):
             return request.reply(Kind.DONE, number=step, code=Code.MISMATCH)
         return request.reply(Kind.DONE, number=step)
