@@ -151,6 +151,10 @@ def modes() -> None:
     train(model, optimizer, range(12, 15))
     fleet.save_persistables(folder / "aged", mode=1)
     same(model, read_values(folder / "aged"))
+    try:
+        fleet.publish()
+    except FleetError as error:
+        say("to nowhere:", error)
     fleet.stop_worker()
     say("all modes")
 
@@ -282,7 +286,53 @@ def beside() -> None:
     say("end", float(model.weight.detach()[0, 0]))
 
 
-SCENARIOS = (halves, second_half, other_model, modes, refused, killed, continued, beside)
+def published() -> None:
+    """Trainers publish in turn, and read what is there; then in a place that cannot be written for a while.
+    Every step adds 1 to all rows.
+    """
+    folder = Path(sys.argv[2])
+    strategy = fleet.DistributedStrategy()
+    strategy.ps_configs = {"publish": str(folder / "published"), "publish_interval_s": 3600.0}
+    model = torch.nn.EmbeddingBag(40, 4, mode="sum", sparse=True)
+    torch.nn.init.zeros_(model.weight)
+    fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
+    if fleet.is_server():
+        return serve()
+    fleet.init_worker()
+
+    def step() -> None:
+        optimizer.minimize(-model(torch.arange(40)[None]).sum())
+
+    def expect(steps: int) -> int:
+        number = fleet.publish()
+        rows = read_values(folder / "published").sparse["weight"].values
+        assert torch.equal(rows, torch.full((40, 4), float(steps))), (steps, rows)
+        return number
+
+    numbers = []
+    for done in range(1, 9):
+        step()
+        if done % 2 == fleet.worker_index():
+            numbers.append(expect(done))
+    say("published", *numbers)
+    fleet.barrier_worker()
+    if fleet.is_first_worker():
+        (folder / "published").rename(folder / "aside")
+        (folder / "published").touch()
+        try:
+            fleet.publish()
+        except FleetError as error:
+            say("unwritable:", error)
+        (folder / "published").unlink()
+        (folder / "aside").rename(folder / "published")
+        expect(8)
+    fleet.barrier_worker()
+    step()
+    fleet.stop_worker()
+
+
+SCENARIOS = (published, halves, second_half, other_model, modes, refused, killed, continued, beside)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -163,6 +163,25 @@ def test_async_versions_lose_and_double_nothing_and_end_with_everything(
     assert {table.spec.rows.dtype for table in last.tables().values()} == {RowType.FLOAT16}
 
 
+def test_a_trainer_publishes_what_it_has_pushed(forker: Forker, tmp_path: Path) -> None:
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(["-m", "tests.support.scripts.ps_saving", "published", str(tmp_path)])
+        job.expect_success()
+        numbers = [
+            int(word)
+            for trainer in job.trainers
+            for line in trainer.output.splitlines()
+            if line.startswith("published")
+            for word in line.split()[1:]
+        ]
+        assert len(set(numbers)) == 8
+        assert "the version could not be published: " in job.trainers[0].output
+        assert "published" in job.trainers[0].output.partition("unwritable:")[2]
+    last = open_saves(tmp_path / "published").saves[-1]
+    assert (last.step, last.number) == (9, max(numbers) + 2), "one by hand, and one at the end"
+    assert torch.equal(read_values(tmp_path / "published").sparse["weight"].values, torch.full((40, 4), 9.0))
+
+
 def test_what_cannot_be_published_is_said(forker: Forker, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with forker.job(tmp_path, trainers=1, servers=1) as job:

@@ -68,6 +68,7 @@ def test_another_model_than_the_saved_one_is_refused_at_the_trainer(
 def test_every_mode_holds_what_it_should(forker: Forker, tmp_path: Path) -> None:
     (said,) = run(forker, command("modes", tmp_path), trainers=1, servers=2)
     assert "all modes" in said
+    assert 'set strategy.ps_configs "publish"' in said.partition("to nowhere:")[2]
 
 
 def test_a_save_while_others_push_is_of_one_moment(forker: Forker, tmp_path: Path) -> None:

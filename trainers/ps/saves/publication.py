@@ -122,7 +122,10 @@ class Published:
     ) -> Published:
         folder, stream = self.folder, secrets.token_hex(8)
         try:
-            if manifest_of(folder) != self.manifest:
+            found = manifest_of(folder)
+            if found is None and self.manifest is not None:
+                raise SaveError(f"{folder.path(MANIFEST)} is gone")
+            if found != self.manifest:
                 raise OthersError(
                     f"{folder.path(MANIFEST)} is not what this job wrote: another one publishes there too. "
                     "This one has stopped; give each a ps_configs publish of its own, and start it again"

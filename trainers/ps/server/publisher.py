@@ -82,6 +82,8 @@ class Publisher:
         self._steps: list[int] = []
         """Of the servers, in the last version."""
         self._base_due = False
+        self._unknown = False
+        """Whether the folder may have something else than what is known here."""
         self._others = ""
         """Why nothing can be published any more."""
         self._merge: _Merge | None = None
@@ -150,6 +152,8 @@ class Publisher:
         """Publish a version if anything has changed; whether the servers were ready for it."""
         if self._others:
             raise SaveError(self._others)
+        if self._unknown:
+            self._published, self._unknown = Published.open(self._where), False
         answers = self._ask(Kind.PUBLISH)
         if any(answer.code is Code.NOT_READY for answer in answers):
             return False
@@ -264,7 +268,7 @@ class Publisher:
         return self._client
 
     def _failed(self, error: Exception) -> None:
-        """Say why a version failed, and begin anew with what the folder has."""
+        """Say why a version failed; the next one begins with what the folder has then."""
         if isinstance(error, OthersError):
             self._others = str(error)
         if time.monotonic() - self._complained >= _COMPLAIN_S:
@@ -274,8 +278,7 @@ class Publisher:
         if self._client is not None:
             self._client.close()
         self._client = self._merge = None
-        with contextlib.suppress(Exception):
-            self._published = Published.open(self._where)
+        self._unknown = True
 
 
 def _record(reply: Message) -> FileRecord:
