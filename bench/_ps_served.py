@@ -1,6 +1,7 @@
 """A server of the parameter server in a process of its own, and its one trainer here, message by message.
 
     python bench/_ps_served.py --endpoint 127.0.0.1:4000 [--durability none] [--log_fsync no] [--keep FOLDER]
+        [--publish FOLDER]
 
 serves until its trainer leaves. With FLEETRUN_TOKEN in the environment both sides encrypt.
 """
@@ -94,6 +95,9 @@ def main() -> None:
     parser.add_argument("--log_fsync", choices=LOG_FSYNCS, default="no")
     parser.add_argument("--snapshot_interval_s", type=float, default=300.0)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--publish", default="")
+    parser.add_argument("--publish_interval_s", type=float, default=10.0)
+    parser.add_argument("--publish_dtype", default="")
     options = parser.parse_args()
     environ: Mapping[str, str] = os.environ
     torch.set_num_threads(1)
@@ -102,6 +106,9 @@ def main() -> None:
         durability=options.durability,
         log_fsync=options.log_fsync,
         snapshot_interval_s=options.snapshot_interval_s,
+        publish=options.publish,
+        publish_interval_s=options.publish_interval_s,
+        publish_dtype=options.publish_dtype,
     )
     plan = ServerPlan(
         endpoints=[options.endpoint],

@@ -103,7 +103,9 @@ def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
 
 
 def listed(where: str) -> dict[str, Any]:
-    """The tables of a save, and how many rows they have in the first save and in its deltas."""
+    """The tables of a save, and how many rows they have in the first save and in its deltas; of a published
+    folder the version too, and of which time (seconds since 1970) it is.
+    """
     opened = open_saves(where)
     tables = []
     specs = {table.spec.name: table.spec for table in opened.tables().values()}
@@ -131,6 +133,7 @@ def listed(where: str) -> dict[str, Any]:
         "step": last.step,
         "mode": opened.saves[0].mode.name.lower(),
         "deltas": len(opened.saves) - 1,
+        **({"version": last.number, "time": last.time} if opened.stream else {}),
         "servers": len(last.parts),
         "bytes": sum(files),
         "tables": tables,
