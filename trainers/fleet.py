@@ -265,12 +265,13 @@ class Fleet:
         """Connect to the servers; all trainers start from trainer 0's initial values."""
         self._runtime_for("init_worker").init_worker()
 
-    def publish(self) -> int:
+    def publish(self, *, buffers: bool = False) -> int:
         """Publish a version of all tables now, with everything that this trainer has pushed, for those who
         serve them; returns its number. Needs `strategy.ps_configs` `publish`, by which the servers publish at
         an interval anyway. In sync training the version is of one step, which other trainers may wait for.
+        `buffers`: those of this trainer's model are in it and in later ones, as float32.
         """
-        return self._runtime_for("publish").publish()
+        return self._runtime_for("publish").publish(buffers=buffers)
 
     def shrink(self, policy: ShrinkPolicy | None = None) -> int:
         """A day has passed: age the statistics of all tables that keep them, remove the rows that are not

@@ -303,7 +303,7 @@ class CollectiveRuntime:
         progress.meter.resumed(self._resumed)
         return step
 
-    def publish(self) -> int:
+    def publish(self, *, buffers: bool) -> int:
         raise _no_servers("publish")
 
     def shrink(self, policy: object) -> int:

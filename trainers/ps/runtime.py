@@ -247,7 +247,7 @@ class ServerRuntime(_ServedRuntime):
     def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns:
         raise _not_a_trainer("save_inference_model")
 
-    def publish(self) -> int:
+    def publish(self, *, buffers: bool) -> int:
         raise _not_a_trainer("publish")
 
     def shrink(self, policy: ShrinkPolicy | None) -> int:
@@ -494,14 +494,15 @@ class TrainerRuntime(_ServedRuntime):
         worker.refresh()
         return found
 
-    def publish(self) -> int:
+    def publish(self, *, buffers: bool) -> int:
         worker = self._training("publish")
         if not self.strategy.ps().publish:
             raise UsageError(
                 'fleet.publish() needs a folder or URL for the versions: set strategy.ps_configs "publish" '
                 "before fleet.is_server() is called"
             )
-        return worker.publish()
+        named = self._model.named_buffers() if buffers and self._model is not None else ()
+        return worker.publish({name: each for name, each in named if each.numel()})
 
     def shrink(self, policy: ShrinkPolicy | None) -> int:
         return self._training("shrink").shrink(policy or ShrinkPolicy())

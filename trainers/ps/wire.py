@@ -75,7 +75,10 @@ class Kind(IntEnum):
     MERGE = (
         25  # from the publisher: merge your parts of versions; TEXT: SaveRequest. Answer: TEXT, the record
     )
-    REFRESH = 26  # publish now, as of step `number` or later. Answer: number, the version
+    REFRESH = (
+        26  # publish now, as of step `number` or later; TEXT, VALUES of each buffer. Answer: number, the
+    )
+    # version
 
 
 INITIAL, LOADED = 0, 1

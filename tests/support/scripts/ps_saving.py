@@ -295,6 +295,7 @@ def published() -> None:
     strategy.ps_configs = {"publish": str(folder / "published"), "publish_interval_s": 3600.0}
     model = torch.nn.EmbeddingBag(40, 4, mode="sum", sparse=True)
     torch.nn.init.zeros_(model.weight)
+    model.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
     fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
     if fleet.is_server():
@@ -305,7 +306,7 @@ def published() -> None:
         optimizer.minimize(-model(torch.arange(40)[None]).sum())
 
     def expect(steps: int) -> int:
-        number = fleet.publish()
+        number = fleet.publish(buffers=steps == 5)
         rows = read_values(folder / "published").sparse["weight"].values
         assert torch.equal(rows, torch.full((40, 4), float(steps))), (steps, rows)
         return number
@@ -313,6 +314,7 @@ def published() -> None:
     numbers = []
     for done in range(1, 9):
         step()
+        model.seen += 1
         if done % 2 == fleet.worker_index():
             numbers.append(expect(done))
     say("published", *numbers)

@@ -179,7 +179,9 @@ def test_a_trainer_publishes_what_it_has_pushed(forker: Forker, tmp_path: Path) 
         assert "published" in job.trainers[0].output.partition("unwritable:")[2]
     last = open_saves(tmp_path / "published").saves[-1]
     assert (last.step, last.number) == (9, max(numbers) + 2), "one by hand, and one at the end"
-    assert torch.equal(read_values(tmp_path / "published").sparse["weight"].values, torch.full((40, 4), 9.0))
+    found = read_values(tmp_path / "published")
+    assert torch.equal(found.sparse["weight"].values, torch.full((40, 4), 9.0))
+    assert found.dense["seen"].tolist() == [5.0, 5.0], "as it was sent, and kept"
 
 
 def test_what_cannot_be_published_is_said(forker: Forker, tmp_path: Path) -> None:

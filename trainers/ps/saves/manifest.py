@@ -61,6 +61,8 @@ VERSION = 3
 """Of version 1, specs had fewer options; of version 2, deltas had no removed keys."""
 MANIFEST = "manifest.json"
 _FORMAT = "fleetrun saved tables"
+BUFFER = "buffer "
+"""Before the name of a dense table that servers do not train: a buffer of a trainer's model."""
 
 
 class ManifestError(ValueError):

@@ -16,13 +16,14 @@ former manifest can finish.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from trainers.process.log import glog
 from trainers.ps.saves.manifest import (
+    BUFFER,
     MANIFEST,
     Manifest,
     PieceKind,
@@ -33,9 +34,19 @@ from trainers.ps.saves.manifest import (
     manifest_of,
     remove_unlisted,
 )
-from trainers.ps.saves.read import LaterKeys, OpenFolder, ShardToRead, check_sizes, open_saves, read_shards
-from trainers.ps.saves.write import Packed, SaveSpec, remove_part, write_pieces
-from trainers.ps.tables.spec import TableKind
+from trainers.ps.saves.read import (
+    LaterKeys,
+    OpenFolder,
+    ShardToRead,
+    check_sizes,
+    chunk_of,
+    open_saves,
+    read_shards,
+)
+from trainers.ps.saves.write import Packed, SaveSpec, TableCut, remove_part, write_pieces
+from trainers.ps.tables.rules import Fixed
+from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.tables.storage import DenseCut, DenseRows
 from trainers.storage.errors import LoadError, SaveError, save_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord
@@ -148,6 +159,44 @@ class Published:
         return Published(folder, manifest)
 
 
+# ---- Buffers: what a served model has besides its parameters, such as the means of a normalisation. A
+# trainer gives them to server 0, whose part has them from then on, as dense tables. So the folder keeps them.
+
+Buffers = Mapping[str, torch.Tensor]
+"""(n,) float32 by name."""
+
+
+def buffer_cuts(buffers: Buffers) -> list[TableCut]:
+    """What a part has of them."""
+    return [
+        TableCut(
+            TableSpec(kind=TableKind.DENSE, name=BUFFER + name, size=len(values), rule=Fixed()),
+            DenseCut(DenseRows(values, ()), 0),
+        )
+        for name, values in buffers.items()
+    ]
+
+
+def published_buffers(where: str) -> dict[str, torch.Tensor]:
+    """Those of the last version. Raises LoadError."""
+    opened = open_saves(where)
+    last = opened.saves[-1]
+    found = {}
+    wanted = [
+        ShardToRead(last.id, part, shard)
+        for part in last.parts
+        for shard in part.shards
+        if any(piece.table.startswith(BUFFER) for piece in shard.pieces)
+    ]
+    for item, tensors in read_shards(opened.folder, wanted):
+        for piece in item.shard.pieces:
+            if piece.table.startswith(BUFFER):
+                chunk = chunk_of(opened.folder, item, piece, tensors)
+                assert isinstance(chunk, DenseRows)
+                found[piece.table.removeprefix(BUFFER)] = chunk.values.clone()
+    return found
+
+
 # ---- One server's part of a base, merged from its parts of the base before and of increments.
 
 
@@ -175,11 +224,15 @@ def merge_part(
 def _merge(folder: Folder, spec: SaveSpec, chain: OpenFolder, cancelled: Callable[[], bool]) -> FileRecord:
     parts = [save.parts[spec.server] for save in chain.saves]
     last = parts[-1]
-    if any([table.spec for table in part.tables] != [table.spec for table in last.tables] for part in parts):
+    if any(_specs(part) != _specs(last) for part in parts):
         raise SaveError(f"the versions in {folder.where} have other tables, or types of rows")
     folder.make(spec.id)
     tables = list[SavedTable]()
     return write_pieces(folder, spec, _merged(chain, parts, tables, cancelled), tables)
+
+
+def _specs(part: SavedPart) -> list[TableSpec]:
+    return [table.spec for table in part.tables if not table.spec.name.startswith(BUFFER)]
 
 
 def _merged(

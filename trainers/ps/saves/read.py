@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from trainers import progress
 from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import (
+    BUFFER,
     ManifestError,
     Piece,
     PieceKind,
@@ -280,11 +281,11 @@ class ParameterRange:
 
 
 def range_of(spec: TableSpec) -> ParameterRange:
-    """The range of a dense table; one without a range in its name is a whole parameter."""
+    """The range of a dense table; one without a range in its name is a whole parameter, or a buffer."""
     found = _BLOCK.fullmatch(spec.name)
     if found and int(found[3]) - int(found[2]) == spec.size:
         return ParameterRange(found[1], int(found[2]), int(found[3]))
-    return ParameterRange(spec.name, 0, spec.size)
+    return ParameterRange(spec.name.removeprefix(BUFFER), 0, spec.size)
 
 
 def check_fit(

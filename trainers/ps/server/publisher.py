@@ -27,7 +27,7 @@ from trainers.process.log import glog
 from trainers.ps.client import Client, PendingReplies, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.manifest import Save, SaveMode, new_id
-from trainers.ps.saves.publication import OthersError, Published
+from trainers.ps.saves.publication import Buffers, OthersError, Published, published_buffers
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
@@ -74,6 +74,8 @@ class Publisher:
         self._endpoints, self._where, self._configs = endpoints, where, configs
         self._sync, self._keys, self._wake = sync, keys, wake
         self._published = Published.open(where)
+        self.buffers = published_buffers(where) if self._published.number else {}
+        """Of a trainer's model, for the part of server 0."""
         self._client: Client | None = None
         self._stopped = threading.Event()
         self._asked_for = threading.Event()
@@ -98,6 +100,10 @@ class Publisher:
         self._stopped.set()
         self._asked_for.set()
         self._thread.join(_COMPLAIN_S)
+
+    def keep(self, buffers: Buffers) -> None:
+        """From the next version on; the others stay as they are."""
+        self.buffers = {**self.buffers, **buffers}
 
     def ask(self) -> int:
         """A ticket for the next version that begins."""

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 from trainers.ps.kernels.rows import UNPUBLISHED, UNSAVED
 from trainers.ps.saves.manifest import SaveMode
-from trainers.ps.saves.publication import merge_part
+from trainers.ps.saves.publication import Buffers, buffer_cuts, merge_part
 from trainers.ps.saves.write import SaveSpec, SaveTask, close_cuts, cut_tables, lower_priority
 from trainers.ps.server.members import Refusal
 from trainers.ps.server.store import AnyTable
@@ -149,13 +150,20 @@ class SaveRunner:
             self._merging.cancel()
 
     def publish(
-        self, request: SaveRequest, step: int, tables: Collection[AnyTable], record: Callable[[], None]
+        self,
+        request: SaveRequest,
+        step: int,
+        tables: Collection[AnyTable],
+        buffers: Buffers,
+        record: Callable[[], None],
     ) -> bool:
-        """Start the part of a version, after `record`; whether that was possible. Raises Refusal."""
+        """Start the part of a version, after `record`; whether that was possible. `buffers`: to be in it too.
+        Raises Refusal.
+        """
         if request.mode is SaveMode.INCREMENT and not self._may_follow(request, tables):
             return False
         record()
-        self._start(request, step, tables)
+        self._start(request, step, tables, buffers)
         return True
 
     def known(self, id: str) -> bool:
@@ -219,7 +227,13 @@ class SaveRunner:
                 f"{request.where!r}; set the same ps_configs publish for all servers",
             )
 
-    def _start(self, request: SaveRequest, step: int, tables: Collection[AnyTable]) -> None:
+    def _start(
+        self,
+        request: SaveRequest,
+        step: int,
+        tables: Collection[AnyTable],
+        buffers: Buffers = MappingProxyType({}),
+    ) -> None:
         mode = SaveMode(request.mode)
         if request.version:
             self._check_folder(request)
@@ -239,6 +253,7 @@ class SaveRunner:
             cuts = cut_tables(tables, mode, of=UNPUBLISHED if request.version else UNSAVED)
             undo.callback(close_cuts, cuts, saved=False)
             spec = self._spec(request, step)
+            cuts += buffer_cuts(buffers)
             self._task = SaveTask(request.where, spec, cuts, done=lambda task: self._wake())
             undo.pop_all()
         self._request = request

@@ -13,6 +13,8 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.publisher import Publisher
@@ -382,7 +384,8 @@ class Service:
             return None
         tables = list(self._store.tables.values())
         cut = Message(kind=Kind.PUBLISH, parts=(_text(version.id),))
-        if not self._saving.publish(version, step, tables, lambda: self._record(cut)):
+        buffers = {} if self._publisher is None else self._publisher.buffers
+        if not self._saving.publish(version, step, tables, buffers, lambda: self._record(cut)):
             return request.reply(Kind.DONE, number=step, code=Code.MISMATCH)
         return request.reply(Kind.DONE, number=step)
 
@@ -403,7 +406,7 @@ class Service:
         return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
 
     def _refresh(self, member: Member, request: Message) -> Message | None:
-        """Publish a version that has everything that the sender has pushed."""
+        """Publish a version that has everything that the sender has pushed, and the buffers that it sends."""
         if self._publisher is None:
             raise Refusal(Code.FAILED, "server 0 publishes nothing; set ps_configs publish for the servers")
         self._require_ready()
@@ -412,6 +415,7 @@ class Service:
             return None
         sequence, ticket = self._refreshes.get(_sender(request), (0, 0))
         if sequence != request.sequence:
+            self._publisher.keep(_buffers(request.parts))
             ticket = self._publisher.ask()
             self._refreshes[_sender(request)] = request.sequence, ticket
         answer = self._publisher.answer(ticket)
@@ -658,6 +662,16 @@ def _same(one: Message | None, other: Message) -> bool:
 
 def _sender(request: Message) -> Sender:
     return (request.rank, request.incarnation)
+
+
+def _buffers(parts: Sequence[Part]) -> dict[str, torch.Tensor]:
+    names, values = parts[::2], parts[1::2]
+    if [part.field for part in parts] != [Field.TEXT, Field.VALUES] * len(values):
+        raise Refusal(Code.BAD_MESSAGE, "a REFRESH needs a TEXT and a VALUES part for each buffer")
+    return {
+        name.data.numpy().tobytes().decode("utf-8", "replace"): each.data.float()
+        for name, each in zip(names, values, strict=True)
+    }
 
 
 def _text(text: str) -> Part:

@@ -344,10 +344,18 @@ class Worker:
         progress.meter.saved(self._exchange.step)
         self._say_if_uneven()
 
-    def publish(self) -> int:
-        """The number of a published version that has every push of this trainer."""
+    def publish(self, buffers: Mapping[str, torch.Tensor] | None = None) -> int:
+        """The number of a published version that has every push of this trainer, and these buffers."""
         self._exchange.flush()
-        request = Request(server=0, kind=Kind.REFRESH, number=self._exchange.step)
+        parts = [
+            part
+            for name, values in (buffers or {}).items()
+            for part in (
+                bytes_part(Field.TEXT, name.encode()),
+                Part(0, Field.VALUES, values.detach().reshape(-1).to("cpu", torch.float32, copy=True)),
+            )
+        ]
+        request = Request(server=0, kind=Kind.REFRESH, number=self._exchange.step, parts=tuple(parts))
         (reply,) = self._client.ask([request])
         return reply.number
 

@@ -11,7 +11,13 @@ import torch
 from trainers.ps.kernels.rows import UNPUBLISHED
 from trainers.ps.saves import publication
 from trainers.ps.saves.manifest import Save, SaveMode, new_id
-from trainers.ps.saves.publication import OthersError, Published, merge_part
+from trainers.ps.saves.publication import (
+    OthersError,
+    Published,
+    buffer_cuts,
+    merge_part,
+    published_buffers,
+)
 from trainers.ps.saves.read import LoadError, ModelValues, open_saves, read_values
 from trainers.ps.saves.write import SaveSpec, SaveTask, close_cuts, cut_tables
 from trainers.ps.tables.dense import DenseTable
@@ -33,6 +39,7 @@ class Servers:
         self.tables = [[make_table(spec) for spec in (WORDS, USERS, self.block(server))] for server in (0, 1)]
         self.published = Published.open(self.where)
         self.seed = 0
+        self.buffers: dict[str, torch.Tensor] = {}
 
     def block(self, server: int) -> TableSpec:
         return TableSpec(kind=TableKind.DENSE, name=f"fc[{4 * server}:{4 * server + 4}]", size=4, rule=SGD())
@@ -56,6 +63,7 @@ class Servers:
         parts = []
         for server, tables in enumerate(self.tables):
             cuts = cut_tables(tables, mode, of=UNPUBLISHED)
+            cuts += buffer_cuts(self.buffers if not server else {})
             spec = SaveSpec(
                 id=save.id,
                 mode=mode,
@@ -116,6 +124,7 @@ def test_a_merged_base_and_later_increments_are_the_chain_that_they_replace(
     servers.publish()
     servers.expect()
     servers.change(7, 21, 300, removed=(200, 50, 99))
+    servers.buffers = {"norm.mean": torch.tensor([0.5, 1.5])}
     servers.publish()
     before = servers.expect()
     base, parts, merged = servers.merge()
@@ -133,6 +142,8 @@ def test_a_merged_base_and_later_increments_are_the_chain_that_they_replace(
         for name, rows in wanted.sparse.items():
             assert torch.equal(found.sparse[name].keys, rows.keys)
             assert torch.equal(found.sparse[name].values, rows.values)
+    assert torch.equal(alone.dense["norm.mean"], servers.buffers["norm.mean"])
+    assert published_buffers(servers.where).keys() == {"norm.mean"}
     counts = [
         sum(t.rows for p in opened.saves[0].parts for t in p.tables if t.spec.name == n) for n in ("words",)
     ]
