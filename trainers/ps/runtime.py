@@ -501,8 +501,18 @@ class TrainerRuntime(_ServedRuntime):
                 'fleet.publish() needs a folder or URL for the versions: set strategy.ps_configs "publish" '
                 "before fleet.is_server() is called"
             )
-        named = self._model.named_buffers() if buffers and self._model is not None else ()
-        return worker.publish({name: each for name, each in named if each.numel()})
+        return worker.publish(self._not_served(buffers=True) if buffers else {})
+
+    def _not_served(self, *, buffers: bool) -> dict[str, torch.Tensor]:
+        """What no server has of the model, by name: with dense "allreduce" the dense parameters, and the
+        buffers if wanted.
+        """
+        assert self._model is not None
+        found = dict(self._model.named_buffers()) if buffers else {}
+        if self.strategy.dense != "servers":
+            dense = {id(each) for each in dense_of(self._model)[0]}
+            found |= {name: each for name, each in self._model.named_parameters() if id(each) in dense}
+        return {name: each for name, each in found.items() if each.numel()}
 
     def shrink(self, policy: ShrinkPolicy | None) -> int:
         return self._training("shrink").shrink(policy or ShrinkPolicy())
@@ -514,7 +524,7 @@ class TrainerRuntime(_ServedRuntime):
         if _interrupted():
             worker.interrupt()
         else:
-            worker.finish()
+            worker.finish(self._not_served(buffers=False) if self.strategy.ps().publish else {})
         self._ends.close()  # the model is an ordinary torch model again
         self.scaler = None
         self._phase = _Phase.STOPPED

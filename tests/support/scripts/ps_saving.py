@@ -56,7 +56,7 @@ def wait_for(file: Path) -> None:
 
 
 def serve() -> None:
-    fleet.init_server(sys.argv[3] if len(sys.argv) > 3 else None)
+    fleet.init_server(sys.argv[3] if len(sys.argv) > 3 and "/" in sys.argv[3] else None)
     fleet.run_server()
 
 
@@ -288,14 +288,16 @@ def beside() -> None:
 
 def published() -> None:
     """Trainers publish in turn, and read what is there; then in a place that cannot be written for a while.
-    Every step adds 1 to all rows.
+    Every step adds 1 to all rows and to `bias`. The last word says who has that.
     """
     folder = Path(sys.argv[2])
     strategy = fleet.DistributedStrategy()
+    strategy.dense = sys.argv[3]
     strategy.ps_configs = {"publish": str(folder / "published"), "publish_interval_s": 3600.0}
     model = torch.nn.EmbeddingBag(40, 4, mode="sum", sparse=True)
     torch.nn.init.zeros_(model.weight)
     model.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
+    model.register_parameter("bias", torch.nn.Parameter(torch.zeros(3)))
     fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
     if fleet.is_server():
@@ -303,12 +305,15 @@ def published() -> None:
     fleet.init_worker()
 
     def step() -> None:
-        optimizer.minimize(-model(torch.arange(40)[None]).sum())
+        optimizer.minimize(-model(torch.arange(40)[None]).sum() - model.bias.sum())
 
     def expect(steps: int) -> int:
         number = fleet.publish(buffers=steps == 5)
-        rows = read_values(folder / "published").sparse["weight"].values
+        found = read_values(folder / "published")
+        rows = found.sparse["weight"].values
         assert torch.equal(rows, torch.full((40, 4), float(steps))), (steps, rows)
+        if strategy.dense == "servers" or steps == 5:
+            assert found.dense["bias"].tolist() == [steps] * 3
         return number
 
     numbers = []

@@ -163,9 +163,10 @@ def test_async_versions_lose_and_double_nothing_and_end_with_everything(
     assert {table.spec.rows.dtype for table in last.tables().values()} == {RowType.FLOAT16}
 
 
-def test_a_trainer_publishes_what_it_has_pushed(forker: Forker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dense", ["servers", "allreduce"])
+def test_a_trainer_publishes_what_it_has_pushed(forker: Forker, tmp_path: Path, dense: str) -> None:
     with forker.job(tmp_path, trainers=2, servers=2) as job:
-        job.start_all(["-m", "tests.support.scripts.ps_saving", "published", str(tmp_path)])
+        job.start_all(["-m", "tests.support.scripts.ps_saving", "published", str(tmp_path), dense])
         job.expect_success()
         numbers = [
             int(word)
@@ -182,6 +183,7 @@ def test_a_trainer_publishes_what_it_has_pushed(forker: Forker, tmp_path: Path) 
     found = read_values(tmp_path / "published")
     assert torch.equal(found.sparse["weight"].values, torch.full((40, 4), 9.0))
     assert found.dense["seen"].tolist() == [5.0, 5.0], "as it was sent, and kept"
+    assert found.dense["bias"].tolist() == [9.0] * 3
 
 
 def test_what_cannot_be_published_is_said(forker: Forker, tmp_path: Path) -> None:

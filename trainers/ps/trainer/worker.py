@@ -344,12 +344,12 @@ class Worker:
         progress.meter.saved(self._exchange.step)
         self._say_if_uneven()
 
-    def publish(self, buffers: Mapping[str, torch.Tensor] | None = None) -> int:
+    def publish(self, buffers: Mapping[str, torch.Tensor]) -> int:
         """The number of a published version that has every push of this trainer, and these buffers."""
         self._exchange.flush()
         parts = [
             part
-            for name, values in (buffers or {}).items()
+            for name, values in buffers.items()
             for part in (
                 bytes_part(Field.TEXT, name.encode()),
                 Part(0, Field.VALUES, values.detach().reshape(-1).to("cpu", torch.float32, copy=True)),
@@ -365,21 +365,23 @@ class Worker:
         ageing = [table.sparse.table for table in self._tables if table.sparse.spec.ages]
         return self._saver.shrink(ageing, policy)
 
-    def finish(self) -> None:
-        """Push nothing more: wait for the other trainers, then load all trained values into the model."""
+    def finish(self, not_served: Mapping[str, torch.Tensor]) -> None:
+        """Push nothing more: wait for the other trainers, then load all trained values into the model.
+        `not_served`: parameters that no server has, for the last version that is published.
+        """
         self._exchange.flush()
         with progress.activity("done, waiting for the other trainers"):
             self._client.ask(self._to_all(Kind.FINISH))
-            self._publish_last()
+            self._publish_last(not_served)
         self._say_if_uneven()
         self._take_values()
         self.leave()
 
-    def _publish_last(self) -> None:
+    def _publish_last(self, not_served: Mapping[str, torch.Tensor]) -> None:
         """Trainer 0 publishes what the job ends with; if that fails, training has succeeded all the same."""
         if self._configs.publish and not self._identity.index:
             try:
-                self.publish()
+                self.publish(not_served)
             except ServerError as error:
                 glog(f"the last version was not published: {error}")
 
