@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from trainers.data.dataset import InMemoryDataset, QueueDataset
     from trainers.data.generator import MultiSlotDataGenerator
     from trainers.data.slots import Slot
+    from trainers.data.stream_files import MultiSlotFiles
 
 __all__ = [
     "DataParallel",
     "InMemoryDataset",
     "MultiSlotDataGenerator",
+    "MultiSlotFiles",
     "QueueDataset",
     "Slot",
     "fleet",
@@ -37,6 +39,7 @@ _HOMES = {
     "DataParallel": "trainers.collective.data_parallel",
     "InMemoryDataset": "trainers.data.dataset",
     "MultiSlotDataGenerator": "trainers.data.generator",
+    "MultiSlotFiles": "trainers.data.stream_files",
     "QueueDataset": "trainers.data.dataset",
     "Slot": "trainers.data.slots",
     "get_rank": "trainers.collective.group",

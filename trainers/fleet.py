@@ -33,6 +33,7 @@ from trainers.strategy import DistributedStrategy, DistributeTranspilerConfig, s
 from trainers.util import Util
 
 if TYPE_CHECKING:
+    from trainers.data.stream import Source, Stream, Streaming
     from trainers.ps.tables.spec import ShrinkPolicy
     from trainers.serving.program import Inputs
 
@@ -80,6 +81,7 @@ __all__ = [
     "shrink",
     "stop_requested",
     "stop_worker",
+    "stream",
     "train_from_dataset",
     "util",
     "wait_checkpoint",
@@ -222,6 +224,18 @@ class Fleet:
         `{module: tensor or tensors}`, or just those when the model has one.
         """
         return self._runtime_for("prefetch").prefetch(batches, ids)
+
+    def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
+        """The records of a source, batch by batch, each of which counts once in the tables of the parameter
+        servers: through restarts of trainers and servers, and with another number of trainers after one.
+
+        `source`: `MultiSlotFiles` or `ParquetFiles` of `trainers.data`; all trainers name the same, and its
+        shards are divided among them. Make one optimizer step for each batch. `batch_size`: records, at
+        most: a batch is of one shard, and of what there is. `follow`: wait for new records, which are looked
+        for every `poll_s` seconds, until the function `until` says that no more come (or for ever), or this
+        process is to stop. `queue_size`: batches that may wait.
+        """
+        return self._runtime_for("stream").stream(source, **settings)
 
     def train_from_dataset(
         self,
@@ -562,6 +576,7 @@ worker_endpoints = _fleet.worker_endpoints
 server_endpoints = _fleet.server_endpoints
 barrier_worker = _fleet.barrier_worker
 prefetch = _fleet.prefetch
+stream = _fleet.stream
 resume_step = _fleet.resume_step
 save_checkpoint = _fleet.save_checkpoint
 checkpoint = _fleet.checkpoint

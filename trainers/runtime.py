@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, Unpack
 
 import torch
 
@@ -15,6 +15,7 @@ from trainers.optimizer import DistributedOptimizer
 from trainers.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
+    from trainers.data.stream import Source, Stream, Streaming
     from trainers.ps.tables.spec import ShrinkPolicy
 
 Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
@@ -49,6 +50,8 @@ class Runtime(Protocol):
         ...
 
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]: ...
+
+    def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream: ...
 
     def resume_step(self) -> int: ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,9 @@ from trainers.optimizer import DistributedOptimizer
 from trainers.roles.identity import Identity
 from trainers.runtime import Ids, StandIns, Where, check_model, check_optimizer
 from trainers.strategy import DistributedStrategy
+
+if TYPE_CHECKING:
+    from trainers.data.stream import Source, Streaming
 
 # ---- What a strategy changes in a model and in an optimizer, in the order in which it must be applied
 
@@ -203,6 +206,12 @@ class CollectiveRuntime:
 
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         return iter(batches)  # every row is here already
+
+    def stream(self, source: Source, **settings: Unpack[Streaming]) -> NoReturn:
+        raise UsageError(
+            "fleet.stream() counts records on parameter servers, and this job has none; "
+            "read files with trainers.data.dataset.QueueDataset"
+        )
 
     def resume_step(self) -> int:
         return self._resumed

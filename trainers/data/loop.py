@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 import torch
 
@@ -165,17 +165,48 @@ def _shown(value: Number) -> str:
 AnyBatch = TypeVar("AnyBatch")
 
 
+@runtime_checkable
+class Arriving(Protocol):
+    """An iterator over batches that counts those whose turn it was, and may have to wait for the next."""
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next batch is there."""
+        ...
+
+    def draw(self) -> Any:
+        """The next batch, before its turn. Raises StopIteration."""
+        ...
+
+    def give(self, batch: Any) -> None:
+        """It is the turn of a batch that was drawn."""
+        ...
+
+
 def prefetched(
     batches: Iterable[AnyBatch], prepare: Callable[[AnyBatch], object], ahead: int = 1
 ) -> Iterator[AnyBatch]:
     """The same batches; each but the first is prepared before the one `ahead` places before it is given
     out.
     """
+    found = iter(batches)
+    arriving = found if isinstance(found, Arriving) else None
     coming: deque[AnyBatch] = deque()
-    for number, batch in enumerate(batches):
-        if number:
-            prepare(batch)
-        coming.append(batch)
-        if len(coming) > ahead:
-            yield coming.popleft()
-    yield from coming
+    drawn = 0
+    over = False
+    while coming or not over:
+        while not over and (len(coming) <= ahead if arriving is None or arriving.at_hand else not coming):
+            try:
+                batch = next(found) if arriving is None else arriving.draw()
+            except StopIteration:
+                over = True
+                break
+            if drawn:
+                prepare(batch)
+            drawn += 1
+            coming.append(batch)
+        if coming:
+            batch = coming.popleft()
+            if arriving is not None:
+                arriving.give(batch)
+            yield batch

@@ -201,24 +201,27 @@ class BrokenLines:
 
 
 class Parser:
-    """The reader of one thread: sources one after the other, batches across their borders."""
+    """The reader of one thread: sources one after the other, batches across their borders. `most`: examples
+    that are handed on together, if that is more than a batch.
+    """
 
-    def __init__(self, layout: Layout, batch_size: int, broken: BrokenLines) -> None:
+    def __init__(self, layout: Layout, batch_size: int, broken: BrokenLines, *, most: int = _ROWS) -> None:
         self._layout = layout
         self._batch = batch_size
         self._broken = broken
-        self._room = max(1, _ROWS // batch_size) * batch_size
+        self._room = max(1, most // batch_size) * batch_size
         self._columns = Columns.empty(layout, self._room)
         self._marks = np.zeros(4, dtype=np.int64)
         self._buffer = bytearray(_BLOCK)
         self._lines = 0
+        self._passed = 0  # bytes of the source before the buffer
         self._more = 0  # room for the values of slots of any length
 
     def read(self, source: Source) -> Iterator[Columns]:
         """All of a source, as columns of whole batches; the examples that are left over wait for the next
         source, or `rest`. Raises DataError for broken lines.
         """
-        self._lines = filled = 0
+        self._lines = self._passed = filled = 0
         while got := source.readinto(memoryview(self._buffer)[filled:]):
             end = self._buffer.rfind(b"\n", filled, filled + got) + 1
             filled += got
@@ -226,6 +229,8 @@ class Parser:
                 yield from self._block(source.name, end)
                 self._buffer[: filled - end] = self._buffer[end:filled]
                 filled -= end
+                self._passed += end
+                self._marks[kernels.AT] = 0
             if filled == len(self._buffer):
                 self._grow(source.name)
         if filled:  # the last line has no end
@@ -236,6 +241,13 @@ class Parser:
     def lines(self) -> int:
         """Lines read of the last source, broken ones included."""
         return self._lines
+
+    @property
+    def offset(self) -> int:
+        """Where in the source the line begins that follows the examples handed on last, in bytes; behind the
+        end of a source whose last line has no end.
+        """
+        return self._passed + int(self._marks[kernels.AT])
 
     def rest(self) -> Columns:
         """The examples that did not make up a batch."""

@@ -74,6 +74,11 @@ class HandOver(Generic[Item]):
                 raise self._error
             return None
 
+    def peek(self) -> Item | None:
+        """What `get` would give now; None: it would wait, or nothing more comes."""
+        with self._changed:
+            return self._items[0][0] if self._items else None
+
     def _ready(self) -> bool:
         return bool(self._items or self._error or self._stopped or not self._producers)
 

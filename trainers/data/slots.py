@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainers.data.positions import Records
 from trainers.errors import UsageError
 
 # ---- Slots: what one example of a data set consists of, and where each value is kept. Knows names, types and
@@ -196,7 +197,8 @@ class Batch:
     the slots; `bags` and `weights`: the slots of any length, one after the other, as one Bag of slots x n.
 
     `batch[name]` is one slot: a view (n, length) of a slot of fixed length, a Bag of any other. `joined` and
-    `joined_bags` are several slots at once, for one embedding table over all of them.
+    `joined_bags` are several slots at once, for one embedding table over all of them. `records`: which ones
+    of a stream these examples are.
     """
 
     layout: Layout
@@ -204,6 +206,7 @@ class Batch:
     ids: Tensor
     bags: Bag | None = None
     weights: Bag | None = None
+    records: Records | None = None
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -272,7 +275,7 @@ class Batch:
             None if bag is None else Bag(moved(bag.values), moved(bag.offsets))
             for bag in (self.bags, self.weights)
         )
-        return Batch(self.layout, moved(self.dense), moved(self.ids), bags, weights)
+        return Batch(self.layout, moved(self.dense), moved(self.ids), bags, weights, self.records)
 
     def _place(self, name: str, wanted: Kind | None = None) -> Place:
         place = self.layout.places.get(name)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Unpack
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -21,8 +21,9 @@ from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import compute_in, device_of
 from trainers.collective.stepping import scaler_of
 from trainers.data.loop import AnyBatch, prefetched
-from trainers.errors import FleetError, ServerError, UsageError
-from trainers.notice import Notice, notice_file, read_notice
+from trainers.data.stream import Source, Stream, Streaming
+from trainers.errors import FleetError, NotSupportedError, ServerError, UsageError
+from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
@@ -227,6 +228,9 @@ class ServerRuntime(_ServedRuntime):
 
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         raise _not_a_trainer("prefetch")
+
+    def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
+        raise _not_a_trainer("stream")
 
     def resume_step(self) -> int:
         raise _not_a_trainer("resume_step")
@@ -467,6 +471,19 @@ class TrainerRuntime(_ServedRuntime):
 
         yield from prefetched(batches, prepare, self._training("prefetch").begin_prefetch())
 
+    def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
+        return Stream(source, self._streaming, **settings)
+
+    def _streaming(self) -> Worker:
+        configs = self.strategy.asynchronous() if self.strategy.a_sync else None
+        if (configs is not None and configs.k_steps) or self.strategy.dense == "allreduce":
+            raise NotSupportedError(
+                "fleet.stream() counts records by the pushes of their gradients; geo training sends changes "
+                'of several steps, and with dense="allreduce" every trainer needs as many batches: use sync '
+                "or async training with dense values on the servers"
+            )
+        return self._training("stream")
+
     def resume_step(self) -> int:
         self._training("resume_step")
         return self._resumed
@@ -521,7 +538,7 @@ class TrainerRuntime(_ServedRuntime):
         worker = self._training("stop_worker")
         if self._joined is not None:
             self._joined.check()
-        if _interrupted():
+        if worker.interrupted:
             worker.interrupt()
         else:
             worker.finish(self._not_served(buffers=False) if self.strategy.ps().publish else {})
@@ -590,7 +607,7 @@ class TrainerRuntime(_ServedRuntime):
         if self._phase is _Phase.TRAINING and self._worker is not None and not failed():
             self._phase = _Phase.STOPPED
             self._push_the_rest(self._worker)
-            if not _interrupted():
+            if not self._worker.interrupted:
                 self._worker.leave()
 
     def _push_the_rest(self, worker: Worker) -> None:
@@ -605,11 +622,6 @@ class TrainerRuntime(_ServedRuntime):
             raise ServerError(
                 f"the last gradients of this trainer could not be pushed at its exit: {error}"
             ) from error
-
-
-def _interrupted() -> bool:
-    """Whether the launcher is stopping this process, which may be restarted."""
-    return read_notice(notice_file(os.environ)) is not None
 
 
 def _save_mode(mode: int) -> SaveMode:

@@ -66,19 +66,15 @@ class Kind(IntEnum):
     PROBE = 20  # from the server, to find out whether a connection is open; not answered
     SHRUNK = 21  # in a server's log only: the last SHRINK is over, and budgets evict rows again
     PUBLISH = (
-        22  # from the publisher: cut the tables at step `number` (sync) or now; TEXT: SaveRequest. Answer:
+        22  # from the publisher: cut the tables, in sync as of step `number`; TEXT: SaveRequest. Answer:
     )
     # number, the server's step, which is later when it has passed that one; with the code MISMATCH it cannot
     # say what has changed. Without a TEXT only the answer. In a server's log: the version TEXT was cut
     WRITTEN = 23  # from the publisher: answer when the part TEXT is written. Answer: TEXT, its record
     PUBLISHED = 24  # from the publisher: the version TEXT was committed (number: 1) or abandoned (0)
-    MERGE = (
-        25  # from the publisher: merge your parts of versions; TEXT: SaveRequest. Answer: TEXT, the record
-    )
-    REFRESH = (
-        26  # publish now, as of step `number` or later; TEXT, VALUES of each buffer. Answer: number, the
-    )
-    # version
+    MERGE = 25  # from the publisher: merge your parts of versions; TEXT: SaveRequest. Answer: as WRITTEN
+    REFRESH = 26  # publish, as of step `number` or later; TEXT, VALUES of each buffer. Answer: the version
+    POSITIONS = 27  # TEXT: a stream. Answer: TEXT, what has been pushed of each of its shards
 
 
 INITIAL, LOADED = 0, 1
@@ -97,6 +93,7 @@ class Field(IntEnum):
     PEEK = 7  # int64 (n): requests these rows and inserts none
     STATS = 8  # float32 (n, 2): shows and clicks of the rows in the KEYS and ROWS parts before it
     SPANS = 9  # int64 (g): the KEYS or PEEK part that follows is for g tables, and has so many keys of each
+    RECORDS = 10  # uint8: first in a PUSH, the records of streams that its gradients are of
 
 
 class Code(IntEnum):
@@ -141,6 +138,7 @@ _FIELD_DTYPES = {
     Field.PEEK: (2,),
     Field.STATS: (1,),
     Field.SPANS: (2,),
+    Field.RECORDS: (3,),
 }
 _TWO_DIMENSIONS = (Field.ROWS, Field.STATS)
 _KINDS = {kind.value: kind for kind in Kind}  # used for every message; Kind(value) is slow

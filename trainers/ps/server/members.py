@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from trainers.ps.server.positions import Positions
 from trainers.ps.wire import Code, Message
 
 Reachable = Callable[[bytes], bool]
@@ -69,7 +70,8 @@ class Member:
 
 class Members:
     """All trainers of the job, by rank. `grace` and `join_timeout` are seconds. `start`: to which start of
-    the job these trainers belong, if known.
+    the job these trainers belong, if known. `positions`: which records of streams they and those before them
+    have pushed.
     """
 
     def __init__(self, count: int, grace: float, join_timeout: float, now: float) -> None:
@@ -80,6 +82,7 @@ class Members:
         self._grace = grace
         self._join_timeout = join_timeout
         self.start: str | None = None
+        self.positions = Positions()
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._all)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from trainers.data.positions import Records, decode_records
+from trainers.errors import DataError
 from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.publisher import Publisher
@@ -94,6 +96,7 @@ class Service:
             Kind.SHRINK: self._shrink,
             Kind.GATHER: self._collectives.gather,
             Kind.REFRESH: self._refresh,
+            Kind.POSITIONS: self._positions_of,
         }
         self._of_publisher: dict[Kind, Callable[[Message], Message | None]] = {
             Kind.PUBLISH: self._publish,
@@ -208,7 +211,9 @@ class Service:
             elif request.kind is Kind.PUBLISH:
                 self._saving.replay(request.text, self._store.tables.values())
             elif request.kind is Kind.PUSH:
-                self._take(self._members.sender_of(request), request, self._store.sort(request.parts)[0])
+                records, parts = _split_records(request.parts)
+                gradients = self._store.sort(parts)[0]
+                self._take(self._members.sender_of(request), request, gradients, records)
             else:
                 self._handlers[request.kind](self._members.sender_of(request), request)
             while self._store.slices_left:
@@ -281,22 +286,38 @@ class Service:
 
     def _push(self, member: Member, request: Message) -> Message | None:
         self._require_ready()
-        gradients, asking = self._store.sort(request.parts)
-        self._take(member, request, gradients)
+        records, parts = _split_records(request.parts)
+        gradients, asking = self._store.sort(parts)
+        self._take(member, request, gradients, records)
         if not asking:
             return request.reply(Kind.DONE, number=self._steps.step)
         return self._values(member, request, request.number + 1, asking)
 
-    def _take(self, member: Member, request: Message, gradients: Sequence[Gradient]) -> None:
-        """Take the gradients of a push, once."""
+    def _take(
+        self,
+        member: Member,
+        request: Message,
+        gradients: Sequence[Gradient],
+        records: Sequence[Records] = (),
+    ) -> None:
+        """Take the gradients of a push, once; of records that were counted before, the step without them."""
         if request.sequence in member.applied:
             return
         gradients = self._store.check(gradients)
-        if self._steps.counts(member, request.number):
+        positions = self._members.positions
+        try:
+            new = positions.are_new(records)
+        except DataError as error:
+            raise Refusal(Code.MISMATCH, str(error)) from error
+        if new is not None:
+            self._steps.go_back(request.number, self._members)
+        if self._steps.counts(member, request.number, new):
+            gradients, records = ((), ()) if new is False else (gradients, records)
             self._steps.make_room(member, self._members.active(), gradients)
             self._record(request)
             overflowed = request.code is Code.NOT_FINITE
             self._steps.push(member, request.number, None if overflowed else gradients)
+            positions.count(member.rank, records)
             self._steps.close(self._members.active())
         member.applied.add(request.sequence)
 
@@ -324,6 +345,11 @@ class Service:
                 raise DurabilityError(str(refusal)) from refusal
             member.counted.add(request.sequence)
         return request.reply(Kind.DATA, number=self._steps.step, parts=values)
+
+    def _positions_of(self, member: Member, request: Message) -> Message:
+        self._require_ready()
+        answer = bytes_part(Field.TEXT, self._members.positions.of(request.text))
+        return request.reply(Kind.DATA, number=self._steps.step, parts=(answer,))
 
     def _finish(self, member: Member, request: Message) -> Message | None:
         if not member.finished:
@@ -672,6 +698,16 @@ def _buffers(parts: Sequence[Part]) -> dict[str, torch.Tensor]:
         name.data.numpy().tobytes().decode("utf-8", "replace"): each.data.float()
         for name, each in zip(names, values, strict=True)
     }
+
+
+def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]]:
+    """The records that the gradients of a push are of, and its other parts. Raises Refusal."""
+    if not parts or parts[0].field is not Field.RECORDS:
+        return [], parts
+    try:
+        return decode_records(parts[0].data.numpy().tobytes()), parts[1:]
+    except DataError as error:
+        raise Refusal(Code.BAD_MESSAGE, str(error)) from error
 
 
 def _text(text: str) -> Part:

@@ -21,6 +21,7 @@ from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import DurableFolder
 from trainers.ps.durable.journal import DurabilityError, FolderError, Fsync, JournalFullError
 from trainers.ps.server.members import Member, Members, Refusal, SequenceSet
+from trainers.ps.server.positions import Positions
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
@@ -31,7 +32,7 @@ from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_
 # ---- Members, step and pending pushes as bytes and back.
 
 _LENGTH = struct.Struct("<I")
-_VERSION = 2
+_VERSION = 3
 _PLAIN = ("rank", "incarnation", "restart_count", "step", "resumed", "barrier", "finished", "left")
 
 
@@ -48,6 +49,8 @@ def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
         "step": steps.step,
         "tables": {number: table.spec.name for number, table in store.tables.items()},
         "start": members.start,
+        "positions": members.positions.dump(),
+        "fresh": isinstance(steps, SyncSteps) and steps.fresh,
         "members": [_dump_member(member) for member in members],
     }
     text = json.dumps(header).encode()
@@ -65,11 +68,13 @@ def restore_state(blob: bytes, members: Members, store: Store, steps: Steps) -> 
     header = _header(blob)
     try:
         members.restore([_load_member(each) for each in header["members"]], header["start"])
+        members.positions = Positions.load(header["positions"])
         store.ready, store.skipped, steps.step = header["ready"], header["skipped"], header["step"]
         (length,) = _LENGTH.unpack_from(blob)
         messages = list(_unpacked(blob[_LENGTH.size + length :]))
         if isinstance(steps, SyncSteps):
             _load_sync(steps, messages)
+            steps.fresh = header["fresh"]
     except (struct.error, KeyError, TypeError, ValueError, WireError) as error:
         raise StateError(f"the state cannot be read: {error!r}") from error
 
@@ -217,6 +222,7 @@ def apply_new_trainers(record: Message, members: Members, steps: Steps) -> None:
         members.replace([member.step for member in members], record.text)
         return
     step = sum(steps.done(member) for member in members) // count
+    members.positions.take_back(steps.pending())
     steps.restart_at(step)
     members.replace([step] * count, record.text)
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from trainers.ps.server.members import Member, Refusal
@@ -21,8 +21,10 @@ class Steps(Protocol):
     def progress(self) -> int:
         """Grows when a push may have unblocked other trainers."""
 
-    def counts(self, member: Member, number: int) -> bool:
-        """Whether a push of step `number` would be new. Raises Refusal when its turn has not come."""
+    def counts(self, member: Member, number: int, new: bool | None = None) -> bool:
+        """Whether a push of step `number` would be new. `new`: whether its records of a stream are, if it has
+        any. Raises Refusal when its turn has not come, or was before these records.
+        """
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
@@ -49,14 +51,22 @@ class Steps(Protocol):
     def done(self, member: Member) -> int:
         """How many steps of this trainer are in the tables."""
 
+    def pending(self) -> Collection[int]:
+        """The ranks whose last push waits for those of others."""
+
     def restart_at(self, step: int) -> None:
         """Continue with other trainers, whose next step is `step`: drop what waits for the former ones."""
+
+    def go_back(self, step: int, members: Iterable[Member]) -> None:
+        """The trainers of a stream begin at `step`. Another server may have done fewer steps of the former
+        trainers: records say then what is counted, not steps.
+        """
 
 
 class SyncSteps:
     """A step is applied when every active trainer has pushed it. The values before the last step are kept: a
     trainer that died after pushing to some servers only computes that step again, and must see the same
-    values.
+    values. `fresh`: no trainer has pushed since the last `restart_at`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -64,13 +74,21 @@ class SyncSteps:
         self.step = 0
         self.pushes = StepPushes()
         self.before = Overlay()
+        self.fresh = False
 
     @property
     def progress(self) -> int:
         return self.step
 
-    def counts(self, member: Member, number: int) -> bool:
+    def counts(self, member: Member, number: int, new: bool | None = None) -> bool:
         if number < member.step:
+            if new:
+                raise Refusal(
+                    Code.MISMATCH,
+                    f"trainer {member.rank} pushed records that are not counted here as step {number}, and "
+                    f"this server is at step {member.step} of it: servers have lost different parts of "
+                    "their logs, or other batches were trained than before",
+                )
             return False
         if number != self.step or member.finished:
             raise Refusal(
@@ -89,6 +107,7 @@ class SyncSteps:
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
         member.step = number + 1
+        self.fresh = False
         self.pushes.add(member.rank, gradients)
 
     def close(self, active: Collection[Member]) -> None:
@@ -114,8 +133,17 @@ class SyncSteps:
     def done(self, member: Member) -> int:
         return member.step - (member.rank in self.pushes.ranks())
 
+    def pending(self) -> Collection[int]:
+        return self.pushes.ranks()
+
     def restart_at(self, step: int) -> None:
-        self.step, self.pushes, self.before = step, StepPushes(), Overlay()
+        self.step, self.pushes, self.before, self.fresh = step, StepPushes(), Overlay(), True
+
+    def go_back(self, step: int, members: Iterable[Member]) -> None:
+        if self.fresh and step < self.step:
+            self.step = step
+            for member in members:
+                member.step = member.resumed = step
 
 
 class AsyncSteps:
@@ -132,8 +160,8 @@ class AsyncSteps:
     def progress(self) -> int:
         return 0 if self._max_staleness is None else self.step
 
-    def counts(self, member: Member, number: int) -> bool:
-        return number >= member.resumed
+    def counts(self, member: Member, number: int, new: bool | None = None) -> bool:
+        return number >= member.resumed if new is None else True
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
@@ -162,5 +190,11 @@ class AsyncSteps:
     def done(self, member: Member) -> int:
         return member.step
 
+    def pending(self) -> Collection[int]:
+        return ()
+
     def restart_at(self, step: int) -> None:
+        return
+
+    def go_back(self, step: int, members: Iterable[Member]) -> None:
         return

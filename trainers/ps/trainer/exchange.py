@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from trainers.data.positions import Records
 from trainers.errors import NotSupportedError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
@@ -29,6 +30,7 @@ from trainers.ps.trainer.remote import (
     united,
 )
 from trainers.ps.trainer.staging import Staging, staging_of
+from trainers.ps.trainer.turn import Turn, records_part
 from trainers.ps.wire import Field, Kind, Message, Part
 
 _MAX_RUN = 1 << 25
@@ -318,12 +320,18 @@ class SyncExchange:
     """
 
     def __init__(
-        self, client: Client, dense: DenseParameters, groups: Sequence[TableGroup], servers: int
+        self,
+        client: Client,
+        dense: DenseParameters,
+        groups: Sequence[TableGroup],
+        servers: int,
+        turn: Turn | None = None,
     ) -> None:
         self._client = client
         self._dense = dense
         self._groups = groups
         self._servers = servers
+        self._turn = turn or Turn()
         self.step = 0
         self.ahead = 1
 
@@ -333,7 +341,8 @@ class SyncExchange:
             group.as_of = step
 
     def push(self, *, overflow: bool = False) -> None:
-        push: list[list[Part]] = [[] for _ in range(self._servers)]
+        records = records_part(self._turn.take())
+        push: list[list[Part]] = [[*records] for _ in range(self._servers)]
         if overflow:
             drop_gradients(self._groups)
         else:
@@ -387,12 +396,16 @@ class AsyncExchange:
         groups: Sequence[TableGroup],
         servers: int,
         configs: AsyncConfigs,
+        turn: Turn | None = None,
     ) -> None:
         self._client = client
         self._dense = dense
         self._groups = groups
         self._servers = servers
         self._configs = configs
+        self._turn = turn or Turn()
+        self._records: list[Records] = []
+        """Of the steps that are merged."""
         self._merging = GradientMerger(groups, configs.max_merge_var_num)
         self._pushes: deque[SentRequests] = deque()
         self._receiving: SentRequests | None = None
@@ -408,6 +421,7 @@ class AsyncExchange:
             group.as_of = step
 
     def push(self, *, overflow: bool = False) -> None:
+        self._records += self._turn.take()
         if overflow:
             drop_gradients(self._groups)
             self._merging.steps += 1
@@ -462,7 +476,8 @@ class AsyncExchange:
             group.drop_prepared()
 
     def _send(self, row_requests: Sequence[RowRequest]) -> None:
-        push: list[list[Part]] = [[] for _ in range(self._servers)]
+        records, self._records = records_part(self._records), []
+        push: list[list[Part]] = [[*records] for _ in range(self._servers)]
         self._merging.add_push(self._dense, push)
         self._sent += 1
         with_values = (

@@ -23,12 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainers.data.loop import Arriving
 from trainers.ps.trainer.remote import same_ids
 
 _KNOWN = (
     ("torch.utils.data", "DataLoader"),
     ("trainers.data.dataset", "QueueDataset"),
     ("trainers.data.dataset", "InMemoryDataset"),
+    ("trainers.data.stream", "Stream"),
 )
 """Classes whose iterators give out batches."""
 
@@ -206,11 +208,13 @@ class _Given:
 
 class _Loop(Iterator[Any]):
     """An iterator over batches. `early`: batches may be taken before their turn, if that draws no random
-    numbers, which would change those of the model.
+    numbers, which would change those of the model. An `Arriving` one says when the next is there, and is told
+    whose turn it is.
     """
 
     def __init__(self, look: LookAhead, batches: Iterator[Any], *, early: bool) -> None:
         self._look, self._batches = look, batches
+        self._arriving = batches if isinstance(batches, Arriving) else None
         self._coming: deque[_Given] = deque()
         self._given: _Given | None = None
         self._drawn = 0
@@ -220,7 +224,7 @@ class _Loop(Iterator[Any]):
     def __next__(self) -> Any:
         look = self._look
         if not look.usable:
-            return self._coming.popleft().batch if self._coming else next(self._batches)
+            return self._turn_of(self._coming.popleft().batch if self._coming else self._next())
         if self._given is not None:
             look.learn(self._given)
         self._given = None
@@ -231,12 +235,21 @@ class _Loop(Iterator[Any]):
             raise StopIteration
         self._given = self._coming.popleft()
         look.gives(self._given)
-        return self._given.batch
+        return self._turn_of(self._given.batch)
+
+    def _turn_of(self, batch: Any) -> Any:
+        if self._arriving is not None:
+            self._arriving.give(batch)
+        return batch
+
+    def _next(self) -> Any:
+        return next(self._batches) if self._arriving is None else self._arriving.draw()
 
     @property
     def _most(self) -> int:
         """Batches that may wait for their turn."""
-        return self._look.ahead if self._early and self._drawn > 1 else 0
+        there = self._arriving is None or self._arriving.at_hand
+        return self._look.ahead if self._early and self._drawn > 1 and there else 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
@@ -248,7 +261,7 @@ class _Loop(Iterator[Any]):
         looked = self._early and self._drawn > 0  # the first draws the order
         before = _random_states(every=self._drawn == 1) if looked else ()
         try:
-            batch = next(self._batches)
+            batch = self._next()
         except StopIteration:
             self._over = True
             return

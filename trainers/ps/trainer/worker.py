@@ -20,6 +20,7 @@ import torch
 from fleetrun.envs.channels import tell_probe
 from trainers import progress
 from trainers.errors import NotSupportedError, ServerError, TablesLostError
+from trainers.notice import notice_file, read_notice
 from trainers.process.log import glog
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs, PsConfigs
@@ -33,6 +34,7 @@ from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedGroup, GeoExchange
 from trainers.ps.trainer.look_ahead import Calls, LookAhead
 from trainers.ps.trainer.modules import row_limit
+from trainers.ps.trainer.turn import Turn
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import (
     INITIAL,
@@ -147,6 +149,8 @@ class Worker:
         self._barriers = 0
         self._gathering = 0
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
+        self._turn = Turn()
+        self.give, self.forget = self._turn.give, self._turn.forget
         tell_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers)
         self._groups: list[TableGroup] = [
@@ -176,6 +180,25 @@ class Worker:
     def step_number(self) -> int:
         """How many steps of this rank have been pushed, by this process and by earlier ones."""
         return self._exchange.step
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This trainer's rank, and how many trainers there are."""
+        return self._identity.index, self._identity.worker_num
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the launcher is stopping this process, which may be restarted."""
+        return read_notice(notice_file(os.environ)) is not None
+
+    def positions(self, stream: str) -> list[dict[str, list[int]]]:
+        """What each server has of a stream, with every push of this trainer: see `Positions.of`."""
+        self._exchange.flush()
+        part = (bytes_part(Field.TEXT, stream.encode()),)
+        requests = [
+            Request(server=server, kind=Kind.POSITIONS, parts=part) for server in range(self._layout.servers)
+        ]
+        return [json.loads(reply.text) for reply in self._client.ask(requests)]
 
     def begin_prefetch(self) -> int:
         """From now on the script says which rows it will need, and nothing is predicted. How many batches in
@@ -425,9 +448,11 @@ class Worker:
         servers = self._layout.servers
         exchange: Exchange
         if asynchronous is None:
-            exchange = SyncExchange(self._client, self._dense, self._groups, servers)
+            exchange = SyncExchange(self._client, self._dense, self._groups, servers, self._turn)
         elif not asynchronous.k_steps:
-            exchange = AsyncExchange(self._client, self._dense, self._groups, servers, asynchronous)
+            exchange = AsyncExchange(
+                self._client, self._dense, self._groups, servers, asynchronous, self._turn
+            )
         elif local is None:
             raise AssertionError("geo training without a local step")
         else:

@@ -1,0 +1,189 @@
+"""Streams of files: what a trainer is given, and in which pieces. The servers are in this process."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually
+from trainers.data.loop import prefetched
+from trainers.data.positions import Intervals, Records
+from trainers.data.slots import Batch, Slot
+from trainers.data.stream import Stream
+from trainers.data.stream_files import MultiSlotFiles
+from trainers.errors import DataError, NotSupportedError, UsageError
+
+SLOTS = [Slot("id"), Slot("bag", length=None)]
+
+
+class Servers:
+    """A trainer and its servers, which have what it gave out; `have`: ends of intervals by shard, of each."""
+
+    def __init__(self, *have: dict[str, list[int]], rank: int = 0, trainers: int = 1) -> None:
+        self.have = list(have) or [{}]
+        self.place = rank, trainers
+        self.interrupted = False
+        self.given: list[Records] = []
+        self.flushed = threading.Event()
+        self.flushes: list[int] = []
+
+    def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
+        assert stream == "test"
+        return self.have
+
+    def give(self, records: Records) -> None:
+        self.given.append(records)
+        for each in self.have:
+            counted = Intervals(each.get(records.shard, ()))
+            if not counted.has(*records[2:]):
+                counted.add(*records[2:])
+                each[records.shard] = counted.ends
+
+    def forget(self) -> None:
+        return
+
+    def flush(self) -> None:
+        self.flushes.append(len(self.given))
+        self.flushed.set()
+
+
+def text(start: int, stop: int) -> str:
+    """Ten bytes a record up to 99."""
+    return "".join(f"1 {number:02} 1 7\n".replace(" 1 7", "  1 7") for number in range(start, stop))
+
+
+def made(where: Path | list[Path], servers: Servers, **settings: object) -> Stream:
+    bad = settings.pop("max_bad_lines", 0)
+    source = MultiSlotFiles(where, use_var=SLOTS, name="test", max_bad_lines=bad)  # type: ignore[arg-type]
+    return Stream(source, lambda: servers, **{"batch_size": 4, "poll_s": 0.001, **settings})  # type: ignore[arg-type]
+
+
+def ids(batches: Iterator[Batch] | Stream) -> list[list[int]]:
+    return [batch.tensor("id")[:, 0].tolist() for batch in batches]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    yield
+    assert [each.name for each in threading.enumerate() if each.name.startswith("reader-")] == []
+
+
+def test_a_pass_gives_what_the_servers_lack_and_the_next_one_what_is_new(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text(text(0, 6))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "c").write_text(text(6, 9))
+    (tmp_path / ".hidden").write_text("x")
+    servers = Servers({}, {})
+    stream = made(tmp_path, servers)
+    assert ids(stream) == [[6, 7, 8], [0, 1, 2, 3], [4, 5]]
+    assert servers.have == [{"a/c": [0, 30], "b": [0, 60]}] * 2
+    assert servers.given[1] == ("test", "b", 0, 40)
+    assert ids(stream) == []
+    with (tmp_path / "b").open("a") as file:
+        file.write(text(9, 11).rstrip("\n"))
+    assert ids(stream) == [[9, 10]], "also a last line without its end"
+    assert servers.have[0]["b"] == [0, 79]
+
+
+def test_pieces_that_some_servers_have_come_first_and_by_themselves(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(text(0, 8))
+    servers = Servers({"a": [0, 10], "b": [0, 50]}, {"a": [0, 10], "b": [0, 20, 30, 40]})
+    first, rest = [[2], [4]], [[1, 2, 3, 4], [5, 6, 7], [5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert ids(made(tmp_path, servers)) == first + rest
+    assert servers.have == [{name: [0, 80] for name in "bac"}] * 2
+    assert servers.flushes == [0, 2], "a push has records that the same servers have"
+
+
+def test_each_file_is_read_by_one_trainer(tmp_path: Path) -> None:
+    paths = []
+    for number in range(20):
+        paths.append(tmp_path / f"part-{number}")
+        paths[-1].write_text(text(number, number + 1))
+    for where in (tmp_path, paths):
+        shares = [ids(made(where, Servers(rank=rank, trainers=3))) for rank in range(3)]
+        assert sorted(number for share in shares for batch in share for number in batch) == list(range(20))
+        assert all(len(share) > 3 for share in shares)
+
+
+def test_a_stream_follows_files_that_grow_and_come(tmp_path: Path) -> None:
+    servers, over = Servers(), threading.Event()
+    folder = tmp_path / "records"
+    folder.mkdir()
+    stream = made(folder, servers, follow=True, until=over.is_set)
+    found: list[int] = []
+
+    def read() -> None:
+        found.extend(number for batch in ids(stream) for number in batch)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    (folder / "grows").write_text(text(0, 3) + "1 03")
+    eventually(lambda: len(servers.given) > 0 and servers.given[-1].stop == 30)
+    (folder / "new").write_text(text(5, 6))
+    with (folder / "grows").open("a") as file:
+        file.write("  1 7\n1 0")
+    eventually(lambda: {each.shard for each in servers.given} == {"grows", "new"})
+    servers.flushed.clear()
+    assert servers.flushed.wait(60), "while it waits, everything is pushed"
+    with (folder / "grows").open("a") as file:
+        file.write("4  1 7")
+    over.set()
+    thread.join(60)
+    assert sorted(found) == list(range(6))
+
+
+def test_a_stream_that_waits_ends_when_the_process_is_to_stop(tmp_path: Path) -> None:
+    servers = Servers()
+    servers.interrupted = True
+    (tmp_path / "a").write_text(text(0, 2))
+    assert ids(made(tmp_path, servers, follow=True)) == [[0, 1]]
+
+
+def test_batches_are_taken_ahead_only_where_they_are_there(tmp_path: Path) -> None:
+    """And count when it is their turn."""
+    (tmp_path / "a").write_text(text(0, 20))
+    servers, over = Servers(), threading.Event()
+    batches = iter(made(tmp_path, servers, follow=True, until=over.is_set))
+    prepared: list[int] = []
+    turns = prefetched(batches, lambda batch: prepared.append(int(batch.ids[0, 0])), ahead=2)
+    for number in range(5):
+        assert next(turns).ids[0, 0] == 4 * number
+        assert len(servers.given) == number + 1
+    assert prepared == [4, 8, 12, 16]
+    over.set()
+    assert next(turns, None) is None
+
+
+def test_broken_lines_are_passed_over_and_counted_with_their_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(text(0, 2) + "broken\n" + text(2, 3) + "x\n")
+    servers = Servers()
+    stream = made(tmp_path, servers, max_bad_lines=2)
+    assert ids(stream) == [[0, 1, 2]]
+    assert stream.skipped_lines == 2
+    assert servers.have == [{"a": [0, 39]}]
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path / 'a'} from byte 20:1: expected")):
+        ids(made(tmp_path, Servers({"a": [0, 20]})))
+
+
+def test_files_whose_positions_mean_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(text(0, 2))
+    with pytest.raises(DataError, match="'a' of the stream 'test' ends at 20, and was read up to 30"):
+        ids(made(tmp_path, Servers({"a": [0, 30]})))
+    with pytest.raises(DataError, match="'gone' of the stream 'test' is gone, and some servers have more"):
+        ids(made(tmp_path, Servers({"gone": [0, 3]}, {})))
+    assert ids(made(tmp_path, Servers({"gone": [0, 3]}))) == [[0, 1]], "all have it: it may leave"
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"x"))
+    with pytest.raises(NotSupportedError, match=r"b\.gz is compressed"):
+        ids(made(tmp_path, Servers()))
+    with pytest.raises(DataError, match="nothing, which a stream is to read, is not there"):
+        ids(made([tmp_path / "a", tmp_path / "nothing"], Servers()))
+    with pytest.raises(NotSupportedError, match=r"s3://bucket/a is not a file of this machine"):
+        MultiSlotFiles("s3://bucket/a", use_var=SLOTS)
+    with pytest.raises(UsageError, match="until says when a stream that follows its source ends"):
+        made(tmp_path, Servers(), until=lambda: True)

@@ -1,0 +1,198 @@
+"""Streams: each record counts once, whoever is killed, and with other trainers afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.contract import Role
+from tests.support.cluster import Job, Process
+from tests.support.forking import Forker
+from tests.trainers.ps.test_recovery import in_training, restart, steps_said, wait_until
+from tests.trainers.ps.test_resizing import kill_all, pushes_in
+from trainers.ps.saves.inspection import shown
+
+KILLS = int(os.environ.get("KILLS", "5"))
+SEED = int(os.environ.get("SEED", "1"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(max(300, 60 + 10 * KILLS))]
+
+IDS = 30
+
+
+class Log:
+    """The records of a stream, and how often each id is in them: files that grow, and others that come."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._rng = rng
+        self._half = ""
+        self._files = 0
+        self.ids, self.words = Counter[int](), Counter[int]()
+
+    def line(self) -> str:
+        found = self._rng.randrange(IDS), [self._rng.randrange(IDS) for _ in range(self._rng.randrange(4))]
+        self.ids[found[0]] += 1
+        self.words.update(found[1])
+        return f"1 {found[0]} {len(found[1])} {' '.join(map(str, found[1]))}\n"
+
+    def grow(self, records: int = 20) -> None:
+        """Also in the middle of a line."""
+        for name in ("grows-0", "grows-1", "grows-2"):
+            text = (self._half if name == "grows-0" else "") + "".join(
+                self.line() for _ in range(self._rng.randrange(records))
+            )
+            if name == "grows-0":
+                cut = self._rng.randrange(len(text) + 1)
+                text, self._half = text[:cut], text[cut:]
+            with (self.folder / name).open("a") as file:
+                file.write(text)
+
+    def add_file(self, records: int = 50) -> None:
+        """At once, and in a directory of its own."""
+        self._files += 1
+        path = self.folder / f"day-{self._files % 3}" / f"part-{self._files}"
+        path.parent.mkdir(exist_ok=True)
+        hidden = path.with_name(f".{path.name}")
+        hidden.write_text("".join(self.line() for _ in range(self._rng.randrange(records))))
+        hidden.rename(path)
+
+    def finish(self) -> None:
+        """The last line is complete, without an end."""
+        with (self.folder / "grows-0").open("a") as file:
+            file.write(self._half.rstrip("\n") or self.line().rstrip("\n"))
+        self._half = ""
+
+    def expect(self, saved: Path, *, values: bool = True) -> None:
+        """The tables have counted what is in the stream; `values`: the rows' too, which sync training divides
+        by the number of trainers.
+        """
+        for table, wanted in (("ids", self.ids), ("words", self.words)):
+            rows = shown(str(saved), f"{table}.weight", *map(str, range(IDS)))["rows"]
+            found = {row["key"]: row for row in rows}
+            assert {key: row["shows"] for key, row in found.items()} == wanted, table
+            if values:
+                assert {key: row["values"] for key, row in found.items()} == {
+                    key: [count] for key, count in wanted.items()
+                }
+
+
+def streaming(folder: Path, **options: object) -> list[str]:
+    ps = {"durability": "log", "durability_dir": f"{folder}/kept", "snapshot_interval_s": 0.3}
+    text = json.dumps({"folder": str(folder), "ps": ps, **options})
+    return ["-m", "tests.support.scripts.ps_streaming", text]
+
+
+def steps_of(job: Job) -> int:
+    return sum(steps_said(process, "step") + 1 for process in job.trainers)
+
+
+def kill_some(job: Job, command: list[str], log: Log, rng: random.Random, kills: int) -> None:
+    """Each time new records have come, and some of them were trained, somebody dies, or two do."""
+    for _ in range(kills):
+        before = steps_of(job)
+        log.grow()
+        log.add_file()
+        wait_until(lambda before=before: steps_of(job) > before, job)
+        time.sleep(rng.uniform(0, 0.05))  # anywhere within some steps
+        victims = rng.sample(job.processes, rng.choice([1, 1, 2]))
+        for victim in victims:
+            wait_until(lambda victim=victim: is_up(victim), job)
+            victim.kill()
+        for victim in victims:
+            restart(job, victim, command)
+
+
+def is_up(process: Process) -> bool:
+    return in_training(process, "step") or "joined" in process.output
+
+
+def run(forker: Forker, folder: Path, kills: int, seed: int, trainers: list[int], **options: object) -> None:
+    """Several starts of a job with so many trainers each, all killed at the end; then one trains the rest."""
+    rng = random.Random(seed)
+    log = Log(folder / "records", rng)
+    command = streaming(folder, pause_ms=2, **options)
+    for number in trainers:
+        with forker.job(folder, trainers=number, servers=2) as job:
+            job.start_all(command)
+            kill_some(job, command, log, rng, kills // len(trainers))
+            kill_all(job)
+    finish(forker, folder, log, **options)
+
+
+def finish(forker: Forker, folder: Path, log: Log, **options: object) -> None:
+    """One trainer trains the rest and saves."""
+    log.finish()
+    with forker.job(folder, trainers=1, servers=2) as job:
+        job.start_all(streaming(folder, **{**options, "follow": False, "save": True}))
+        job.expect_success()
+    log.expect(folder / "saved", values=not options.get("sync"))
+
+
+MODES: dict[str, dict[str, object]] = {
+    "sync": {"sync": True},
+    "async": {"asynchronous": {"send_queue_size": 8}},
+    "merged": {"asynchronous": {"max_merge_var_num": 3}, "prefetch": True},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_record_counts_once_through_kills_and_with_other_trainers(
+    forker: Forker, tmp_path: Path, mode: str
+) -> None:
+    run(forker, tmp_path, KILLS, SEED, [2, 3], **MODES[mode])
+
+
+HELD = 5
+
+
+@pytest.mark.parametrize(
+    ("mode", "trainers", "others"), [("sync", 1, 2), ("sync", 2, 2), ("async", 3, 2), ("merged", 2, 2)]
+)
+def test_a_push_that_only_one_of_two_servers_has(
+    forker: Forker, tmp_path: Path, mode: str, trainers: int, others: int
+) -> None:
+    """The other is dead when trainers push a step. Then everybody is killed, and comes back with others, who
+    cut batches otherwise.
+    """
+    log = Log(tmp_path / "records", random.Random(3))
+    for _ in range(12):
+        log.add_file()
+        log.grow()
+    with forker.job(tmp_path, trainers=trainers, servers=2) as job:
+        job.start_all(streaming(tmp_path, hold=HELD, **MODES[mode]))
+        for trainer in job.trainers:
+            trainer.wait_for("held")
+        job.servers[1].kill()
+        assert job.servers[1].wait() == -signal.SIGKILL
+        (tmp_path / "go").touch()
+        job.processes.remove(job.servers[1])
+        wait_until(lambda: pushes_in(tmp_path, HELD) == trainers, job)
+        kill_all(job)
+    with forker.job(tmp_path, trainers=others, servers=2) as job:
+        job.start_all(streaming(tmp_path, batch_size=3, **MODES[mode]))
+        wait_until(lambda: steps_of(job) > 4 * others, job)
+        kill_all(job)
+    finish(forker, tmp_path, log, **MODES[mode])
+
+
+def test_a_step_that_one_trainer_had_not_pushed_is_trained_by_others(forker: Forker, tmp_path: Path) -> None:
+    log = Log(tmp_path / "records", random.Random(4))
+    for _ in range(12):
+        log.add_file()
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start(streaming(tmp_path, sync=True), Role.SERVER, 0)
+        job.start(streaming(tmp_path, sync=True), Role.SERVER, 1)
+        job.start(streaming(tmp_path, sync=True), Role.TRAINER, 0)
+        job.start(streaming(tmp_path, sync=True, hold=HELD), Role.TRAINER, 1)
+        job.trainers[1].wait_for("held")
+        wait_until(lambda: pushes_in(tmp_path, HELD) == 2, job)
+        kill_all(job)
+    finish(forker, tmp_path, log, sync=True)

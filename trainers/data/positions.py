@@ -1,0 +1,97 @@
+"""Which records of a stream have been trained: half-open intervals of positions in its shards, and what is
+missing where several servers keep them.
+
+A position is the source's own: a byte of a text file, a row of a Parquet file, an offset of a partition.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from trainers.errors import DataError
+
+
+class Records(NamedTuple):
+    """The records of a shard with positions in [start, stop)."""
+
+    stream: str
+    shard: str
+    start: int
+    stop: int
+
+
+def encode_records(records: Sequence[Records]) -> bytes:
+    return json.dumps(records).encode()
+
+
+def decode_records(content: bytes) -> list[Records]:
+    """The reverse. Raises DataError for bytes that are not records, or that have some of them twice."""
+    try:
+        found = [Records(*each) for each in json.loads(content)]
+    except (ValueError, TypeError) as error:
+        raise DataError(f"these are not the records of a stream: {error}") from error
+    for stream, shard, start, stop in found:
+        names = isinstance(stream, str) and isinstance(shard, str)
+        if not names or type(start) is not int or type(stop) is not int or not 0 <= start < stop:
+            raise DataError(f"records [{start!r}, {stop!r}) of {shard!r} in {stream!r}")
+    for left, right in pairwise(sorted(found)):
+        if left[:2] == right[:2] and left.stop > right.start:
+            raise DataError(f"records {right.start} of {right.shard!r} twice")
+    return found
+
+
+class Intervals:
+    """Disjoint half-open intervals. `ends`: their starts and stops, in order."""
+
+    __slots__ = ("ends",)
+
+    def __init__(self, ends: Sequence[int] = ()) -> None:
+        self.ends = list(ends)
+
+    def has(self, start: int, stop: int) -> bool | None:
+        """Whether [start, stop), which is not empty, is in it; None: a part is."""
+        first = bisect_right(self.ends, start)
+        return first % 2 == 1 if first == bisect_left(self.ends, stop) else None
+
+    def add(self, start: int, stop: int) -> None:
+        """Also what is in it already."""
+        first, last = bisect_left(self.ends, start), bisect_right(self.ends, stop)
+        self.ends[first:last] = [start] * (first % 2 == 0) + [stop] * (last % 2 == 0)
+
+    def remove(self, start: int, stop: int) -> None:
+        """Also what is not in it."""
+        first, last = bisect_left(self.ends, start), bisect_right(self.ends, stop)
+        self.ends[first:last] = [start] * (first % 2 == 1) + [stop] * (last % 2 == 1)
+
+
+class Piece(NamedTuple):
+    """Positions [start, stop) that some servers lack; `on`: which of them have it, all of it."""
+
+    start: int
+    stop: int
+    on: tuple[bool, ...]
+
+
+def missing(servers: Sequence[Intervals], start: int, stop: int) -> Iterator[Piece]:
+    """What not all of these servers have of [start, stop), in order, cut so that every server has all or
+    nothing of each piece.
+    """
+    inner = {end for each in servers for end in each.ends if start < end < stop}
+    for left, right in pairwise(sorted({start, stop} | inner)):
+        on = tuple(bool(each.has(left, right)) for each in servers)
+        if not all(on):
+            yield Piece(left, right, on)
+
+
+def of_servers(answers: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, list[Intervals]]:
+    """By shard, out of each server's answer. A shard of which all have the same has it once."""
+    found: dict[str, list[Intervals]] = {}
+    for shard in {shard for each in answers for shard in each}:
+        ends = [list(each.get(shard, ())) for each in answers]
+        same = all(each == ends[0] for each in ends)
+        found[shard] = [Intervals(each) for each in (ends[:1] if same else ends)]
+    return found

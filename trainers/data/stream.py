@@ -1,0 +1,288 @@
+"""Streams: batches out of sources with positions, each record of which counts once in the tables.
+
+A batch has consecutive records of one shard. Its push says which, and each server keeps them with its rows
+(`positions`). So a trainer that begins asks the servers, and trains what not all of them have: first what
+some have, cut where they differ, so that a server takes a batch whole or not at all. Where records come from
+is the sources' business (`textstream`, `parquet`); what is counted is the servers'.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Literal, NamedTuple, Protocol, Required, TypedDict
+
+from trainers import progress
+from trainers.data.positions import Intervals, Piece, Records, missing, of_servers
+from trainers.data.reading import HandOver
+from trainers.data.slots import Batch
+from trainers.errors import DataError, UsageError
+
+
+class Split(NamedTuple):
+    """Positions [start, stop) of a shard, to be read by one trainer. `size`: of the whole shard, by now."""
+
+    shard: str
+    start: int
+    stop: int
+    size: int
+
+
+class Source(Protocol):
+    """Shards of records. `name` is the same in every start of the job."""
+
+    name: str
+
+    def shards(self) -> Sequence[str]:
+        """All that are there now, in the order in which they are read."""
+        ...
+
+    def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
+        """Those of one trainer. Those of all trainers together are all of `shards`."""
+        ...
+
+    def read(
+        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
+    ) -> Iterator[tuple[Batch | None, int]]:
+        """Batches of up to so many records, and the position behind each; without a batch where only the
+        position moves. `start` and `stop` are the ends of a split or of a batch. `grows`: a record at the end
+        may not be complete yet, and is left there then.
+        """
+        ...
+
+    @property
+    def skipped_lines(self) -> int:
+        """Broken records that were passed over."""
+        ...
+
+
+class Trainer(Protocol):
+    """Whom the batches are for."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its rank, and how many trainers there are."""
+        ...
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it is to stop."""
+        ...
+
+    def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
+        """What each server has of a stream: ends of intervals by shard."""
+        ...
+
+    def give(self, records: Records) -> None:
+        """The next step is that of a batch with these records."""
+        ...
+
+    def forget(self) -> None:
+        """The batch that was given last is not trained if it has not been."""
+        ...
+
+    def flush(self) -> None:
+        """Wait until every push has been applied."""
+        ...
+
+
+class Streaming(TypedDict, total=False):
+    """How a source is read: see `fleet.stream`."""
+
+    batch_size: Required[int]
+    follow: bool
+    until: Callable[[], bool] | None
+    poll_s: float
+    queue_size: int
+
+
+class Stream:
+    """The records of a source that the servers do not have, batch by batch: see `fleet.stream`. One pass at a
+    time; each begins with what the servers lack by then.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        trainer: Callable[[], Trainer],
+        *,
+        batch_size: int,
+        follow: bool = False,
+        until: Callable[[], bool] | None = None,
+        poll_s: float = 0.5,
+        queue_size: int = 64,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("queue_size", queue_size)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if not poll_s > 0:
+            raise UsageError(f"poll_s is {poll_s!r}; it must be a number of seconds above 0")
+        if until is not None and not follow:
+            raise UsageError("until says when a stream that follows its source ends; give follow=True too")
+        self._source, self._trainer = source, trainer
+        self.batch_size, self.follow, self.until = batch_size, follow, until
+        self.poll_s, self.queue_size = poll_s, queue_size
+        self._pass: weakref.ref[StreamPass] | None = None
+
+    @property
+    def skipped_lines(self) -> int:
+        """Broken records that were passed over in this process."""
+        return self._source.skipped_lines
+
+    def __iter__(self) -> Iterator[Batch]:
+        former = None if self._pass is None else self._pass()
+        if former is not None:
+            former.close()
+        made = StreamPass(self, self._source, self._trainer())
+        self._pass = weakref.ref(made)
+        return made
+
+
+class _Idle(Enum):
+    """There is nothing new in the source."""
+
+    IDLE = 0
+
+
+Item = Batch | Literal[_Idle.IDLE]
+
+
+class StreamPass(Iterator[Batch]):
+    """One pass, with a thread that reads ahead. It ends with the pass."""
+
+    def __init__(self, stream: Stream, source: Source, trainer: Trainer) -> None:
+        self._trainer = trainer
+        trainer.forget()
+        reader = _Reader(stream, source, trainer)
+        self._queue = reader.queue
+        self._on: tuple[bool, ...] | None = None
+        self._pieces = reader.pieces
+        self.close = weakref.finalize(self, reader.close)
+        reader.start()
+
+    def __next__(self) -> Batch:
+        batch = self.draw()
+        self.give(batch)
+        return batch
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next batch is there."""
+        return isinstance(self._queue.peek(), Batch)
+
+    def draw(self) -> Batch:
+        """The next batch, before its turn. Raises StopIteration at the end, and errors of the source."""
+        item = self._queue.get()
+        if item is _Idle.IDLE:
+            with progress.activity("waiting for new records"):
+                while item is _Idle.IDLE:
+                    self._trainer.flush()
+                    progress.heartbeat()
+                    item = self._queue.get()
+        if item is None:
+            self.close()
+            raise StopIteration
+        return item
+
+    def give(self, batch: Batch) -> None:
+        """It is the turn of a batch that was drawn. Pushes of records that other servers have are not merged:
+        a server takes a push whole or not at all.
+        """
+        assert batch.records is not None
+        on = self._pieces.pop(batch.records[1:3], None)
+        if on != self._on:
+            self._trainer.flush()
+            self._on = on
+        self._trainer.give(batch.records)
+
+
+class _Reader:
+    """The thread of a pass. `pieces`: by shard and start of a batch, which servers have it; those of which
+    none has it are left out.
+    """
+
+    def __init__(self, stream: Stream, source: Source, trainer: Trainer) -> None:
+        self._stream, self._source, self._trainer = stream, source, trainer
+        self._have = of_servers(trainer.positions(source.name))
+        self._rank, self._trainers = trainer.place
+        self._stop = threading.Event()
+        self._found = False
+        self.pieces: dict[tuple[str, int], tuple[bool, ...]] = {}
+        self.queue: HandOver[Item] = HandOver(stream.queue_size, producers=1)
+        self._thread = threading.Thread(target=self._run, name="reader-of-stream", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Read no more, and wait for the thread."""
+        self._stop.set()
+        self.queue.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        stream = self._stream
+        with self.queue.producer():
+            self._look(grows=stream.follow, begun=True)
+            last = False
+            while not last and not self._stop.is_set():
+                last = not stream.follow or (stream.until is not None and stream.until())
+                self._found = False
+                self._look(grows=not last, begun=False)
+                if not last and not self._found:
+                    if self._trainer.interrupted:
+                        return
+                    if self.queue.peek() is None:
+                        self.queue.put(_Idle.IDLE, 0)
+                    self._stop.wait(stream.poll_s)
+
+    def _look(self, *, grows: bool, begun: bool) -> None:
+        """Read what there is of this trainer's. `begun`: only what some servers have, before all else: in
+        sync training servers may be a step apart, and that step has to be made first.
+        """
+        shards = self._source.shards()
+        if begun:
+            partly = {shard for shard, servers in self._have.items() if len(servers) > 1}
+            if gone := sorted(partly.difference(shards)):
+                raise DataError(
+                    f"{gone[0]!r} of the stream {self._source.name!r} is gone, and some servers have more of "
+                    "its records than others; put it back until they have the same"
+                )
+            shards = [shard for shard in shards if shard in partly]
+        for split in self._source.splits(shards, self._rank, self._trainers):
+            servers = self._have.setdefault(split.shard, [Intervals()])
+            self._check(split, servers)
+            for piece in list(missing(servers, split.start, split.stop)):
+                if any(piece.on) or not begun:
+                    self._read(split, piece, servers, grows=grows and piece.stop == split.size)
+                if self._stop.is_set():
+                    return
+
+    def _check(self, split: Split, servers: Sequence[Intervals]) -> None:
+        read = max((each.ends[-1] for each in servers if each.ends), default=0)
+        if read > split.size:
+            raise DataError(
+                f"{split.shard!r} of the stream {self._source.name!r} ends at {split.size}, and was read up "
+                f"to {read}: it was cut or replaced, so its positions mean nothing. Give new files new names"
+            )
+
+    def _read(self, split: Split, piece: Piece, servers: Sequence[Intervals], *, grows: bool) -> None:
+        at = piece.start
+        batches = self._source.read(
+            split.shard, piece.start, piece.stop, self._stream.batch_size, grows=grows
+        )
+        for batch, behind in batches:
+            if batch is not None:
+                records = Records(self._source.name, split.shard, at, behind)
+                if any(piece.on):
+                    self.pieces[split.shard, at] = piece.on
+                self._found = True
+                if not self.queue.put(replace(batch, records=records)):
+                    return
+            at = behind
+        for each in servers if at > piece.start else ():
+            each.add(piece.start, at)

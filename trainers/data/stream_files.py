@@ -1,0 +1,170 @@
+"""Files of a stream: which there are, whose they are, and MultiSlot text in them, also while it grows.
+
+Batches and what was read of them belong to `stream`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import xxhash
+
+from trainers.data.multislot import BrokenLines, Parser
+from trainers.data.slots import Batch, Layout, UseVar
+from trainers.data.sources import FileSource
+from trainers.data.stream import Split
+from trainers.data.warm import warm_up
+from trainers.errors import DataError, NotSupportedError, UsageError
+
+_HIDDEN = (".", "_")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+_LOOKED_BACK = 1 << 16
+
+Where = str | os.PathLike[str]
+
+
+class Folder:
+    """The files of a stream. `where`: a directory, with all that is in it and below, now and later, or files.
+    A file's name is its path below the directory, or its path as given.
+    """
+
+    def __init__(self, where: Where | Sequence[Where]) -> None:
+        given = [where] if isinstance(where, str | os.PathLike) else list(where)
+        self._paths = [os.fspath(each) for each in given]
+        if not self._paths:
+            raise UsageError("a stream has no files; name a directory or at least one file")
+        if remote := [path for path in self._paths if "://" in path]:
+            raise NotSupportedError(
+                f"{remote[0]} is not a file of this machine; a stream reads files of a local or shared disk"
+            )
+        if len(set(self._paths)) < len(self._paths):
+            raise UsageError("a stream has the same file twice")
+        self._directory = self._paths[0] if len(self._paths) == 1 and Path(self._paths[0]).is_dir() else None
+
+    @property
+    def name(self) -> str:
+        """Of the stream, unless it is given another."""
+        more = len(self._paths) - 1
+        return f"{self._paths[0]} and {more} more" if more else self._paths[0]
+
+    def names(self) -> list[str]:
+        """All files that are there now. In a directory without those whose name begins with a dot or an
+        underscore, and in the order of their names.
+        """
+        if self._directory is None:
+            missing = [path for path in self._paths if not Path(path).is_file()]
+            if missing:
+                raise DataError(f"{missing[0]}, which a stream is to read, is not there, or is not a file")
+            return list(self._paths)
+        return sorted(self._below(self._directory, ""))
+
+    def _below(self, directory: str, prefix: str) -> Iterator[str]:
+        try:
+            entries = list(os.scandir(directory))
+        except OSError as problem:
+            raise DataError(f"{directory}, which a stream is to read, cannot be read: {problem}") from problem
+        for entry in entries:
+            if entry.name.startswith(_HIDDEN):
+                continue
+            if entry.is_dir():
+                yield from self._below(entry.path, f"{prefix}{entry.name}/")
+            else:
+                yield f"{prefix}{entry.name}"
+
+    def path(self, name: str) -> str:
+        return name if self._directory is None else f"{self._directory}/{name}"
+
+    def number(self, name: str) -> int:
+        """By which files are divided among trainers: the same on all of them, and at all times."""
+        return self._paths.index(name) if self._directory is None else xxhash.xxh3_64_intdigest(name.encode())
+
+
+class MultiSlotFiles:
+    """MultiSlot text in files: a Source. Positions are bytes; each file is read by one trainer.
+
+    `where`: a directory, a file, or several files, that may grow. `name`: of the stream on the servers, by
+    default the path; it must stay the same as long as its records are to count once.
+    `max_bad_lines`: broken lines that this process passes over before one is an error.
+    """
+
+    def __init__(
+        self, where: Where | Sequence[Where], *, use_var: UseVar, name: str = "", max_bad_lines: int = 0
+    ) -> None:
+        self._folder = Folder(where)
+        self._layout = Layout.of(use_var)
+        self._broken = BrokenLines(max_bad_lines)
+        self.name = name or self._folder.name
+
+    @property
+    def skipped_lines(self) -> int:
+        return self._broken.count
+
+    def shards(self) -> list[str]:
+        names = self._folder.names()
+        if packed := [name for name in names if name.endswith(_COMPRESSED)]:
+            raise NotSupportedError(
+                f"{self._folder.path(packed[0])} is compressed: positions in it cannot be found again; "
+                "a stream reads plain text"
+            )
+        return names
+
+    def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
+        for name in shards:
+            if self._folder.number(name) % trainers == rank:
+                try:
+                    size = Path(self._folder.path(name)).stat().st_size
+                except OSError as problem:
+                    raise DataError(f"{self._folder.path(name)} cannot be read: {problem}") from problem
+                yield Split(name, 0, size, size)
+
+    def read(
+        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
+    ) -> Iterator[tuple[Batch | None, int]]:
+        warm_up()
+        path = self._folder.path(shard)
+        try:
+            stream: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115, PTH123  # closed below
+        except OSError as problem:
+            raise DataError(f"{path} cannot be opened: {problem}") from problem
+        with stream:
+            stop = _after_last_line(stream, start, stop) if grows else stop
+            if stop == start:
+                return
+            stream.seek(start)
+            name = path if start == 0 else f"{path} from byte {start}"
+            parser = Parser(self._layout, rows, self._broken, most=rows)
+            for columns in parser.read(_Slice(name, stream, stop - start)):
+                if len(columns):
+                    yield columns.batch(), min(start + parser.offset, stop)
+            rest = parser.rest()
+            yield rest.batch() if len(rest) else None, stop
+
+
+class _Slice(FileSource):
+    """So many bytes of a file from where it is."""
+
+    def __init__(self, name: str, stream: IO[bytes], size: int) -> None:
+        super().__init__(name, stream)
+        self._left = size
+
+    def readinto(self, buffer: memoryview) -> int:
+        got = super().readinto(buffer[: self._left]) if self._left else 0
+        if not got and self._left:
+            raise DataError(f"{self.name} became shorter while it was read")
+        self._left -= got
+        return got
+
+
+def _after_last_line(stream: IO[bytes], start: int, stop: int) -> int:
+    """Where the last whole line of [start, stop) ends; `start` if there is none."""
+    while start < stop:
+        begin = max(start, stop - _LOOKED_BACK)
+        stream.seek(begin)
+        found = stream.read(stop - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        stop = begin
+    return start

@@ -1,0 +1,77 @@
+"""Which records of streams are in the tables of a server, with its pushes that wait for other trainers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from trainers.data.positions import Intervals, Records
+from trainers.errors import DataError
+
+
+class Positions:
+    """By stream and shard. A push is counted whole or not at all."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, dict[str, Intervals]] = {}
+        self._last: dict[int, Sequence[Records]] = {}
+        """What was counted with the last push of each trainer."""
+
+    def are_new(self, records: Sequence[Records]) -> bool | None:
+        """Whether these are to be counted, not counted already; None: there are none. Raises DataError where
+        some are counted and others not.
+        """
+        if not records:
+            return None
+        has = [self._has(each) for each in records]
+        if any(has) == all(has) and None not in has:
+            return not has[0]
+        each = records[has.index(None) if None in has else has.index(True)]
+        raise DataError(
+            f"of the records [{each.start}, {each.stop}) of {each.shard!r} in the stream {each.stream!r} "
+            "some are counted already and others of this push are not: two trainers read that shard, or "
+            "its positions are others than before"
+        )
+
+    def count(self, rank: int, records: Sequence[Records]) -> None:
+        """With a push of this trainer; none: it has nothing new."""
+        for stream, shard, start, stop in records:
+            self._streams.setdefault(stream, {}).setdefault(shard, Intervals()).add(start, stop)
+        if records or self._last:
+            self._last[rank] = tuple(records)
+
+    def take_back(self, ranks: Collection[int]) -> None:
+        """The last pushes of these trainers were dropped. Those of all others will never be."""
+        for rank in ranks:
+            for stream, shard, start, stop in self._last.get(rank, ()):
+                self._streams[stream][shard].remove(start, stop)
+        self._last = {}
+
+    def of(self, stream: str) -> bytes:
+        """The intervals of each shard, as JSON: `{shard: [start, stop, start, stop, ...]}`."""
+        shards = self._streams.get(stream, {})
+        return json.dumps({shard: each.ends for shard, each in shards.items()}).encode()
+
+    def dump(self) -> dict[str, Any]:
+        """For JSON."""
+        streams = {
+            stream: {shard: each.ends for shard, each in shards.items()}
+            for stream, shards in self._streams.items()
+        }
+        return {"streams": streams, "last": {str(rank): each for rank, each in self._last.items()}}
+
+    @classmethod
+    def load(cls, content: dict[str, Any]) -> Positions:
+        """What `dump` gave."""
+        made = cls()
+        for stream, shards in content["streams"].items():
+            made._streams[stream] = {shard: Intervals(ends) for shard, ends in shards.items()}
+        made._last = {
+            int(rank): [Records(*each) for each in records] for rank, records in content["last"].items()
+        }
+        return made
+
+    def _has(self, records: Records) -> bool | None:
+        found = self._streams.get(records.stream, {}).get(records.shard)
+        return False if found is None else found.has(records.start, records.stop)
