@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainers.collective.group import get_rank, get_world_size, init_parallel_env
     from trainers.data.dataset import InMemoryDataset, QueueDataset
     from trainers.data.generator import MultiSlotDataGenerator
+    from trainers.data.parquet import ParquetFiles
     from trainers.data.slots import Slot
     from trainers.data.stream_files import MultiSlotFiles
 
@@ -25,6 +26,7 @@ __all__ = [
     "InMemoryDataset",
     "MultiSlotDataGenerator",
     "MultiSlotFiles",
+    "ParquetFiles",
     "QueueDataset",
     "Slot",
     "fleet",
@@ -40,6 +42,7 @@ _HOMES = {
     "InMemoryDataset": "trainers.data.dataset",
     "MultiSlotDataGenerator": "trainers.data.generator",
     "MultiSlotFiles": "trainers.data.stream_files",
+    "ParquetFiles": "trainers.data.parquet",
     "QueueDataset": "trainers.data.dataset",
     "Slot": "trainers.data.slots",
     "get_rank": "trainers.collective.group",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trainers import fleet
+from trainers.data.parquet import ParquetFiles
 from trainers.data.slots import Batch, Slot
 from trainers.data.stream_files import MultiSlotFiles
 from trainers.ps import Constant, SparseEmbedding
@@ -21,13 +22,12 @@ SLOTS = [Slot("id"), Slot("words", length=None)]
 
 @dataclass
 class Options:
-    """`where`: the source's files; by default the folder's directory `records`. `follow`: until a file `over`
-    is in the folder. `save`: the tables, into the folder's `saved`, at the end. `hold`: before this step,
-    counted by each process, wait for a file `go` in the folder.
+    """The stream is the folder's directory `records`. `follow`: until a file `over` is in the folder. `save`:
+    the tables, into the folder's `saved`, at the end. `hold`: before this step, counted by each process, wait
+    for a file `go` in the folder.
     """
 
     folder: str
-    where: Any = None
     ps: dict[str, Any] = field(default_factory=dict)
     sync: bool = False
     asynchronous: dict[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Options:
     prefetch: bool = False
     pause_ms: int = 0
     hold: int = -1
-    max_bad_lines: int = 0
+    parquet: bool = False
 
 
 class Model(torch.nn.Module):
@@ -72,18 +72,14 @@ def main() -> None:
         return fleet.run_server()
     fleet.init_worker()
     print("joined", flush=True)
-    source = MultiSlotFiles(
-        options.where or folder / "records",
-        use_var=SLOTS,
-        name="records",
-        max_bad_lines=options.max_bad_lines,
-    )
+    kind = ParquetFiles if options.parquet else MultiSlotFiles
+    source = kind(folder / "records", use_var=SLOTS, name="records")
     until = (folder / "over").exists if options.follow else None
-    batches = stream = fleet.stream(
+    batches = fleet.stream(
         source, batch_size=options.batch_size, follow=options.follow, until=until, poll_s=0.01
     )
     if options.prefetch:
-        batches = fleet.prefetch(stream, model.calls)
+        batches = fleet.prefetch(batches, model.calls)
     for number, batch in enumerate(batches):
         if number == options.hold:
             print("held", flush=True)
@@ -92,7 +88,6 @@ def main() -> None:
         optimizer.minimize(-model(batch.tensor("id"), batch.bag("words").values))
         print("step", number, flush=True)
         time.sleep(options.pause_ms / 1000)
-    print("skipped", stream.skipped_lines, flush=True)
     if options.save:
         fleet.save_persistables(folder / "saved")
     fleet.stop_worker()

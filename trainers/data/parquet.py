@@ -1,0 +1,219 @@
+"""Parquet files of a stream: slots out of columns, row groups divided among trainers.
+
+pyarrow (`pip install 'fleetrun[parquet]'`) reads and decodes; only the columns of the slots are read. Files
+and whose they are belong to `stream_files`, what was read of them to `stream`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.data.slots import Bag, Batch, Kind, Layout, Slot, UseVar
+from trainers.data.stream import Split
+from trainers.data.stream_files import Folder, Where
+from trainers.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_CHUNK_ROWS = 16_384
+"""Decoded at a time; the fewer, the more each costs, and the more, the less of them is in the cache."""
+
+Values = NDArray[Any]
+
+
+class ParquetFiles:
+    """Columns of Parquet files: a Source. Positions are rows; the row groups of a file are divided among the
+    trainers.
+
+    `where`: a directory, a file, or several files. A file is complete when it comes: write it under a name
+    that begins with a dot, and rename it. `use_var`: a slot of length 1 is a column of numbers, any other
+    one a column of lists; ids are whole numbers, float32 slots any numbers. `columns`: the column of a slot,
+    where it has another name. `name`: of the stream on the servers, by default the path; it must stay the
+    same as long as its records are to count once.
+    """
+
+    def __init__(
+        self,
+        where: Where | Sequence[Where],
+        *,
+        use_var: UseVar,
+        columns: Mapping[str, str] | None = None,
+        name: str = "",
+    ) -> None:
+        try:
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise UsageError(
+                "ParquetFiles needs pyarrow, which is not installed; pip install 'fleetrun[parquet]'"
+            ) from error
+        self._parquet = pq
+        self._folder = Folder(where)
+        self._layout = Layout.of(use_var)
+        names = {slot.name for slot in self._layout.slots}
+        if unknown := sorted(set(columns or {}) - names):
+            raise UsageError(f"columns names {unknown[0]!r}, which is not one of the slots {sorted(names)}")
+        self._columns = {slot.name: (columns or {}).get(slot.name, slot.name) for slot in self._layout.slots}
+        self.name = name or self._folder.name
+        self._starts: dict[str, list[int]] = {}
+        """The rows with which row groups begin, and the number of all, by file."""
+        self._open: tuple[str, pq.ParquetFile] | None = None
+
+    @property
+    def skipped_lines(self) -> int:
+        """None: a value that cannot be one of its slot is an error."""
+        return 0
+
+    def shards(self) -> list[str]:
+        return self._folder.names()
+
+    def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
+        for name in shards:
+            starts = self._starts.get(name) or self._look(name)
+            first = self._folder.number(name)
+            for number, (start, stop) in enumerate(pairwise(starts)):
+                if (first + number) % trainers == rank:
+                    yield Split(name, start, stop, starts[-1])
+
+    def read(
+        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
+    ) -> Iterator[tuple[Batch | None, int]]:
+        starts = self._starts[shard]
+        group = bisect_right(starts, start) - 1
+        at, chunk = starts[group], -(-_CHUNK_ROWS // rows) * rows
+        path = self._folder.path(shard)
+        wanted = list(dict.fromkeys(self._columns.values()))
+        try:
+            for found in self._file(shard).iter_batches(
+                batch_size=chunk, row_groups=[group], columns=wanted, use_threads=False
+            ):
+                low, high = max(start - at, 0), min(stop - at, len(found))
+                if low < high:
+                    columns = _Chunk(self._layout, self._columns, found, f"{path}, row group {group}")
+                    for first in range(low, high, rows):
+                        behind = min(first + rows, high)
+                        yield columns.batch(first, behind), at + behind
+                at += len(found)
+                if at >= stop:
+                    return
+        except (OSError, ValueError) as problem:  # ArrowInvalid is a ValueError
+            raise DataError(f"{path} cannot be read: {problem}") from problem
+
+    def _file(self, name: str) -> pq.ParquetFile:
+        if self._open is None or self._open[0] != name:
+            path = self._folder.path(name)
+            try:
+                self._open = name, self._parquet.ParquetFile(path)
+            except (OSError, ValueError) as problem:
+                raise DataError(
+                    f"{path} is not a whole Parquet file: {problem}. While it is written, its name must "
+                    "begin with a dot or an underscore"
+                ) from problem
+        return self._open[1]
+
+    def _look(self, name: str) -> list[int]:
+        """Where the row groups of a file begin. Raises DataError when it lacks a column, or has it of a type
+        that is not that of its slot.
+        """
+        file, path = self._file(name), self._folder.path(name)
+        schema = file.schema_arrow
+        for slot in self._layout.slots:
+            column = self._columns[slot.name]
+            if column not in schema.names:
+                raise DataError(f"{path} has no column {column!r}; it has {', '.join(schema.names)}")
+            _check_type(slot, schema.field(column).type, f"column {column!r} of {path}")
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        self._starts[name] = [0, *np.cumsum(sizes).tolist()]
+        return self._starts[name]
+
+
+def _check_type(slot: Slot, found: pa.DataType, where: str) -> None:
+    import pyarrow.types as types
+
+    lists = types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
+    inner = found.value_type if lists else found
+    whole = types.is_integer(inner)
+    good = whole or (types.is_floating(inner) and slot.kind in (Kind.DENSE, Kind.WEIGHTS))
+    if lists is (slot.length == 1) or not good:
+        numbers = "numbers" if slot.kind in (Kind.DENSE, Kind.WEIGHTS) else "whole numbers"
+        wanted = numbers if slot.length == 1 else f"lists of {numbers}"
+        raise DataError(f"{where} is of type {found}, and slot {slot.name!r} needs {wanted}")
+
+
+class _Chunk:
+    """Some rows of a row group, decoded: `fixed` has the matrix of each kind of fixed length (n, width),
+    `any` for each slot of any length its values and offsets.
+
+    """
+
+    def __init__(self, layout: Layout, columns: Mapping[str, str], found: pa.RecordBatch, where: str) -> None:
+        self._layout = layout
+        self._fixed: dict[Kind, Values] = {
+            Kind.DENSE: np.empty((len(found), layout.widths[Kind.DENSE]), dtype=np.float32),
+            Kind.IDS: np.empty((len(found), layout.widths[Kind.IDS]), dtype=np.int64),
+        }
+        self._any: dict[Kind, list[tuple[Values, Values]]] = {Kind.BAG: [], Kind.WEIGHTS: []}
+        for slot in layout.slots:
+            column = columns[slot.name]
+            self._take(slot, found.column(column), f"column {column!r} of {where}")
+
+    def _take(self, slot: Slot, found: pa.Array, where: str) -> None:
+        import pyarrow.types as types
+
+        if found.null_count:
+            raise DataError(f"{where} has {found.null_count} nulls; slot {slot.name!r} needs values")
+        place = self._layout.places[slot.name]
+        if slot.length == 1:
+            self._fixed[place.kind][:, place.start] = _numbers(found, where)
+            return
+        if types.is_fixed_size_list(found.type):
+            offsets = np.arange(len(found) + 1) * found.type.list_size
+        else:
+            offsets = found.offsets.to_numpy().astype(np.int64)
+            offsets -= offsets[0]
+        values = _numbers(found.flatten(), where)
+        if slot.length is None:
+            dtype = np.int64 if slot.kind is Kind.BAG else np.float32
+            self._any[place.kind].append((values.astype(dtype, copy=False), offsets))
+            return
+        if len(wrong := np.flatnonzero(np.diff(offsets) != slot.length)):
+            count = int(offsets[wrong[0] + 1] - offsets[wrong[0]])
+            raise DataError(f"{where} has a list of {count}; slot {slot.name!r} has length {slot.length}")
+        self._fixed[place.kind][:, place.start : place.stop] = values.reshape(-1, slot.length)
+
+    def batch(self, start: int, stop: int) -> Batch:
+        dense, ids = (torch.from_numpy(self._fixed[kind][start:stop]) for kind in (Kind.DENSE, Kind.IDS))
+        return Batch(
+            self._layout, dense, ids, self._bags(Kind.BAG, start, stop), self._bags(Kind.WEIGHTS, start, stop)
+        )
+
+    def _bags(self, kind: Kind, start: int, stop: int) -> Bag | None:
+        """The slots of this kind one after the other."""
+        slots = self._any[kind]
+        if not slots:
+            return None
+        values, offsets, before = [], [np.zeros(1, dtype=np.int64)], 0
+        for every, at in slots:
+            first, last = int(at[start]), int(at[stop])
+            values.append(every[first:last])
+            offsets.append(at[start + 1 : stop + 1] + (before - first))
+            before += last - first
+        return Bag(torch.from_numpy(np.concatenate(values)), torch.from_numpy(np.concatenate(offsets)))
+
+
+def _numbers(found: pa.Array, where: str) -> Values:
+    """As they are in the column, without a copy. Raises DataError for what no slot takes."""
+    if found.null_count:
+        raise DataError(f"{where} has lists with {found.null_count} nulls; a slot needs numbers")
+    values: Values = found.to_numpy(zero_copy_only=True)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise DataError(f"{where} has numbers that are not finite")
+    return values
