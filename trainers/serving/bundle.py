@@ -15,7 +15,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,13 +27,17 @@ from trainers.storage.folder import Buffer, Folder, open_folder
 from trainers.storage.manifest import FileRecord, checksum_of, is_name
 
 VERSION = 1
+_ID = re.compile(r"-([0-9a-f]{8})\.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """One that was read. `about`: what its writer said of it; `contents`: (size,) uint8 by part."""
+    """One that was read. `id`: another one for each save; `about`: what its writer said of it; `contents`:
+    (size,) uint8 by part.
+    """
 
     where: str
+    id: str
     about: Mapping[str, Any]
     contents: Mapping[str, torch.Tensor]
 
@@ -42,6 +46,11 @@ class Bundle:
 class _Manifest:
     about: Mapping[str, Any]
     files: Mapping[str, FileRecord]
+
+    @property
+    def id(self) -> str:
+        """As in the names of its files."""
+        return next((found[1] for file in self.files.values() if (found := _ID.search(file.name))), "")
 
 
 def write_bundle(
@@ -73,16 +82,21 @@ def write_bundle(
         raise _failed(error, folder, written, kind) from error
 
 
-def read_bundle(where: str | os.PathLike[str], kind: str, parts: Sequence[str]) -> Bundle:
-    """These parts of the bundle that is there now, checked. Raises LoadError, which lists what is there
-    instead when there is none.
+def read_bundle(
+    where: str | os.PathLike[str],
+    kind: str,
+    parts: Sequence[str],
+    memory: Callable[[str, int], torch.Tensor] | None = None,
+) -> Bundle:
+    """These parts of the bundle that is there now, checked. `memory`: (size,) uint8 to read a part into.
+    Raises LoadError, which lists what is there instead when there is none.
     """
     folder = open_folder(where)
     manifest = _manifest(folder, kind)
     while True:
         try:
-            contents = {part: _content(folder, manifest, part) for part in parts}
-            return Bundle(folder.where, manifest.about, contents)
+            contents = {part: _content(folder, manifest, part, memory) for part in parts}
+            return Bundle(folder.where, manifest.id, manifest.about, contents)
         except LoadError:
             newer = _manifest(folder, kind)
             if newer == manifest:
@@ -90,13 +104,15 @@ def read_bundle(where: str | os.PathLike[str], kind: str, parts: Sequence[str]) 
             manifest = newer  # it was saved again while it was read
 
 
-def _content(folder: Folder, manifest: _Manifest, part: str) -> torch.Tensor:
+def _content(
+    folder: Folder, manifest: _Manifest, part: str, memory: Callable[[str, int], torch.Tensor] | None
+) -> torch.Tensor:
     record = manifest.files.get(part)
     if record is None:
         raise LoadError(f"{folder.where} has no {part}: it was saved without")
     path = folder.path(record.name)
     try:
-        content = folder.read(record.name)
+        content = folder.read(record.name, None if memory is None else memory(part, record.size))
     except OSError as error:
         raise LoadError(f"{path} cannot be read, although the manifest names it: {error}") from error
     if len(content) != record.size or xxhash.xxh3_64_hexdigest(content.numpy().data) != record.xxh3_64:

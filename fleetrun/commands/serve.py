@@ -1,0 +1,107 @@
+"""`fleetrun serve`: answer requests with a saved model. The runtime does it, in a process that takes the
+place of this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import click
+
+from fleetrun import __version__
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.host.interpreter import check_package, helper_command, helper_environment
+
+_MODULE = "trainers.inference_server"
+_PACKAGES = ("aiohttp", "prometheus_client")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("bundle")
+@click.option("--host", default="127.0.0.1", help="Address to listen at; 0.0.0.0: all of this machine.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: any free one.")
+@click.option("--name", help="Of the model, in paths and answers.  [default: the last word of BUNDLE]")
+@click.option("--workers", type=click.IntRange(1, 512), default=1, help="Processes that answer.")
+@click.option("--threads", type=click.IntRange(1), help="Of each worker.  [default: CPUs / workers]")
+@click.option(
+    "--cache", metavar="DIR", default="", help="For the files that workers share.  [default: /dev/shm]"
+)
+@click.option("--max_body", type=click.IntRange(1), default=16 << 20, help="Bytes of a request.")
+@click.option("--max_rows", type=click.IntRange(1), default=4096, help="Rows of a request.")
+@click.option(
+    "--max_batch",
+    type=click.IntRange(0),
+    default=1024,
+    help="Rows of several requests that are computed together; 0: each alone.",
+)
+@click.option("--max_waiting", type=click.IntRange(1), default=256, help="Requests that wait in a worker.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=10.0, help="Seconds of a request."
+)
+@click.option(
+    "--grace", type=click.FloatRange(0), default=30.0, help="Seconds that a stop waits for answers."
+)
+def command(
+    bundle: str,
+    host: str,
+    port: int,
+    name: str | None,
+    workers: int,
+    threads: int | None,
+    cache: str,
+    max_body: int,
+    max_rows: int,
+    max_batch: int,
+    max_waiting: int,
+    timeout: float,
+    grace: float,
+) -> None:
+    """Answer requests with a saved model: BUNDLE is the folder or URL that fleet.save_inference_model was
+    given. HTTP by the Open Inference Protocol version 2, JSON or binary. SIGTERM stops it when requests that
+    have begun are answered; SIGHUP loads the bundle again, without a request lost.
+
+    \b
+    Examples:
+      fleetrun serve served --port 8080
+      fleetrun serve s3://bucket/served --workers 4 --host 0.0.0.0
+
+    \b
+    Exit codes:
+      0  it was told to stop
+      1  the bundle or the port cannot be used
+      2  the command line is wrong
+    """
+    for package in _PACKAGES:
+        check_package(package, "fleetrun serve", "serve")
+    found = name or bundle.rstrip("/").rpartition("/")[2]
+    if not found or not set(found) <= _NAME:
+        raise UsageError(
+            f"the model cannot be named {found!r}", hint="Pass --name with letters, digits, - _ ."
+        )
+    settings = {
+        "fleetrun": __version__,
+        "bundle": bundle,
+        "name": found,
+        "host": host,
+        "port": port,
+        "workers": workers,
+        "threads": threads or max(1, len(os.sched_getaffinity(0)) // workers),
+        "cache": cache,
+        "max_body": max_body,
+        "max_rows": max_rows,
+        "max_batch_rows": max_batch,
+        "max_waiting": max_waiting,
+        "timeout_s": timeout,
+        "grace_s": grace,
+    }
+    words = helper_command(_MODULE, json.dumps(settings))
+    sys.stdout.flush()
+    try:
+        os.execve(words[0], words, helper_environment(os.environ))
+    except OSError as error:
+        raise LaunchError(f"{words[0]} cannot be started: {error.strerror}") from None
+
+
+_NAME = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")

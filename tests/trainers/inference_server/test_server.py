@@ -1,0 +1,242 @@
+"""`fleetrun serve` as its clients have it: answers, refusals, limits, deaths, reloads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.command import FLEETRUN, environment
+from tests.support.inference import Served, Tensors, encoded, equal, served
+from tests.support.traces import wait_until
+from trainers.export import save_program
+
+pytestmark = pytest.mark.slow  # servers import torch
+
+ROWS = 50
+
+
+class Net(torch.nn.Module):
+    """In whole numbers, so that answers are exact in a batch of any size."""
+
+    def __init__(self, start: int = 0) -> None:
+        super().__init__()
+        weight = torch.arange(start, start + 4 * ROWS, dtype=torch.float32).view(ROWS, 4)
+        self.rows = torch.nn.Embedding(ROWS, 4, _weight=weight)
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = self.rows(ids).sum(1)
+        return {"score": (rows * x).sum(1), "rows": rows}
+
+
+def save(folder: Path, start: int = 0) -> Net:
+    model = Net(start).eval()
+    save_program(folder, model, batch(3), None, {})
+    return model
+
+
+def batch(rows: int, seed: int = 0) -> Tensors:
+    of = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, ROWS, (rows, 3), generator=of)
+    return {"ids": ids, "x": torch.randint(-3, 4, (rows, 4), generator=of).float()}
+
+
+@torch.no_grad()
+def computed(model: Net, inputs: Tensors) -> list[torch.Tensor]:
+    return list(model(**inputs).values())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("serve")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Served]:
+    save(folder / "bundle")
+    words = ("--workers=2", "--max_rows=64", "--max_body=20000", "--timeout=2", "--threads=1")
+    with served(folder, "bundle", *words) as found:
+        yield found
+        assert found.stop() == 0
+        assert not list((folder / "cache").iterdir())
+
+
+def test_answers_are_those_of_the_model_for_many_clients_at_once(server: Served) -> None:
+    model = Net()
+
+    def ask(number: int) -> bool:
+        inputs = batch(1 + number % 7, number)
+        _, outputs = server.infer(inputs, binary=number % 2 == 0)
+        return list(outputs) == ["score", "rows"] and equal(outputs, computed(model, inputs))
+
+    with ThreadPoolExecutor(16) as clients:
+        assert all(clients.map(ask, range(200)))
+    status, _, text = server.ask("GET", "/metrics")
+    assert status == 200
+    lines = dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if line[0] != "#")
+    assert float(lines["fleetrun_serve_rows_total"]) >= 200
+    assert float(lines['fleetrun_serve_requests_total{path="infer",status="200"}']) >= 200
+    assert float(lines["fleetrun_serve_version_sequence"]) == 1
+
+
+def test_what_it_serves_and_whether_it_is_ready(server: Served) -> None:
+    status, about = server.json("GET", server.path)
+    assert status == 200
+    assert about["inputs"] == [
+        {"name": "ids", "datatype": "INT64", "shape": [-1, 3]},
+        {"name": "x", "datatype": "FP32", "shape": [-1, 4]},
+    ]
+    assert about["outputs"] == [
+        {"name": "score", "datatype": "FP32", "shape": [-1]},
+        {"name": "rows", "datatype": "FP32", "shape": [-1, 4]},
+    ]
+    (version,) = about["versions"]
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2", f"{server.path}/versions/{version}/ready"):
+        assert server.json("GET", path)[0] == 200
+    assert server.json("GET", "/v2/models/other")[0] == 404
+    assert server.json("GET", f"{server.path}/versions/0/ready")[0] == 404
+    assert "error" in server.json("GET", "/elsewhere")[1]
+
+
+def test_a_bad_request_is_told_its_field_and_does_not_spoil_others(server: Served) -> None:
+    def wrong(number: int) -> str:
+        inputs = batch(2, number)
+        inputs["ids"][1, 1] = ROWS
+        body, headers = encoded(inputs)
+        status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
+        assert status == 400
+        return content.decode()
+
+    def right(number: int) -> bool:
+        inputs = batch(2, number)
+        return equal(server.infer(inputs)[1], computed(Net(), inputs))
+
+    with ThreadPoolExecutor(16) as clients:
+        answers = [clients.submit(wrong if number % 4 == 0 else right, number) for number in range(100)]
+        assert all(answer.result() for answer in answers)
+    assert "inputs: index out of range" in wrong(1)
+    status, answer = server.json("POST", f"{server.path}/infer", {"inputs": [{"name": "y"}]})
+    assert status == 400
+    assert answer["error"].startswith("inputs[0].name")
+
+
+def test_limits(server: Served) -> None:
+    body, headers = encoded(batch(65))
+    status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
+    assert status == 400
+    assert b"65 rows" in content
+    status, _, content = server.ask("POST", f"{server.path}/infer", b"x" * 20_001)
+    assert status == 413
+    assert b'"error"' in content
+    with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
+        slow.sendall(f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 408"), "within --timeout"
+
+
+def test_a_killed_worker_is_replaced(server: Served) -> None:
+    before = server.workers()
+    assert len(before) == 2
+    for number, pid in enumerate(before, 1):
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda number=number: server.log.read_text().count("serves version") == number)
+        assert pid not in server.workers()
+        inputs = batch(4, pid)
+        assert equal(server.infer(inputs)[1], computed(Net(), inputs))
+
+
+def test_a_reload_loses_no_request_and_each_answer_is_of_the_version_that_it_names(
+    server: Served, folder: Path
+) -> None:
+    (old,) = server.json("GET", server.path)[1]["versions"]
+    done = threading.Event()
+    seen: list[str] = []
+
+    def ask() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            inputs = batch(3, number)
+            version, outputs = server.infer(inputs)
+            assert equal(outputs, computed(Net(0 if version == old else 1000), inputs))
+            seen.append(version)
+
+    with ThreadPoolExecutor(4) as clients:
+        asking = [clients.submit(ask) for _ in range(4)]
+        (folder / "bundle" / "inference.json").rename(folder / "kept")
+        server.process.send_signal(signal.SIGHUP)  # there is no bundle at the moment
+        wait_until(lambda: "is not loaded again" in server.log.read_text())
+        save(folder / "bundle", 1000)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: (seen[-1:] != [old] and seen) or any(each.done() for each in asking))
+        wait_until(lambda: len(server.workers()) == 2 or any(each.done() for each in asking))
+        done.set()
+        for each in asking:
+            each.result()
+    assert {old} < set(seen)
+    assert len(list((folder / "cache").rglob("*.pt2"))) == 2, "those of the old version are gone"
+
+
+def test_when_the_server_is_killed_its_workers_end_and_a_stop_answers_what_has_begun(tmp_path: Path) -> None:
+    save(tmp_path / "bundle")
+    with served(tmp_path, "bundle", "--workers=2", "--threads=1") as server:
+        workers = server.workers()
+        server.stop(signal.SIGKILL)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        (left,) = (tmp_path / "cache").iterdir()
+    with served(tmp_path, "bundle", "--threads=1") as server:
+        assert not left.exists()
+        body, headers = encoded(batch(2))
+        head = f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), 60) as begun:
+            begun.sendall(head.encode() + body[:10])
+            assert server.json("GET", "/v2/health/ready")[0] == 200  # it has been accepted before this
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: refused(server.port))
+            begun.sendall(body[10:])
+            assert begun.recv(100).startswith(b"HTTP/1.1 200")
+        assert server.process.wait(60) == 0
+
+
+def refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 60).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("nothing",), 1, "nothing has no inference.json"),
+        (("bundle", "--workers=0"), 2, "--workers"),
+        (("bundle/.", "--name=a/b"), 2, "--name"),
+    ],
+)
+def test_what_cannot_be_served(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    done = subprocess.run(
+        [*FLEETRUN, "serve", *words, "--port=0", f"--cache={tmp_path}/cache"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*FLEETRUN, "serve", "bundle", f"--port={port}", f"--cache={tmp_path}/cache"],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port} cannot be served at" in done.stderr

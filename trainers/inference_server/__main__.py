@@ -1,0 +1,22 @@
+"""`python -m trainers.inference_server SETTINGS`: what `fleetrun serve` becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from trainers.errors import FleetError
+from trainers.inference_server.server import serve
+from trainers.inference_server.settings import ServeSettings
+
+
+def main() -> None:
+    try:
+        asyncio.run(serve(ServeSettings.decode(sys.argv[1])))
+    except (FleetError, OSError) as error:
+        sys.stderr.write(f"fleetrun: error: {error}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

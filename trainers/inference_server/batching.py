@@ -1,0 +1,112 @@
+"""Dynamic batching: requests that arrive while the model computes are computed together afterwards. Nothing
+waits for others to arrive: with one request at a time, each is a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from trainers.inference_server.model import ModelVersion, Outputs, ServedModel
+
+Value = TypeVar("Value")
+
+
+class BusyError(Exception):
+    """As many requests are waiting as may."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    inputs: tuple[torch.Tensor, ...]
+    rows: int
+    result: asyncio.Future[tuple[ModelVersion, Outputs]]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Of requests that can be joined, it is the same."""
+        return tuple(tensor.shape[1:] for tensor in self.inputs)
+
+
+class Batcher:
+    """Computes in a thread of its own, one batch after the other. `most_rows`: of a batch of several
+    requests; `most_waiting`: requests.
+    """
+
+    def __init__(
+        self, model: ServedModel, most_rows: int, most_waiting: int, told: Callable[[int], None]
+    ) -> None:
+        self._model = model
+        self._most_rows = most_rows if model.program.joins else 0
+        self._most_waiting = most_waiting
+        self._told = told
+        self._waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "model")
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def submit(self, inputs: tuple[torch.Tensor, ...]) -> tuple[ModelVersion, Outputs]:
+        """Raises BusyError, and what programs raise. When it is cancelled, the request leaves the queue."""
+        if len(self._waiting) >= self._most_waiting:
+            raise BusyError
+        rows = inputs[0].shape[0] if inputs[0].dim() else 1
+        request = _Waiting(inputs, rows, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._arrived.set()
+        return await request.result
+
+    async def between_batches(self, call: Callable[[], Value]) -> Value:
+        """Call it in the model's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._thread.shutdown(wait=False)
+
+    async def _run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            batch = self._next()
+            if not batch:
+                self._arrived.clear()
+                continue
+            self._told(sum(request.rows for request in batch))
+            inputs = [request.inputs for request in batch]
+            version, results = await self.between_batches(lambda inputs=inputs: self._model.compute(inputs))  # type: ignore[misc]
+            for request, result in zip(batch, results, strict=True):
+                if request.result.done():  # its client had no time left
+                    continue
+                if isinstance(result, BaseException):
+                    request.result.set_exception(result)
+                else:
+                    request.result.set_result((version, result))
+
+    def _next(self) -> list[_Waiting]:
+        """The request that has waited longest, and those that can be joined with it."""
+        batch: list[_Waiting] = []
+        others: list[_Waiting] = []
+        rows = 0
+        while self._waiting:
+            request = self._waiting.popleft()
+            if request.result.done():
+                continue
+            if batch and rows + request.rows > self._most_rows:
+                self._waiting.appendleft(request)
+                break
+            if batch and request.kind != batch[0].kind:
+                others.append(request)
+                continue
+            batch.append(request)
+            rows += request.rows
+        self._waiting.extendleft(reversed(others))
+        return batch

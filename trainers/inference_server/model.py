@@ -1,0 +1,163 @@
+"""A worker's model: the program, the weights that it maps, and what it computes for requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from trainers.inference_server.files import CacheFile, tensor_of
+from trainers.inference_server.protocol import DATATYPES, TensorSpec
+from trainers.storage.errors import LoadError
+from trainers.storage.safetensors import EVERY_TYPE, unpack
+
+FAILURES = (RuntimeError, IndexError, ValueError, AssertionError, MemoryError)
+"""What a program may raise."""
+
+Outputs = dict[str, torch.Tensor]
+Result = Outputs | BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVersion:
+    """What workers serve. `sequence`: grows with every version of this server; `version`: its name in
+    answers; `time`: when its values were cut, in seconds since 1970, None where that is not known.
+    """
+
+    sequence: int
+    version: str
+    time: float | None
+    program: CacheFile
+    weights: CacheFile
+    about: Mapping[str, Any]
+
+    def encode(self) -> bytes:
+        """A line, as workers are told."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> ModelVersion:
+        body = json.loads(line)
+        return cls(**body | {name: CacheFile(**body[name]) for name in ("program", "weights")})
+
+
+class ServedProgram:
+    """The program of a bundle. `inputs` and `outputs`: what it takes and gives; outputs that are not tensors
+    are left out. `joins`: whether requests can be computed together, one after the other in the first
+    dimension. Raises LoadError.
+    """
+
+    def __init__(self, program: CacheFile, about: Mapping[str, Any]) -> None:
+        exported = torch.export.load(program.path)
+        taken, given = _values(exported, len(about["inputs"]))
+        self.inputs = [
+            TensorSpec(each["name"], getattr(torch, each["type"]), tuple(each["shape"]))
+            for each in about["inputs"]
+        ]
+        self._places = [place for place, value in enumerate(given) if isinstance(value, torch.Tensor)]
+        names = _names(exported)
+        self.outputs = [
+            TensorSpec(names[place], given[place].dtype, _sizes(given[place])) for place in self._places
+        ]
+        tensors = [*taken, *(given[place] for place in self._places)]
+        firsts = {_first(tensor) for tensor in tensors}
+        self.joins = len(firsts) == 1 and None not in firsts
+        for spec in (*self.inputs, *self.outputs):
+            if spec.dtype not in DATATYPES:
+                raise LoadError(f"{spec.name!r} is {spec.dtype}, for which the protocol has no name")
+        self._module = exported.module()
+
+    def __call__(self, weights: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> Outputs:
+        """Raises what programs raise, see FAILURES."""
+        with torch.inference_mode():
+            found = torch.utils._pytree.tree_leaves(self._module(weights, inputs))
+        return {spec.name: found[place] for spec, place in zip(self.outputs, self._places, strict=True)}
+
+    def example(self) -> tuple[torch.Tensor, ...]:
+        """Inputs of zeros."""
+        return tuple(
+            torch.zeros([2 if size is None else size for size in spec.shape], dtype=spec.dtype)
+            for spec in self.inputs
+        )
+
+
+class ServedModel:
+    """A program and the version of its weights. For one thread; a version is swapped between two batches, so
+    that all outputs of a batch are of one.
+    """
+
+    def __init__(self, version: ModelVersion) -> None:
+        self.program = ServedProgram(version.program, version.about)
+        content = tensor_of(version.weights.mapped(private=True))
+        self._fixed = unpack(content, EVERY_TYPE)
+        self.version = version
+        self.weights: tuple[torch.Tensor, ...] = ()
+        self.swap(version)
+
+    def swap(self, version: ModelVersion) -> None:
+        """From now on compute with this version, which must be of the same program."""
+        self.weights = tuple(self._fixed[name] for name in version.about["weights"])
+        self.version = version
+
+    def warm_up(self) -> None:
+        """The first call compiles and allocates. A program that refuses zeros may do well with others."""
+        try:
+            self.program(self.weights, self.program.example())
+        except FAILURES:
+            return
+
+    def compute(self, requests: Sequence[tuple[torch.Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
+        """The outputs, or what went wrong, of each. Requests of one call have equal types and shapes, but
+        for the first size. If they cannot be computed together, each is alone: one may be wrong.
+        """
+        if len(requests) == 1:
+            return self.version, [self._one(requests[0])]
+        rows = [request[0].shape[0] for request in requests]
+        joined = tuple(torch.cat(parts) for parts in zip(*requests, strict=True))
+        found = self._one(joined)
+        if isinstance(found, BaseException):
+            return self.version, [self._one(request) for request in requests]
+        parts = {name: torch.split(tensor, rows) for name, tensor in found.items()}
+        return self.version, [
+            {name: pieces[place] for name, pieces in parts.items()} for place in range(len(rows))
+        ]
+
+    def _one(self, inputs: tuple[torch.Tensor, ...]) -> Result:
+        try:
+            return self.program(self.weights, inputs)
+        except FAILURES as error:
+            return error
+
+
+def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[torch.Tensor], list[Any]]:
+    """What the program takes, but for its weights, and gives, as torch.export saw them."""
+    nodes = list(exported.graph.nodes)
+    taken = [node.meta["val"] for node in nodes if node.op == "placeholder"][-inputs:]
+    (last,) = (node for node in nodes if node.op == "output")
+    given = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in last.args[0]]
+    return taken, given
+
+
+def _names(exported: torch.export.ExportedProgram) -> list[str]:
+    """A name for each output: its key, or its place: `output`, `output_1`, `scores`, `scores_1`."""
+    spec = exported.call_spec.out_spec
+    assert spec is not None
+    tree = torch.utils._pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    found = []
+    for path, _ in torch.utils._pytree.tree_flatten_with_path(tree)[0]:
+        words = [str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", "")))) for key in path]
+        named = bool(path) and not hasattr(path[0], "idx")
+        found.append("_".join(words if named else ["output", *words]))
+    return found
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    return tuple(size if isinstance(size, int) else None for size in tensor.shape)
+
+
+def _first(tensor: torch.Tensor) -> str | None:
+    """The symbol of the first size; None where it is a number, or there is none."""
+    return None if not tensor.dim() or isinstance(tensor.shape[0], int) else str(tensor.shape[0])

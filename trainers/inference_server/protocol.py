@@ -1,0 +1,294 @@
+"""The Open Inference Protocol, version 2 (KServe, Triton): requests to tensors and tensors to answers, in
+JSON and in its binary tensor extension. Pure: knows neither HTTP nor the model.
+
+https://github.com/kserve/open-inference-protocol and, for binary data,
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.storage.safetensors import view_of
+
+DATATYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.float16: "FP16",
+    torch.bfloat16: "BF16",
+    torch.float32: "FP32",
+    torch.float64: "FP64",
+}
+_BY_NAME = {name: dtype for dtype, name in DATATYPES.items()}
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered; the message begins with the name of the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output; a size of None: any."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+
+    def described(self) -> dict[str, Any]:
+        """As the model's metadata has it."""
+        sizes = [-1 if size is None else size for size in self.shape]
+        return {"name": self.name, "datatype": DATATYPES[self.dtype], "shape": sizes}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferRequest:
+    """`inputs`: in the order of the program's; `outputs`: (name, whether in binary) of those wanted."""
+
+    id: str | None
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[tuple[str, bool], ...]
+
+
+def decode_request(
+    body: bytes, json_size: str | None, inputs: Sequence[TensorSpec], outputs: Sequence[str]
+) -> InferRequest:
+    """`json_size`: the header Inference-Header-Content-Length. Raises RequestError."""
+    head, binary = _divided(body, json_size)
+    request = _object(_parsed(head), "the body")
+    given = {}
+    wanted = {spec.name: spec for spec in inputs}
+    for number, entry in enumerate(_list(request, "inputs", "")):
+        where = f"inputs[{number}]"
+        entry = _object(entry, where)
+        name = entry.get("name")
+        if not isinstance(name, str) or name not in wanted:
+            raise RequestError(f"{where}.name is {_shown(name)}; the inputs are {', '.join(wanted)}")
+        if name in given:
+            raise RequestError(f"{where}.name: {name!r} is there twice")
+        given[name] = _tensor(f"{where} ({name})", entry, wanted[name], binary)
+    if missing := [name for name in wanted if name not in given]:
+        raise RequestError(f"inputs: {missing[0]!r} is missing")
+    if rest := binary.rest():
+        raise RequestError(f"the body has {rest} bytes after its last tensor")
+    id = request.get("id")
+    if id is not None and not isinstance(id, str):
+        raise RequestError(f"id is {_shown(id)}; it must be a string")
+    all_binary = _flag(_parameters(request, "parameters"), "binary_data_output", "parameters")
+    return InferRequest(id, tuple(given[name] for name in wanted), _outputs(request, outputs, all_binary))
+
+
+def encode_answer(
+    model: str, version: str, request: InferRequest, outputs: Mapping[str, torch.Tensor]
+) -> tuple[list[bytes | memoryview], int | None]:
+    """The body in pieces, and the header's Inference-Header-Content-Length; None: all of it is JSON."""
+    pieces: list[bytes | memoryview] = []
+    entries = []
+    for name, binary in request.outputs:
+        tensor = outputs[name].contiguous()
+        entry: dict[str, Any] = {
+            "name": name,
+            "datatype": DATATYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+        }
+        if binary:
+            entry["parameters"] = {"binary_data_size": tensor.numel() * tensor.element_size()}
+            pieces.append(view_of(tensor))
+        else:
+            entry["data"] = _numbers(tensor)
+        entries.append(entry)
+    head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": entries}
+    if request.id is not None:
+        head["id"] = request.id
+    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
+    binary_any = any(binary for _, binary in request.outputs)
+    return [text, *pieces], len(text) if binary_any else None
+
+
+class _Binary:
+    """The tensors behind the JSON of a body, in the order of the inputs."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content = content
+        self._used = 0
+
+    def take(self, size: int, where: str) -> memoryview:
+        if size > self.rest():
+            raise RequestError(
+                f"{where}.parameters.binary_data_size is {size}, and the body has {self.rest()} more bytes"
+            )
+        self._used += size
+        return self._content[self._used - size : self._used]
+
+    def rest(self) -> int:
+        return len(self._content) - self._used
+
+
+def _divided(body: bytes, json_size: str | None) -> tuple[bytes, _Binary]:
+    if json_size is None:
+        return body, _Binary(memoryview(b""))
+    if not (json_size.isascii() and json_size.isdigit()) or len(json_size) > 18 or int(json_size) > len(body):
+        raise RequestError(
+            f"Inference-Header-Content-Length is {_shown(json_size)}; the body has {len(body)} bytes"
+        )
+    return body[: int(json_size)], _Binary(memoryview(body)[int(json_size) :])
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number of JSON")
+
+
+def _tensor(where: str, entry: Mapping[str, Any], wanted: TensorSpec, binary: _Binary) -> torch.Tensor:
+    datatype = entry.get("datatype")
+    if datatype != DATATYPES[wanted.dtype]:
+        raise RequestError(f"{where}.datatype is {_shown(datatype)}; it must be {DATATYPES[wanted.dtype]}")
+    shape = _shape(where, entry.get("shape"), wanted)
+    parameters = _parameters(entry, f"{where}.parameters")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return _from_json(where, entry.get("data"), shape, wanted.dtype)
+    if "data" in entry:
+        raise RequestError(f"{where}.data is there, and parameters.binary_data_size too")
+    expected = math.prod(shape) * wanted.dtype.itemsize
+    if not _is_count(size) or size != expected:
+        raise RequestError(
+            f"{where}.parameters.binary_data_size is {_shown(size)}; for shape {list(shape)} it is {expected}"
+        )
+    content = bytearray(binary.take(size, where))  # a copy: torch wants memory that is aligned and writable
+    if not size:
+        return torch.empty(shape, dtype=wanted.dtype)
+    return torch.frombuffer(content, dtype=wanted.dtype).view(shape)
+
+
+def _shape(where: str, shape: Any, wanted: TensorSpec) -> tuple[int, ...]:
+    if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
+        raise RequestError(f"{where}.shape is {_shown(shape)}; it must be a list of sizes")
+    fits = len(shape) == len(wanted.shape) and all(
+        size in (None, mine) for size, mine in zip(wanted.shape, shape, strict=True)
+    )
+    if not fits:
+        sizes = ", ".join("any" if size is None else str(size) for size in wanted.shape)
+        raise RequestError(f"{where}.shape is {_shown(shape)}; it must be [{sizes}]")
+    return tuple(shape)
+
+
+def _from_json(where: str, data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(data, list):
+        raise RequestError(f"{where}.data is {_shown(data)}; it must be a list")
+    try:
+        found = np.array(data)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise RequestError(f"{where}.data is not a list of {math.prod(shape)} numbers: {error}") from error
+    if found.size != math.prod(shape):
+        raise RequestError(
+            f"{where}.data has {found.size} elements; shape {list(shape)} has {math.prod(shape)}"
+        )
+    if found.ndim > 1 and found.shape != shape:
+        raise RequestError(f"{where}.data is nested as {list(found.shape)}; shape is {list(shape)}")
+    if found.size:
+        _check_numbers(where, found, dtype)
+    if dtype.is_floating_point:
+        values = torch.from_numpy(found.astype(np.float64)).to(dtype)
+        if found.size and not bool(values.isfinite().all()):
+            raise RequestError(f"{where}.data has a number that is too large for {DATATYPES[dtype]}")
+        return values.view(shape)
+    return torch.from_numpy(found.astype(np.int64)).to(dtype).view(shape)
+
+
+def _check_numbers(where: str, found: NDArray[Any], dtype: torch.dtype) -> None:
+    kinds, what = ("if", "numbers") if dtype.is_floating_point else ("i", "whole numbers")
+    if dtype is torch.bool:
+        kinds, what = "b", "true and false"
+    if found.dtype.kind not in kinds:
+        raise RequestError(f"{where}.data is not all {what}, as {DATATYPES[dtype]} has them")
+    if kinds == "i":
+        limits = torch.iinfo(dtype)
+        if found.min() < limits.min or found.max() > limits.max:
+            raise RequestError(f"{where}.data has a number that is not a {DATATYPES[dtype]}")
+
+
+def _outputs(
+    request: Mapping[str, Any], known: Sequence[str], all_binary: bool
+) -> tuple[tuple[str, bool], ...]:
+    if "outputs" not in request:
+        return tuple((name, all_binary) for name in known)
+    found: dict[str, bool] = {}
+    for number, entry in enumerate(_list(request, "outputs", "")):
+        where = f"outputs[{number}]"
+        entry = _object(entry, where)
+        name = entry.get("name")
+        if not isinstance(name, str) or name not in known or name in found:
+            raise RequestError(
+                f"{where}.name is {_shown(name)}; the outputs are {', '.join(known)}, each once"
+            )
+        parameters = _parameters(entry, f"{where}.parameters")
+        if "classification" in parameters:
+            raise RequestError(f"{where}.parameters.classification is not supported")
+        binary = "binary_data" in parameters
+        found[name] = _flag(parameters, "binary_data", f"{where}.parameters") if binary else all_binary
+    return tuple(found.items())
+
+
+def _numbers(tensor: torch.Tensor) -> list[Any]:
+    """Row by row, flat; NaN and infinity, which JSON does not have, are null."""
+    flat = tensor.reshape(-1)
+    if not flat.is_floating_point():
+        return list(flat.tolist())
+    numbers = list(flat.to(torch.float64).tolist())
+    if bool(flat.isfinite().all()):
+        return numbers
+    return [number if math.isfinite(number) else None for number in numbers]
+
+
+def _parameters(body: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    return _object(body.get("parameters", {}), where)
+
+
+def _flag(body: Mapping[str, Any], key: str, where: str) -> bool:
+    value = body.get(key, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"{where}.{key} is {_shown(value)}; it must be true or false")
+    return value
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{where} is {_shown(value)}; it must be an object")
+    return value
+
+
+def _list(body: Mapping[str, Any], key: str, where: str) -> Iterator[Any]:
+    value = body.get(key)
+    if not isinstance(value, list) or not value:
+        raise RequestError(f"{where}{key} is {_shown(value)}; it must be a list of objects")
+    return iter(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
+
+
+def _shown(value: Any) -> str:
+    """As JSON, cut where it is long."""
+    if value is None:
+        return "missing"
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

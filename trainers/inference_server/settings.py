@@ -1,0 +1,37 @@
+"""What `fleetrun serve` was told: one frozen value, which crosses to the server and its workers as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """`fleetrun`: its version; `bundle`: folder or URL; `port` 0: any free one; `threads`: of torch in each
+    worker; `cache`: where the files that workers share are; `max_body`: bytes of a request; `max_rows`: of a
+    request; `max_batch_rows`: of requests that are computed together, 0: each alone; `max_waiting`: requests
+    in one worker.
+    """
+
+    fleetrun: str
+    bundle: str
+    name: str
+    host: str
+    port: int
+    workers: int
+    threads: int
+    cache: str
+    max_body: int
+    max_rows: int
+    max_batch_rows: int
+    max_waiting: int
+    timeout_s: float
+    grace_s: float
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> ServeSettings:
+        return cls(**json.loads(text))
