@@ -80,7 +80,7 @@ RUNTIME_PARTS = {
         "serving", "storage", "errors",
     },
     "export": {"ps", "serving", "checkpoints", "errors"},
-    "inference_server": {"inference", "serving", "storage", "process", "errors"},
+    "inference_server": {"inference", "ps", "serving", "storage", "process", "errors"},
     "strategy": {"collective", "ps", "checks", "errors"},
     "runtime": {"strategy", "ps", "data", "notice", "optimizer", "errors"},
     "util": {"runtime", "data", "roles", "errors"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from trainers.checkpoints.state import bare
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.serving.bundle import write_bundle
+from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Inputs, program_of
 from trainers.serving.weights import is_divided, safetensors
 
@@ -45,6 +47,24 @@ def save_program(
             "fleet.init_worker() and fleet.stop_worker()"
         )
     program = program_of(plain, example, dynamic_shapes, stand_ins)
-    about = {"weights": list(program.weights), "inputs": program.inputs, "torch": str(torch.__version__)}
+    about = {
+        "weights": list(program.weights),
+        "inputs": program.inputs,
+        "torch": str(torch.__version__),
+        "tables": _outside(plain, stand_ins),
+    }
     files = {"program": (".pt2", [program.file]), "weights": safetensors(program.weights)}
     write_bundle(where, KIND, json.loads(json.dumps(about)), files)
+
+
+def _outside(
+    model: torch.nn.Module, stand_ins: Mapping[torch.nn.Module, torch.nn.Module]
+) -> dict[str, dict[str, Any]]:
+    """The tables that are outside of the program, by the names of the weights that stand for them."""
+    return {
+        ".".join(filter(None, (path, inner, "table"))): {"name": rows.name, "dim": rows.dim}
+        for path, module in model.named_modules()
+        if module in stand_ins
+        for inner, rows in stand_ins[module].named_modules()
+        if isinstance(rows, RowsElsewhere)
+    }

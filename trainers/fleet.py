@@ -360,6 +360,7 @@ class Fleet:
         example_inputs: Inputs | None = None,
         *more: object,
         dynamic_shapes: object = None,
+        rows: bool = True,
         int8_rows: bool = False,
     ) -> None:
         """Save a model to be called without fleet, and without its code: `trainers.inference.
@@ -372,6 +373,7 @@ class Fleet:
 
         For one trainer to call, or all; the first writes. With parameter servers it takes the rows that are
         there at the moment, which must fit into this process; an id without a row reads as in evaluation.
+        `rows=False`: without them, for `fleetrun serve --follow`, which reads them from a published folder.
         `int8_rows`: it keeps them in 8 bits, with a scale and an offset for each row, and logs by how much a
         value is off at most.
         Without a model it saves the values of all tables, which `trainers.ps.read_values(dirname)` reads.
@@ -381,18 +383,21 @@ class Fleet:
         """
         _check_folder("save_inference_model", None if more else dirname)
         runtime = self._runtime_for("save_inference_model")
-        if model is None and not int8_rows:
+        if model is None and rows and not int8_rows:
             runtime.save_table_values(dirname)
             return
+        if int8_rows and not rows:
+            raise UsageError("int8_rows=True and rows=False exclude each other")
         model = check_model("save_inference_model", model)
         if example_inputs is None:
             raise UsageError(
                 "fleet.save_inference_model() needs example_inputs with the model: a batch for its forward()"
             )
         with progress.activity("saving the model for serving"):
-            stand_ins = runtime.stand_ins(model, dirname, int8=int8_rows)
-            if int8_rows and not stand_ins:
-                raise UsageError("int8_rows is for tables on parameter servers, and this model has none")
+            stand_ins = runtime.stand_ins(model, dirname, rows=rows, int8=int8_rows)
+            if (int8_rows or not rows) and not stand_ins:
+                option = "int8_rows" if int8_rows else "rows=False"
+                raise UsageError(f"{option} is for tables on parameter servers, and this model has none")
             if stand_ins is not None:
                 from trainers.export import save_program
 

@@ -68,6 +68,11 @@ def load_inference_model(
     unpickles, and refused, but torch.export makes no promise about files made to do harm.
     """
     bundle = read_bundle(dirname, KIND, ("program", "weights"))
+    if bundle.about.get("tables"):
+        raise LoadError(
+            f"{bundle.where} was saved without rows of its tables (rows=False): `fleetrun serve --follow` "
+            "reads them from a published folder"
+        )
     file = bundle.contents["program"].numpy().tobytes()
     try:
         if suspects := pickled(file):

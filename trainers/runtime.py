@@ -82,7 +82,7 @@ class Runtime(Protocol):
         """Save the values of all tables, without a model."""
         ...
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns | None:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns | None:
         """Ordinary modules with the current values, for those of the model whose values are on servers; None
         where another rank exports the model. `where`: a folder for temporary files of the servers; `int8`:
         rows are kept in 8 bits.

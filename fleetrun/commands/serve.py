@@ -28,6 +28,10 @@ _PACKAGES = ("aiohttp", "prometheus_client")
 @click.option(
     "--cache", metavar="DIR", default="", help="For the files that workers share.  [default: /dev/shm]"
 )
+@click.option("--follow", metavar="URL", default="", help="A published folder: serve its newest version.")
+@click.option(
+    "--poll", type=click.FloatRange(0, min_open=True), default=0.5, help="Seconds between looks at it."
+)
 @click.option("--max_body", type=click.IntRange(1), default=16 << 20, help="Bytes of a request.")
 @click.option("--max_rows", type=click.IntRange(1), default=4096, help="Rows of a request.")
 @click.option(
@@ -51,6 +55,8 @@ def command(
     workers: int,
     threads: int | None,
     cache: str,
+    follow: str,
+    poll: float,
     max_body: int,
     max_rows: int,
     max_batch: int,
@@ -62,10 +68,14 @@ def command(
     given. HTTP by the Open Inference Protocol version 2, JSON or binary. SIGTERM stops it when requests that
     have begun are answered; SIGHUP loads the bundle again, without a request lost.
 
+    With --follow the values of tables and dense parameters are those that a parameter-server job publishes
+    there (ps_configs publish), and each new version is served once it is there.
+
     \b
     Examples:
       fleetrun serve served --port 8080
       fleetrun serve s3://bucket/served --workers 4 --host 0.0.0.0
+      fleetrun serve served --follow s3://bucket/published
 
     \b
     Exit codes:
@@ -89,6 +99,8 @@ def command(
         "workers": workers,
         "threads": threads or max(1, len(os.sched_getaffinity(0)) // workers),
         "cache": cache,
+        "follow": follow,
+        "poll_s": poll,
         "max_body": max_body,
         "max_rows": max_rows,
         "max_batch_rows": max_batch,

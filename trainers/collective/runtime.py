@@ -248,7 +248,7 @@ class CollectiveRuntime:
     def save_table_values(self, dirname: Where) -> None:
         check_model("save_inference_model", None)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns | None:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns | None:
         return {} if self._identity.index == 0 else None
 
     def save_checkpoint(

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainers.storage.errors import LoadError
+from trainers.storage.folder import Buffer
 
 _PREFIX = "fleetrun-serve-"
 _SHARED_MEMORY = Path("/dev/shm")
@@ -40,6 +42,11 @@ class CacheFile:
         return np.memmap(self.path, np.uint8, "c" if private else "r+", shape=(self.size,))
 
 
+def map_file(path: str) -> NDArray[Any]:
+    """All of a file of the cache, as `mapped`."""
+    return CacheFile(path, Path(path).stat().st_size).mapped()
+
+
 class Cache:
     """A folder of one server, below `where`; "": in shared memory where there is such a thing. What servers
     left there that were killed is removed.
@@ -55,20 +62,40 @@ class Cache:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._lock = _locked(self.path)
 
-    def make(self, name: str, size: int) -> CacheFile:
-        """A new file of zeros, whose space is reserved: without it, writing to the mapped file would kill the
-        process. Raises LoadError when there is not so much.
-        """
+    def make(self, name: str, size: int, *, reserve: bool = True) -> CacheFile:
+        """A new file of zeros. Raises LoadError when there is no space to reserve."""
         file = CacheFile(str(self.path / name), size)
         descriptor = os.open(file.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.truncate(descriptor, size)
+        os.close(descriptor)
+        if reserve:
+            try:
+                self.reserve(file, size)
+            except LoadError:
+                self.remove(file)
+                raise
+        return file
+
+    def reserve(self, file: CacheFile, stop: int) -> None:
+        """The bytes before `stop` have space: without it, writing to the mapped file would kill the process.
+        Raises LoadError when there is not so much.
+        """
+        descriptor = os.open(file.path, os.O_RDWR)
         try:
-            if size:
-                os.posix_fallocate(descriptor, 0, size)
+            if stop:
+                os.posix_fallocate(descriptor, 0, stop)
         except OSError as error:
-            Path(file.path).unlink()
-            raise no_room(error, self.path, size) from error
+            raise no_room(error, self.path, stop) from error
         finally:
             os.close(descriptor)
+
+    def write(self, name: str, content: Sequence[Buffer]) -> CacheFile:
+        """A new file with this content. Raises LoadError."""
+        size = sum(len(memoryview(piece).cast("B")) for piece in content)
+        file = self.make(name, size)
+        with Path(file.path).open("r+b") as made:
+            for piece in content:
+                made.write(piece)
         return file
 
     def remove(self, file: CacheFile) -> None:

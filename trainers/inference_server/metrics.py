@@ -58,8 +58,8 @@ class Metrics:
 
     def serves(self, version: ModelVersion) -> None:
         self._version.set(version.sequence)
-        if version.time is not None:
-            self._time.set(version.time)
+        if version.values is not None and version.values.time is not None:
+            self._time.set(version.values.time)
 
     def text(self) -> tuple[bytes, str]:
         """Of all workers, and its content type."""

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
-from trainers.inference_server.files import CacheFile, tensor_of
+from trainers.inference_server.files import CacheFile, map_file, tensor_of
+from trainers.inference_server.follow import Followed, check_tables
 from trainers.inference_server.protocol import DATATYPES, TensorSpec
+from trainers.ps.tables.shared import SharedRows, SharedVersion
+from trainers.serving.lookup import TABLES
 from trainers.storage.errors import LoadError
 from trainers.storage.safetensors import EVERY_TYPE, unpack
 
@@ -24,15 +27,15 @@ Result = Outputs | BaseException
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVersion:
     """What workers serve. `sequence`: grows with every version of this server; `version`: its name in
-    answers; `time`: when its values were cut, in seconds since 1970, None where that is not known.
+    answers; `values`: of the folder that is followed, in place of those in the bundle.
     """
 
     sequence: int
     version: str
-    time: float | None
     program: CacheFile
     weights: CacheFile
     about: Mapping[str, Any]
+    values: Followed | None
 
     def encode(self) -> bytes:
         """A line, as workers are told."""
@@ -41,7 +44,8 @@ class ModelVersion:
     @classmethod
     def decode(cls, line: bytes) -> ModelVersion:
         body = json.loads(line)
-        return cls(**body | {name: CacheFile(**body[name]) for name in ("program", "weights")})
+        files = {name: CacheFile(**body[name]) for name in ("program", "weights")}
+        return cls(**body | files | {"values": body["values"] and _followed(body["values"])})
 
 
 class ServedProgram:
@@ -93,14 +97,33 @@ class ServedModel:
         self.program = ServedProgram(version.program, version.about)
         content = tensor_of(version.weights.mapped(private=True))
         self._fixed = unpack(content, EVERY_TYPE)
+        self._tables: dict[str, SharedRows] = {}
         self.version = version
         self.weights: tuple[torch.Tensor, ...] = ()
         self.swap(version)
 
     def swap(self, version: ModelVersion) -> None:
-        """From now on compute with this version, which must be of the same program."""
-        self.weights = tuple(self._fixed[name] for name in version.about["weights"])
+        """From now on compute with this version, which must be of the same program. Raises LoadError."""
+        weights = self._fixed
+        if (values := version.values) is not None:
+            dense = unpack(tensor_of(values.dense.mapped(private=True)), EVERY_TYPE)
+            weights = {name: _shaped(name, dense.get(name), own) for name, own in weights.items()}
+            for weight, table in version.about.get("tables", {}).items():
+                weights[weight] = torch.tensor(self._open(values.tables[table["name"]], table["name"]))
+        self.weights = tuple(weights[name] for name in version.about["weights"])
         self.version = version
+
+    def _open(self, version: SharedVersion, name: str) -> int:
+        """Where the program finds this version of a table."""
+        reader = self._tables.get(name)
+        if reader is not None and reader.reads(version):
+            reader.swap(version)
+        else:
+            if reader is not None:
+                del TABLES[id(reader)]
+            self._tables[name] = reader = SharedRows(version, map_file)
+            TABLES[id(reader)] = reader
+        return id(reader)
 
     def warm_up(self) -> None:
         """The first call compiles and allocates. A program that refuses zeros may do well with others."""
@@ -130,6 +153,31 @@ class ServedModel:
             return self.program(self.weights, inputs)
         except FAILURES as error:
             return error
+
+
+def _followed(body: Mapping[str, Any]) -> Followed:
+    tables = {name: SharedVersion(**table) for name, table in body["tables"].items()}
+    return Followed(**{**body, "dense": CacheFile(**body["dense"]), "tables": tables})
+
+
+def check_values(version: ModelVersion, where: str) -> None:
+    """Raises LoadError unless the values that are followed fit the program."""
+    if version.values is None:
+        return
+    fixed = unpack(tensor_of(version.weights.mapped(private=True)), EVERY_TYPE)
+    for name, flat in unpack(tensor_of(version.values.dense.mapped(private=True)), EVERY_TYPE).items():
+        if name in fixed:
+            _shaped(name, flat, fixed[name])
+    check_tables(version.about.get("tables", {}), version.values, where)
+
+
+def _shaped(name: str, flat: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
+    """Followed values, which are flat, as the program takes them."""
+    if flat is None:
+        return own
+    if len(flat) != own.numel():
+        raise LoadError(f"{name!r} has {own.numel()} values in the bundle, and {len(flat)} where it follows")
+    return flat.view(own.shape).to(own.dtype)
 
 
 def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[torch.Tensor], list[Any]]:

@@ -13,9 +13,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from prometheus_client import multiprocess
@@ -23,7 +24,8 @@ from prometheus_client import multiprocess
 from trainers.errors import FleetError
 from trainers.inference import KIND
 from trainers.inference_server.files import Cache, CacheFile, tensor_of
-from trainers.inference_server.model import ModelVersion
+from trainers.inference_server.follow import Followed, Follower
+from trainers.inference_server.model import ModelVersion, check_values
 from trainers.inference_server.settings import ServeSettings
 from trainers.process.log import glog
 from trainers.serving.bundle import read_bundle
@@ -38,19 +40,40 @@ class ServeError(FleetError):
     """It cannot serve."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bundle:
+    """One that is in the cache."""
+
+    id: str
+    program: CacheFile
+    weights: CacheFile
+    about: Mapping[str, Any]
+
+
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """One that runs. `sequence`: of the version that it serves, 0 before the first."""
+    """One that runs. `sequence`: of the version that it serves, 0 before the first; `reads`: the smallest
+    number of followed values that it may be reading, None while it reads none.
+    """
 
     process: asyncio.subprocess.Process
     commands: asyncio.StreamWriter
     answers: asyncio.StreamReader
+    bundle: _Bundle | None = None
     sequence: int = 0
+    reads: int | None = None
     leaving: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def serve(self, version: ModelVersion) -> None:
+        if self.reads is None and version.values is not None:
+            self.reads = version.values.number
         self.commands.write(version.encode())
+
+    def served(self, sequence: int, number: int) -> None:
+        """It serves this version, with these followed values."""
+        self.sequence, self.reads = sequence, number or None
+        self.changed.set()
 
     def leave(self) -> None:
         """Answer what has begun, and end."""
@@ -71,13 +94,17 @@ class Server:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
+        self._listening = _listening(settings.host, settings.port)
         self._cache = Cache(settings.cache)
         self._metrics = self._cache.path / "metrics"
         self._metrics.mkdir()
-        self._listening = _listening(settings.host, settings.port)
+        self._follower = Follower(settings.follow, self._cache) if settings.follow else None
         self._sequences = itertools.count(1)
-        self._version: ModelVersion | None = None
-        self._workers: list[_Worker] = []
+        self._bundles = itertools.count(1)
+        self._bundle: _Bundle | None = None
+        self._values: Followed | None = None
+        self._workers: list[_Worker] = []  # which take requests, or will
+        self._running: set[_Worker] = set()  # also those that leave
         self._tasks: set[asyncio.Task[None]] = set()
         self._end = asyncio.Event()
         self._error: FleetError | None = None
@@ -104,80 +131,147 @@ class Server:
 
     async def _serve(self) -> None:
         try:
-            self._version = version = await asyncio.to_thread(self._read_bundle)
+            bundle = await asyncio.to_thread(self._read_bundle)
+            if self._follower is not None:
+                self._values = await self._first_values(self._follower)
+            await self._check(bundle)
         except FleetError as error:
             self._fail(error)
             return
-        for worker in self._workers:
-            worker.serve(version)
+        self._bundle = bundle
+        version = self._tell(bundle, self._workers)
         if not all([await worker.ready(version.sequence) for worker in self._workers]):
-            return  # `_watch` says why
+            return  # `_ended` says why
         host, port = self._listening.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
         sys.stdout.write(f"{self._settings.name} {version.version} is served at http://{address}:{port}\n")
         sys.stdout.flush()
+        if self._follower is not None:
+            self._spawn(self._follow(self._follower, bundle))
         while True:
             await self._reload.wait()
             self._reload.clear()
-            await self._replace_workers()
+            await self._replace_workers(bundle)
 
-    async def _replace_workers(self) -> None:
+    async def _first_values(self, follower: Follower) -> Followed:
+        """Once there are any: the job may not have published yet."""
+        said = ""
+        while True:
+            try:
+                values = await asyncio.to_thread(follower.look, 0)
+            except LoadError as error:
+                if str(error) != said:
+                    said = str(error)
+                    glog(f"waiting for a first version: {error}")
+            else:
+                assert values is not None
+                return values
+            await asyncio.sleep(self._settings.poll_s)
+
+    async def _follow(self, follower: Follower, bundle: _Bundle) -> None:
+        """Serve each version that appears. What cannot be read is tried again; the last one is served."""
+        said = ""
+        while True:
+            await asyncio.sleep(max(self._settings.poll_s, _RETRY_S) if said else self._settings.poll_s)
+            reads = [worker.reads for worker in self._running if worker.reads is not None]
+            try:
+                values = await asyncio.to_thread(follower.look, min(reads, default=0))
+                if values is not None:
+                    await self._check(self._bundle or bundle, values)
+            except FleetError as error:
+                if str(error) != said:
+                    said = str(error)
+                    glog(f"the former version is still served: {error}")
+                continue
+            said = ""
+            if values is None:
+                continue
+            self._values = values
+            for worker in self._running:
+                if worker.bundle is not None and not worker.leaving:
+                    self._tell(worker.bundle, [worker])
+
+    async def _replace_workers(self, former: _Bundle) -> None:
         """By workers with the bundle that is there now. If that fails, the old ones stay."""
+        former = self._bundle or former
+        bundle = None
         try:
-            version = await asyncio.to_thread(self._read_bundle)
+            bundle = await asyncio.to_thread(self._read_bundle)
+            await self._check(bundle)
         except FleetError as error:
             glog(f"the bundle is not loaded again: {error}")
+            self._remove(bundle)
             return
-        old = self._version
         fresh = [await self._start(accept=False) for _ in range(self._settings.workers)]
-        for worker in fresh:
-            worker.serve(version)
+        version = self._tell(bundle, fresh)
         if not all([await worker.ready(version.sequence) for worker in fresh]):
-            glog(f"workers cannot serve version {version.version}; the former one is still served")
+            glog(f"workers cannot serve the bundle {bundle.id}; the former one is still served")
             for worker in fresh:
                 worker.leave()
-            self._remove(version)
+            self._remove(bundle)
             return
-        leaving, self._workers, self._version = self._workers, fresh, version
+        self._bundle = bundle
+        leaving, self._workers = self._workers, fresh
         for worker in leaving:
             worker.leave()
         for worker in fresh:
             if worker.process.returncode is not None:  # `_watch` did not know yet that it counts
                 await self._ended(worker)
-        glog(f"version {version.version} is served")
-        if old is not None:
-            self._remove(old)
+        glog(f"the bundle {bundle.id} is served")
+        self._remove(former)
 
-    def _read_bundle(self) -> ModelVersion:
+    def _read_bundle(self) -> _Bundle:
         """Raises LoadError, UsageError."""
-        sequence = next(self._sequences)
+        number = next(self._bundles)
         made: dict[str, CacheFile] = {}
 
         def memory(part: str, size: int) -> torch.Tensor:
             if part in made:  # the bundle was saved again while it was read
                 self._cache.remove(made[part])
-            made[part] = self._cache.make(f"{part}-{sequence}.pt2", size)
+            made[part] = self._cache.make(f"{part}-{number}.pt2", size)
             return tensor_of(made[part].mapped())
 
         try:
-            bundle = read_bundle(self._settings.bundle, KIND, ("program", "weights"), memory)
-            _check_program(bundle.where, bundle.contents["program"])
+            found = read_bundle(self._settings.bundle, KIND, ("program", "weights"), memory)
+            _check_program(found.where, found.contents["program"])
+            if found.about.get("tables") and self._follower is None:
+                raise LoadError(
+                    f"{found.where} was saved without rows of its tables (rows=False): pass --follow with "
+                    "the folder to which the job publishes them"
+                )
         except LoadError:
             for file in made.values():
                 self._cache.remove(file)
             raise
+        return _Bundle(found.id, made["program"], made["weights"], found.about)
+
+    async def _check(self, bundle: _Bundle, values: Followed | None = None) -> None:
+        """Raises LoadError unless the values, or those that are served, fit the bundle."""
+        await asyncio.to_thread(check_values, self._version(bundle, values), self._settings.follow)
+
+    def _remove(self, bundle: _Bundle | None) -> None:
+        if bundle is not None:
+            self._cache.remove(bundle.program)
+            self._cache.remove(bundle.weights)
+
+    def _version(self, bundle: _Bundle, values: Followed | None = None) -> ModelVersion:
+        values = values or self._values
         return ModelVersion(
-            sequence=sequence,
-            version=bundle.id,
-            time=None,
-            program=made["program"],
-            weights=made["weights"],
+            sequence=next(self._sequences),
+            version=bundle.id if values is None else values.version,
+            program=bundle.program,
+            weights=bundle.weights,
             about=bundle.about,
+            values=values,
         )
 
-    def _remove(self, version: ModelVersion) -> None:
-        for file in (version.program, version.weights):
-            self._cache.remove(file)
+    def _tell(self, bundle: _Bundle, workers: Iterable[_Worker]) -> ModelVersion:
+        """These workers are to serve this bundle, with the values that are there."""
+        version = self._version(bundle)
+        for worker in workers:
+            worker.bundle = bundle
+            worker.serve(version)
+        return version
 
     async def _start(self, *, accept: bool) -> _Worker:
         """A worker that accepts connections at once, so that it says that it is not ready, or when it is."""
@@ -198,6 +292,7 @@ class Server:
         answers, commands = await asyncio.open_connection(sock=ours)
         commands.write(b"true\n" if accept else b"false\n")
         worker = _Worker(process, commands, answers)
+        self._running.add(worker)
         self._spawn(self._watch(worker))
         return worker
 
@@ -205,9 +300,9 @@ class Server:
         """Until it has ended."""
         with suppress(OSError):
             while line := await worker.answers.readline():
-                worker.sequence = int(line)
-                worker.changed.set()
+                worker.served(*map(int, line.split()))
         await worker.process.wait()
+        self._running.discard(worker)
         worker.changed.set()
         worker.commands.close()
         multiprocess.mark_process_dead(worker.process.pid, str(self._metrics))  # type: ignore[no-untyped-call]
@@ -227,10 +322,10 @@ class Server:
         place = self._workers.index(worker)
         others = any(other.sequence and other.process.returncode is None for other in self._workers)
         self._workers[place] = other = await self._start(accept=not others)
-        if self._version is not None:
-            other.serve(self._version)
-            if await other.ready(self._version.sequence):
-                glog(f"worker {other.process.pid} serves version {self._version.version}")
+        if self._bundle is not None:
+            version = self._tell(self._bundle, [other])
+            if await other.ready(version.sequence):
+                glog(f"worker {other.process.pid} serves version {version.version}")
 
     def _fail(self, error: FleetError) -> None:
         self._error = error
@@ -245,12 +340,13 @@ class Server:
         """SIGTERM, the grace period, SIGKILL."""
         self._end.set()
         self._listening.close()  # else connections would wait here for nobody
-        for worker in self._workers:
+        running = list(self._running)
+        for worker in running:
             worker.leave()
-        running = [asyncio.create_task(worker.process.wait()) for worker in self._workers]
-        if running:
-            await asyncio.wait(running, timeout=self._settings.grace_s + 5)
-        for worker in self._workers:
+        waits = [asyncio.create_task(worker.process.wait()) for worker in running]
+        if waits:
+            await asyncio.wait(waits, timeout=self._settings.grace_s + 5)
+        for worker in running:
             if worker.process.returncode is None:
                 worker.process.kill()
                 await worker.process.wait()

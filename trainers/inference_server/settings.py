@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     """`fleetrun`: its version; `bundle`: folder or URL; `port` 0: any free one; `threads`: of torch in each
-    worker; `cache`: where the files that workers share are; `max_body`: bytes of a request; `max_rows`: of a
+    worker; `cache`: where the files that workers share are; `follow`: a published folder or
+    URL, "": none, looked at every `poll_s`; `max_body`: bytes of a request; `max_rows`: of a
     request; `max_batch_rows`: of requests that are computed together, 0: each alone; `max_waiting`: requests
     in one worker.
     """
@@ -22,6 +23,8 @@ class ServeSettings:
     workers: int
     threads: int
     cache: str
+    follow: str
+    poll_s: float
     max_body: int
     max_rows: int
     max_batch_rows: int

@@ -2,7 +2,8 @@
 trainers.inference_server.worker SETTINGS LISTENING CONTROL`, the last two are descriptors.
 
 Over the control socket come JSON lines: first whether to accept at once or when ready, then the versions to
-serve; back goes the sequence of each version that is served. When the server is gone the worker ends.
+serve; back go the sequence of each version that is served, and the number of its values. When the server is
+gone the worker ends.
 """
 
 from __future__ import annotations
@@ -251,7 +252,8 @@ async def _follow(
             if not started:
                 await site.start()
                 started = True
-            answers.write(f"{version.sequence}\n".encode())
+            number = 0 if version.values is None else version.values.number
+            answers.write(f"{version.sequence} {number}\n".encode())
     finally:
         stop.set()
 

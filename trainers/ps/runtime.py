@@ -248,7 +248,7 @@ class ServerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         raise _not_a_trainer("save_persistables")
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns:
         raise _not_a_trainer("save_inference_model")
 
     def publish(self, *, buffers: bool) -> int:
@@ -501,13 +501,16 @@ class TrainerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         self._save_tables(dirname, SaveMode.VALUES)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns:
         if not self.serving or model is not self._model:
             return {}
-        from trainers.ps.trainer.stand_ins import stand_ins_of
+        from trainers.ps.trainer.stand_ins import outside_of, stand_ins_of
 
         worker = self._training("save_inference_model")
-        found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES), int8=int8)
+        if rows:
+            found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES), int8=int8)
+        else:
+            found = outside_of(model)
         worker.refresh()
         return found
 

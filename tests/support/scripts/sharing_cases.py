@@ -133,6 +133,14 @@ def serve_in_8_bits(model: torch.nn.Module, batch: Any) -> None:
     assert any(each.dtype is torch.uint8 for each in short.weights.values())
     off = (short(*batch)["click"] - full(*batch)["click"]).abs()
     assert 0 < float(off.max()) < 0.01
+    fleet.save_inference_model(FOLDER / "program", model, tuple(batch), rows=False)
+    assert "without rows" in refused(lambda: load_inference_model(FOLDER / "program"))
+    assert "exclude" in refused(
+        lambda: fleet.save_inference_model(FOLDER, model, tuple(batch), rows=False, int8_rows=True)
+    )
+    assert "has none" in refused(
+        lambda: fleet.save_inference_model(FOLDER, torch.nn.Linear(1, 1), torch.ones(1, 1), rows=False)
+    )
     assert "has none" in refused(
         lambda: fleet.save_inference_model(FOLDER, torch.nn.Linear(1, 1), torch.ones(1, 1), int8_rows=True)
     )

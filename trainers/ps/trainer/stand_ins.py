@@ -20,6 +20,7 @@ from trainers.process.log import glog
 from trainers.ps.saves.read import SparseValues, open_saves, read_values
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit
+from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Bags
 from trainers.storage.folder import open_folder
 
@@ -186,6 +187,18 @@ def stand_ins_of(
             if isinstance(each, Int8Rows)
         ]
         glog(f"rows of {len(found)} tables in int8: no value is off by more than {max(errors):.3g}")
+    return found
+
+
+def outside_of(model: torch.nn.Module) -> StandIns:
+    """For each served embedding a module that reads its rows from a table outside of the program."""
+    found: StandIns = {}
+    for path, module in find_embeddings(model):
+        name = f"{path}.weight" if path else "weight"
+        total = row_limit(module)
+        padding = module.padding_idx if total is None else None
+        rows = RowsElsewhere(name, module.embedding_dim, module.weight.dtype, total, padding)
+        found[module] = Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     return found
 
 

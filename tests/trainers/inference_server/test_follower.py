@@ -1,0 +1,134 @@
+"""What a follower reads of a folder of saves: chains that go on, others, and what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.inference import served
+from tests.trainers.inference_server.test_server import save as save_bundle
+from tests.trainers.ps.saved.tables import LEAN, WORDS, MemoryTable, dense_spec, save
+from trainers.inference_server.files import Cache, map_file, tensor_of
+from trainers.inference_server.follow import Followed, Follower
+from trainers.ps.saves.manifest import SaveMode
+from trainers.ps.tables.shared import SharedRows
+from trainers.ps.trainer.stand_ins import initial_rows
+from trainers.storage.errors import LoadError
+from trainers.storage.safetensors import EVERY_TYPE, unpack
+
+pytestmark = pytest.mark.slow  # compiles kernels
+
+KEYS = torch.arange(-50, 300)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    found = Cache(str(tmp_path / "cache"))
+    yield found
+    found.close()
+
+
+class Source:
+    """Tables of two servers, and saves of them."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        self.words = [MemoryTable(WORDS), MemoryTable(WORDS)]
+        self.lean = [MemoryTable(LEAN), MemoryTable(LEAN)]
+        self.dense = [MemoryTable(dense_spec(0, 60)), MemoryTable(dense_spec(60, 100))]
+        self._last: str | None = None
+
+    def train(self, seed: int) -> Source:
+        for server, tables in enumerate(zip(self.words, self.lean, self.dense, strict=True)):
+            tables[0].put(range(server + seed % 7, 200, 3), seed + server)
+            tables[1].put(range(server - 20, 50, 2), seed + server + 5)
+            tables[2].put([None], seed + server)
+        return self
+
+    def save(self, mode: SaveMode = SaveMode.ALL) -> None:
+        servers = list(zip(self.words, self.lean, self.dense, strict=True))
+        self._last = save(self.where, servers, mode, after=self._last).saves[-1].id
+
+    def is_in(self, found: Followed) -> bool:
+        """Whether this version has exactly the values that the tables have now."""
+        for name, tables in (("words", self.words), ("lean", self.lean)):
+            spec = tables[0].spec
+            wanted = initial_rows(spec.rows, KEYS, spec.size).to(spec.rows.dtype.dtype)
+            for table in tables:
+                for key, (row, *_) in table.rows.items():
+                    assert key is not None
+                    wanted[key + 50] = row
+            reader = SharedRows(found.tables[name], map_file)
+            if not torch.equal(reader.rows(KEYS), wanted):
+                return False
+        dense = unpack(tensor_of(found.dense.mapped(private=True)), EVERY_TYPE)
+        return torch.equal(dense["fc.weight"], torch.cat([each.rows[None][0] for each in self.dense]))
+
+
+def test_a_chain_is_continued_and_another_one_is_read_as_a_whole(tmp_path: Path, cache: Cache) -> None:
+    source = Source(tmp_path / "saved")
+    follower = Follower(str(source.where), cache)
+    with pytest.raises(LoadError, match="no save"):
+        follower.look(0)
+    source.train(1).save()
+    first = follower.look(0)
+    assert first is not None
+    assert source.is_in(first)
+    assert follower.look(first.number) is None, "nothing new"
+    source.train(2).save(SaveMode.DELTA)
+    second = follower.look(first.number)
+    assert second is not None
+    assert source.is_in(second)
+    assert not source.is_in(first), "whoever reads that one sees it as it was"
+    assert second.tables["words"].records == first.tables["words"].records, "the same file"
+    source.train(3).save(SaveMode.DELTA)
+    source.train(4).save(SaveMode.DELTA)
+    third = follower.look(second.number)
+    assert third is not None
+    assert source.is_in(third)
+    source.train(5).save()
+    fourth = follower.look(third.number)
+    assert fourth is not None
+    assert source.is_in(fourth)
+    assert fourth.tables["words"].records != first.tables["words"].records
+    assert follower.look(third.number) is None
+    assert Path(third.tables["words"].records).exists(), "a worker may still read it"
+    assert follower.look(fourth.number) is None
+    left = set(cache.path.iterdir()) - {cache.path / "lock"}
+    assert len(left) == 5, "two tables of two files, and dense values"
+
+
+def test_what_is_damaged_is_not_served_and_leaves_nothing_behind(tmp_path: Path, cache: Cache) -> None:
+    source = Source(tmp_path / "saved")
+    follower = Follower(str(source.where), cache)
+    source.train(1).save()
+    good = follower.look(0)
+    assert good is not None
+    source.train(2).save()
+    shards = sorted(source.where.glob("save-*/*.safetensors"))
+    content = shards[-1].read_bytes()
+    shards[-1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    before = set(cache.path.iterdir())
+    for _ in range(3):
+        with pytest.raises(LoadError, match="damaged"):
+            follower.look(good.number)
+    assert set(cache.path.iterdir()) <= before
+    assert not source.is_in(good)
+    assert Path(good.tables["words"].records).exists()
+    shards[-1].write_bytes(content)
+    mended = follower.look(good.number)
+    assert mended is not None
+    assert source.is_in(mended)
+
+
+def test_a_bundle_that_does_not_fit_what_it_should_follow(tmp_path: Path) -> None:
+    Source(tmp_path / "saved").train(1).save()
+    save_bundle(tmp_path / "bundle")
+    with (
+        pytest.raises(AssertionError, match=r"no table 'lean' outside of its program.*rows=False"),
+        served(tmp_path, "bundle", "--follow=saved"),
+    ):
+        pass

@@ -1,0 +1,172 @@
+"""Tables in mapped files, which one process changes while others read an older version of them.
+
+Record: key | version * 2, and 1 more if the row was removed | slot + 1 of the record that it replaces, 0:
+none | values, in words of 8 bytes. Entry of the index: 16 bits of the hash of the key | slot + 1 in 48 bits;
+0: empty; GONE: of a row that was removed. Linear probing.
+
+A change writes a record that no reader knows, then, in one store, the entry that leads to it. A reader of
+version v follows the records that were replaced to the last one that is not newer than v. A record is used
+again when no reader needs it any more, which the caller knows. So an entry never leads to such a record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainers.kernels.compiled import Keys, Scalar, Words, compiled
+from trainers.ps.kernels.index import keyed_hash
+from trainers.ps.kernels.memory import fence, prefetch
+
+HEAD = 3
+"""Words of a record before its values."""
+
+_SLOT = np.uint64((1 << 48) - 1)
+_TAG = np.uint64(48)
+_GONE = _SLOT
+_NONE = np.uint64(0)
+_ONE = np.uint64(1)
+_BLOCK = 32
+
+
+@compiled
+def seek(index: Words, records: Keys, stride: Scalar, key: Scalar, mixed: Scalar) -> tuple[Scalar, Scalar]:
+    """(place of the key's entry, slot); or (the empty place where it belongs, -1). The entry is read once: it
+    may change meanwhile.
+    """
+    mask = np.uint64(len(index) - 1)
+    place = mixed & mask
+    tag = mixed >> _TAG
+    while True:
+        entry = index[place]
+        if entry == _NONE:
+            return np.int64(place), -1
+        if entry >> _TAG == tag and (entry & _SLOT) != _GONE:
+            slot = np.int64((entry & _SLOT) - _ONE)
+            if records[slot * stride] == key:
+                return np.int64(place), slot
+        place = (place + _ONE) & mask
+
+
+@compiled
+def find_shared(
+    index: Words, records: Keys, secret: Words, stride: Scalar, version: Scalar, keys: Keys, out: Keys,
+    missing: Keys,
+) -> int:  # fmt: skip
+    """out[n * words : (n + 1) * words] = the values of each key; the positions of those without a row go into
+    `missing`. Returns how many.
+    """
+    words, found, count = stride - HEAD, 0, len(keys)
+    mask = np.uint64(len(index) - 1)
+    mixed = np.empty(_BLOCK, np.uint64)
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        for position in range(start, stop):
+            word = keyed_hash(keys[position], secret[0], secret[1])
+            mixed[position - start] = word
+            prefetch(index, np.int64(word & mask))
+        for position in range(start, stop):
+            entry = index[mixed[position - start] & mask]
+            if entry != _NONE and (entry & _SLOT) != _GONE:
+                prefetch(records, np.int64((entry & _SLOT) - _ONE) * stride)
+        for position in range(start, stop):
+            _, slot = seek(index, records, stride, keys[position], mixed[position - start])
+            while slot >= 0 and records[slot * stride + 1] >> 1 > version:
+                slot = records[slot * stride + 2] - 1
+            if slot < 0 or records[slot * stride + 1] & 1:
+                missing[found] = position
+                found += 1
+                continue
+            base = slot * stride + HEAD
+            for word_number in range(words):
+                out[position * words + word_number] = records[base + word_number]
+    return found
+
+
+@compiled
+def put_shared(
+    index: Words, records: Keys, secret: Words, stride: Scalar, version: Scalar, keys: Keys, values: Keys,
+    slots: Keys, replaced: Keys,
+) -> tuple[int, int]:  # fmt: skip
+    """The rows of these keys are these values in this version. `slots`: one for each, which no reader knows.
+    Returns how many rows were replaced, their slots are in `replaced`, and how many entries are new.
+    """
+    words, before, new = stride - HEAD, 0, 0
+    for position in range(len(keys)):
+        key = keys[position]
+        mixed = keyed_hash(key, secret[0], secret[1])
+        place, slot = seek(index, records, stride, key, mixed)
+        base = slots[position] * stride
+        records[base] = key
+        records[base + 1] = version << 1
+        records[base + 2] = slot + 1
+        for word_number in range(words):
+            records[base + HEAD + word_number] = values[position * words + word_number]
+        fence()  # a reader that finds the record finds it complete
+        index[place] = ((mixed >> _TAG) << _TAG) | np.uint64(slots[position] + 1)
+        if slot < 0:
+            new += 1
+        else:
+            replaced[before] = slot
+            before += 1
+    return before, new
+
+
+@compiled
+def remove_shared(
+    index: Words, records: Keys, secret: Words, stride: Scalar, version: Scalar, keys: Keys, slots: Keys,
+    replaced: Keys,
+) -> int:  # fmt: skip
+    """These keys have no row in this version. Each that had one takes one of `slots`, from the first on;
+    `replaced`: the slots of those rows. Returns how many.
+    """
+    count = 0
+    for key in keys:
+        mixed = keyed_hash(key, secret[0], secret[1])
+        place, slot = seek(index, records, stride, key, mixed)
+        if slot < 0 or records[slot * stride + 1] & 1:
+            continue
+        base = slots[count] * stride
+        records[base] = key
+        records[base + 1] = (version << 1) | 1
+        records[base + 2] = slot + 1
+        fence()
+        index[place] = ((mixed >> _TAG) << _TAG) | np.uint64(slots[count] + 1)
+        replaced[count] = slot
+        count += 1
+    return count
+
+
+@compiled
+def bury(
+    index: Words, records: Keys, secret: Words, stride: Scalar, removed: Keys, freed: Keys
+) -> int:  # fmt: skip
+    """Entries that still lead to these records of removed rows are GONE; their slots go into `freed`. Returns
+    how many. The others have rows again, which will replace them.
+    """
+    count = 0
+    for slot in removed:
+        key = records[slot * stride]
+        mixed = keyed_hash(key, secret[0], secret[1])
+        place, current = seek(index, records, stride, key, mixed)
+        if current == slot:
+            index[place] = ((mixed >> _TAG) << _TAG) | _GONE
+            freed[count] = slot
+            count += 1
+    return count
+
+
+@compiled
+def index_again(index: Words, records: Keys, secret: Words, stride: Scalar, fresh: Words) -> int:
+    """The entries but for those that are GONE, in another index of zeros. Returns how many."""
+    mask = np.uint64(len(fresh) - 1)
+    count = 0
+    for entry in index:
+        if entry == _NONE or (entry & _SLOT) == _GONE:
+            continue
+        key = records[np.int64((entry & _SLOT) - _ONE) * stride]
+        place = keyed_hash(key, secret[0], secret[1]) & mask
+        while fresh[place] != _NONE:
+            place = (place + _ONE) & mask
+        fresh[place] = entry
+        count += 1
+    return count

@@ -1,0 +1,217 @@
+"""A table for serving in two mapped files: one process writes versions of it, any number of others read the
+one that they are told, while the next is written. `kernels.shared` has the layout and says why that is safe.
+
+The files belong to the caller, who makes them (`TableFiles`) and removes those that the last version does
+not name any more.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.kernels.compiled import Keys, Words
+from trainers.ps.kernels.rows import Fresh, initial_rows
+from trainers.ps.kernels.shared import (
+    HEAD,
+    bury,
+    find_shared,
+    index_again,
+    put_shared,
+    remove_shared,
+)
+from trainers.ps.tables.spec import TableSpec
+
+_SMALLEST = 1024
+_ROOM = 8
+"""A file of records has addresses for so many times its first rows, and space for those that it has."""
+
+
+class TableFiles(Protocol):
+    """Where the files are. Both raise LoadError when there is no space."""
+
+    def make(self, size: int) -> tuple[str, NDArray[np.uint8]]:
+        """A new file of zeros without space: its name, and its bytes, writable."""
+        ...
+
+    def reserve(self, name: str, stop: int) -> None:
+        """Bytes before `stop` have space: without it, writing there would kill the process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedVersion:
+    """What a reader needs. `number`: of the version; `secret`: of the hash."""
+
+    spec: str
+    index: str
+    records: str
+    number: int
+    secret: Sequence[int]
+
+
+def words_of(spec: TableSpec) -> int:
+    """Of 8 bytes, for the values of a row."""
+    return -(-spec.size * spec.rows.dtype.dtype.itemsize // 8)
+
+
+class SharedTable:
+    """The side that writes. `expected`: rows."""
+
+    def __init__(self, spec: TableSpec, expected: int, files: TableFiles) -> None:
+        self.spec = spec
+        self._files = files
+        self._stride = HEAD + words_of(spec)
+        self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64).copy()
+        self._index_name, self._index = self._new_index(expected)
+        self._records_name, self._records = self._new_records(expected)
+        self._reserved = 0
+        self._entries = 0
+        self._free: Keys = np.empty(0, np.int64)
+        self._used = 0
+        self._replaced: list[tuple[int, Keys]] = []
+        self._removed: list[tuple[int, Keys]] = []
+
+    @property
+    def slots(self) -> int:
+        """That have been used, for rows of any version."""
+        return self._used
+
+    def put(self, number: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Rows of this version: keys (n,) int64, values (n, dim). Raises LoadError
+        when there is no space for them; readers have lost nothing then.
+        """
+        count = len(keys)
+        self._make_room(count)
+        words = torch.zeros(count, words_of(self.spec), dtype=torch.int64)
+        values = values.to(self.spec.rows.dtype.dtype)
+        size = self.spec.size * values.element_size()
+        words.view(torch.uint8)[:, :size] = values.contiguous().view(torch.uint8).view(count, size)
+        slots, replaced = self._take(count), np.empty(count, np.int64)
+        before, new = put_shared(
+            *self._arrays(), number, keys.numpy(), words.view(-1).numpy(), slots, replaced
+        )
+        self._entries += new
+        self._replaced.append((number, replaced[:before]))
+
+    def remove(self, number: int, keys: torch.Tensor) -> None:
+        """Rows that this version does not have."""
+        self._make_room(len(keys))
+        slots, replaced = self._take(len(keys)), np.empty(len(keys), np.int64)
+        count = remove_shared(*self._arrays(), number, keys.numpy(), slots, replaced)
+        self._free = np.concatenate([self._free, slots[count:]])
+        self._replaced.append((number, replaced[:count]))
+        self._removed.append((number, slots[:count]))
+
+    def forget(self, number: int) -> None:
+        """No reader will read a version before this one any more."""
+        freed = [slots for version, slots in self._replaced if version <= number]
+        self._replaced = [each for each in self._replaced if each[0] > number]
+        for version, slots in self._removed:
+            if version <= number:
+                buried = np.empty(len(slots), np.int64)
+                freed.append(buried[: bury(*self._arrays(), slots, buried)])
+        self._removed = [each for each in self._removed if each[0] > number]
+        self._free = np.concatenate([self._free, *freed])
+
+    def version(self, number: int) -> SharedVersion:
+        first, second = (int(word) for word in self._secret)
+        return SharedVersion(
+            spec=self.spec.encode().hex(),
+            index=self._index_name,
+            records=self._records_name,
+            number=number,
+            secret=[first, second],
+        )
+
+    def _arrays(self) -> tuple[Words, Keys, Words, int]:
+        return self._index, self._records, self._secret, self._stride
+
+    def _take(self, count: int) -> Keys:
+        """Slots that no reader knows; there are so many."""
+        again, self._free = self._free[:count], self._free[count:]
+        fresh = np.arange(self._used, self._used + count - len(again))
+        self._used += len(fresh)
+        return np.concatenate([again, fresh])
+
+    def _make_room(self, count: int) -> None:
+        needed = self._used + count - len(self._free)
+        moved = needed * self._stride > len(self._records)
+        if moved or 2 * (self._entries + count) > len(self._index):
+            # With the records: readers of the old ones must not find slots that only the new ones have.
+            name, index = self._new_index(self._entries + count)
+            self._entries = index_again(*self._arrays(), index)
+            self._index_name, self._index = name, index
+        if moved:
+            used = self._used * self._stride
+            name, records = self._new_records(needed)
+            self._files.reserve(name, 8 * used)
+            records[:used] = self._records[:used]
+            self._records_name, self._records, self._reserved = name, records, self._used
+        if needed > self._reserved:
+            slots = min(needed + needed // 16 + _SMALLEST, len(self._records) // self._stride)
+            self._files.reserve(self._records_name, 8 * self._stride * slots)
+            self._reserved = slots
+
+    def _new_index(self, rows: int) -> tuple[str, Words]:
+        """For twice as many entries, at least, and a quarter more."""
+        size = 1 << max(_SMALLEST, 2 * rows + rows // 2).bit_length()
+        name, content = self._files.make(8 * size)
+        self._files.reserve(name, 8 * size)
+        return name, content.view(np.uint64)
+
+    def _new_records(self, rows: int) -> tuple[str, Keys]:
+        name, content = self._files.make(8 * self._stride * _ROOM * (rows + _SMALLEST))
+        return name, content.view(np.int64)
+
+
+class SharedRows:
+    """The side that reads. `mapped`: a file's bytes, writable although nothing is written: it is what kernels
+    are compiled for.
+    """
+
+    def __init__(self, version: SharedVersion, mapped: Callable[[str], NDArray[Any]]) -> None:
+        self._mapped = mapped
+        self.spec = spec = TableSpec.decode(bytes.fromhex(version.spec))
+        init = spec.rows.init
+        self._fresh = Fresh(
+            int(init.kind), np.float32(init.a), np.float32(init.b), np.uint64(init.seed), np.float32(0)
+        )
+        self._stride = HEAD + words_of(spec)
+        self._version = replace(version, index="", records="")
+        self.swap(version)
+
+    def reads(self, version: SharedVersion) -> bool:
+        """Whether `swap` can read it: it is one of the same table."""
+        return (version.spec, version.secret) == (self._version.spec, self._version.secret)
+
+    def swap(self, version: SharedVersion) -> None:
+        """From now on read this version of the same table."""
+        if version.index != self._version.index:
+            self._index: Words = self._mapped(version.index).view(np.uint64)
+        if version.records != self._version.records:
+            self._records: Keys = self._mapped(version.records).view(np.int64)
+        self._secret: Words = np.array(version.secret, np.uint64)
+        self._version = version
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """(n, dim) of the table's type, for ids (n,) int64; initial values where there is no row."""
+        spec, dtype = self.spec, self.spec.rows.dtype.dtype
+        keys, count = ids.contiguous().numpy(), len(ids)
+        out = np.empty(count * (self._stride - HEAD), np.int64)
+        missing = np.empty(count, np.int64)
+        arrays = (self._index, self._records, self._secret, self._stride)
+        lacking = missing[: find_shared(*arrays, self._version.number, keys, out, missing)]
+        rows = torch.from_numpy(out).view(count, self._stride - HEAD).view(dtype)[:, : spec.size]
+        if len(lacking):
+            first = np.empty(len(lacking) * spec.size, np.float32)
+            places = np.arange(len(lacking))
+            initial_rows(self._fresh, keys[lacking], places, first, spec.size, int(spec.rows.dtype))
+            rows[torch.from_numpy(lacking)] = torch.from_numpy(first).view(-1, spec.size).to(dtype)
+        return rows
