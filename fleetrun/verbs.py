@@ -22,7 +22,7 @@ ASKING: Mapping[str, str] = {
     "bundle": "Pack all that is known of a job into one file, to ask for help.",
     "plot": "Plot loss and speed of a job over time, and when its processes ran.",
     "serve": "Answer requests with a saved model, over HTTP.",
-    "tables": "Inspect the tables that parameter servers have saved.",
+    "tables": "Inspect the tables of parameter servers, of a job or in a save.",
     "doctor": "Check machines before a launch.",
     "nodes": "List the faults of machines, and which are left out for them.",
     "init": "Write a commented job file.",

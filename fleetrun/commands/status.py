@@ -124,7 +124,7 @@ def command(
     """
     if not 0.1 <= interval <= 3600:  # false for nan too
         raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
-    found = _answering(find_running(job))
+    found = answering(find_running(job))
     wanted = NodeFilter(node, whole)
     wanted.check(found.status)
     if watch:
@@ -136,14 +136,14 @@ def command(
 def _show(job: Running, wanted: NodeFilter, as_json: bool) -> None:
     observer = Observer()
     time.sleep(MOMENT)
-    status = complete(_newest_answer(job, wanted), observer)
+    status = complete(newest_answer(job, wanted), observer)
     if as_json:
         print_json(status)
     else:
         _print(wanted.shown(status))
 
 
-def _newest_answer(job: Running, wanted: NodeFilter) -> Mapping[str, Any]:
+def newest_answer(job: Running, wanted: NodeFilter) -> Mapping[str, Any]:
     """The answer about all nodes; the known one if there is one node only, or the job has just ended."""
     if has_other_nodes(job.status):
         with contextlib.suppress(NoAnswer):
@@ -151,7 +151,8 @@ def _newest_answer(job: Running, wanted: NodeFilter) -> Mapping[str, Any]:
     return job.status
 
 
-def _answering(job: Running) -> Running:
+def answering(job: Running) -> Running:
+    """The same. Raises SilentError if its launcher does not answer."""
     if job.silence:
         name = job.job or f"pod {job.pod}"
         remedy = "`fg` in its shell continues it, `fleetrun stop` ends it."

@@ -1,5 +1,5 @@
-"""`fleetrun tables`: inspect what parameter servers have saved. The runtime reads them, in a
-process of its own.
+"""`fleetrun tables`: inspect the tables of parameter servers, of a running job or in a save. The runtime
+reads saves, in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from typing import Any
 
 import click
 
+from fleetrun.commands import live_tables
+from fleetrun.commands.find import NoJobError, find_running
 from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table, write
+from fleetrun.commands.status import answering
 from fleetrun.console.text import printable
+from fleetrun.control.client import Running
 from fleetrun.doctor.facts import size
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
@@ -50,26 +54,35 @@ class UnreadableSaveError(LaunchError):
     exit_code = 1
 
 
+class NoTablesError(LaunchError):
+    """A job has no tables."""
+
+    exit_code = 1
+
+
 class _Tables(click.Group):
-    """A single word that is not a command is the save to list."""
+    """A single word that is not a command is the job or save to list; without one it is the running job."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [each for each in args if not each.startswith("-")]
-        if not args:
-            ctx.fail("Missing argument 'SAVE'.")
-        if len(words) == 1 and args[0] == words[0] and words[0] not in self.commands:
+        asks_for_help = any(each in _SETTINGS["help_option_names"] for each in args)
+        if not asks_for_help and (not words or (len(words) == 1 and words[0] not in self.commands)):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
 
 @click.group(cls=_Tables, no_args_is_help=False, context_settings=_SETTINGS)
 def command() -> None:
-    """Inspect the tables that parameter servers have saved: list them, show rows, compare two saves, export
-    and check. SAVE is the folder or URL that fleet.save_persistables was given. No table is loaded as a
-    whole.
+    """Inspect the tables of parameter servers: list those of a running job or of a save, show rows, compare
+    two saves, export and check.
+
+    JOB is the name of a job, its pod, or the beginning of either; it is optional if only one job is running.
+    SAVE is the folder or URL that fleet.save_persistables was given: a name of which there is a folder is a
+    save. No table is loaded as a whole.
 
     \b
     Examples:
+      fleetrun tables
       fleetrun tables saved
       fleetrun tables show saved user.weight 17 42
       fleetrun tables diff saved yesterday
@@ -79,17 +92,26 @@ def command() -> None:
     \b
     Exit codes:
       0  done
-      1  the save cannot be read, or has problems
+      1  there is no such job, or it has no tables; the save cannot be read, or has problems
       2  the command line is wrong
+      3  the launcher does not answer
     """
 
 
 @command.command("list", context_settings=_SETTINGS)
-@click.argument("save")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def list_tables(save: str, as_json: bool) -> int:
-    """List the tables of SAVE: rows, rows that its deltas have, values a row, type, rule and updates."""
-    found = _ask("list", save)
+@click.argument("where", metavar="[JOB|SAVE]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for a job with each server.")
+def list_tables(where: str | None, as_json: bool) -> int:
+    """List the tables of JOB, summed over its servers: rows and their memory; rows that were made, refused by
+    the entry filter, evicted and removed by shrink since the servers started; pulls and pushes a second over
+    the last ten seconds, keys a pull, the part of them that had no row, and the largest load of a server as
+    a multiple of an equal share (skew).
+
+    Or the tables of SAVE: rows, rows that its deltas have, values a row, type, rule and updates.
+    """
+    if where is None or not _is_save(where):
+        return _list_live(_job(where), as_json)
+    found = _ask("list", where)
     if as_json:
         print_json(found)
         return 0
@@ -178,6 +200,39 @@ def check(save: str) -> int:
         f"{len(found['problems']) or 'no'} problems"
     )
     return 1 if found["problems"] else 0
+
+
+def _is_save(where: str) -> bool:
+    return "://" in where or Path(where).exists()
+
+
+def _job(word: str | None) -> Running:
+    """Raises LaunchError."""
+    try:
+        return answering(find_running(word))
+    except NoJobError as error:
+        if word is None:
+            raise
+        raise NoJobError(
+            f"{printable(word)} is neither a folder or URL with a save nor a job that is running here",
+            hint=error.hint,
+        ) from None
+
+
+def _list_live(job: Running, as_json: bool) -> int:
+    found = live_tables.live_tables(job)
+    if not found["servers"]:
+        raise NoTablesError(
+            f"{printable(job.job)} (pod {job.pod}) has reported no tables",
+            hint="Servers report them once trainer 0 has sent the initial values; a job without servers, or "
+            "without sparse tables, has none.",
+        )
+    if as_json:
+        print_json(found)
+        return 0
+    write(f"{live_tables.heading(found)}\n")
+    _print(live_tables.COLUMNS, [live_tables.shown(each) for each in found["tables"]])
+    return 0
 
 
 def _print(columns: Mapping[str, Column], tables: Sequence[Mapping[str, Any]]) -> None:

@@ -23,6 +23,7 @@ _OF_A_CONTAINER = (
     "name", "role", "rank", "index", "state", "alive", "pid", "attempt", "started", "ended", "exit",
     "gpus", "step", "samples", "loss", "rate", "activity",
 )  # fmt: skip
+_OF_A_SERVER = ("server", "tables")
 _LONGEST_WHY = 400
 _UNPACKED = 4 << 20
 _WRONG = (ValueError, RecursionError, zlib.error)
@@ -46,8 +47,10 @@ def summary(status: Mapping[str, Any]) -> Status:
 
 
 def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
-    """What a machine says, in at most so many bytes; `left_out` processes had no room."""
-    containers = [{name: each[name] for name in _OF_A_CONTAINER} for each in status["containers"]]
+    """What a machine says, in at most so many bytes; `left_out` processes had no room. The tables of its
+    servers are the first to be left out.
+    """
+    containers = [_packed_container(each) for each in status["containers"]]
     said = summary(status)
     kept = 0 if brief else len(containers)
     while True:
@@ -56,9 +59,17 @@ def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
         data = zlib.compress(text.encode(), 1)
         if len(data) <= most:
             return data
+        if any(each.get("tables") for each in containers):  # before any process is left out
+            containers = [{**each, "tables": None} for each in containers]
+            continue
         if not kept:
             return b""  # nothing fits
         kept = min(kept - 1, kept * most // len(data))
+
+
+def _packed_container(container: Mapping[str, Any]) -> Status:
+    of_a_server = {name: container[name] for name in _OF_A_SERVER if container.get(name)}
+    return {name: container[name] for name in _OF_A_CONTAINER} | of_a_server
 
 
 def unpack(data: bytes) -> Status | None:
@@ -80,7 +91,25 @@ def unpack(data: bytes) -> Status | None:
 def _container(said: Status) -> Status:
     activity = said.get("activity")
     doing = _plain(activity, ("what", "done", "of")) if isinstance(activity, dict) else None
-    return {**_plain(said, _OF_A_CONTAINER), "activity": doing}
+    return {**_plain(said, _OF_A_CONTAINER), "activity": doing, **_of_a_server(said)}
+
+
+def _of_a_server(said: Status) -> Status:
+    server, tables = (said.get(name) for name in _OF_A_SERVER)
+    found: Status = {}
+    if isinstance(server, dict):
+        found["server"] = _numbers(server)
+    if isinstance(tables, dict):
+        found["tables"] = {name: _numbers(each) for name, each in tables.items() if isinstance(each, dict)}
+    return found
+
+
+def _numbers(said: Status) -> Status:
+    return {
+        name: number
+        for name, number in said.items()
+        if isinstance(number, int | float) and not isinstance(number, bool)
+    }
 
 
 def _plain(said: Status, names: Iterable[str]) -> Status:

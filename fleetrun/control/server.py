@@ -388,6 +388,8 @@ class JobStatus:
             "loss": None if report is None else report.loss,
             "rate": None if self._reports is None or not name else self._reports.rate(name),
             "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
+            "server": None if report is None or not report.server else report.server,
+            "tables": None if report is None or not report.tables else report.tables,
         }
 
 

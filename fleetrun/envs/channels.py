@@ -207,6 +207,10 @@ LONGEST_NAME = 100
 """Characters of the name of a value."""
 LONGEST_ACTIVITY = 120
 """Characters of the description of an activity."""
+LONGEST_TABLE = 200
+"""Characters of the name of a table."""
+MOST_TABLES = 4096
+"""Tables that are kept of one server."""
 
 
 # ---- Memory that outlives a process

@@ -3,8 +3,9 @@ checks and reads them. Opens no socket.
 
 A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "joined":
-[1e9, 1e9], "saved": true, "time": 1e9}`. Only the mark is required. Numbers may be NaN or infinite, as
-Python's json writes them: a loss that became NaN must reach the user.
+[1e9, 1e9], "saved": true, "time": 1e9}`. A parameter server also has `"server": {"log_bytes": 512}` and
+`"tables": {"user": {"rows": 12}}`: numbers of itself and of its tables. Only the mark is required. Numbers
+may be NaN or infinite, as Python's json writes them: a loss that became NaN must reach the user.
 
 Standard library only: every script that reports progress loads this module.
 """
@@ -17,20 +18,30 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleetrun.envs.channels import LARGEST_DATAGRAM, LONGEST_ACTIVITY, LONGEST_NAME, MOST_VALUES
+from fleetrun.envs.channels import (
+    LARGEST_DATAGRAM,
+    LONGEST_ACTIVITY,
+    LONGEST_NAME,
+    LONGEST_TABLE,
+    MOST_VALUES,
+)
 from fleetrun.envs.contract import Role
 from fleetrun.values import dataclass, field
 
 # ---- Writing
 
 
-def encode_reports(fields: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[bytes]:
-    """Datagrams of at most LARGEST_DATAGRAM bytes, each with all `fields` and as many values as fit."""
-    head = json.dumps(fields, separators=(",", ":"))[:-1] + ',"values":{'
+def encode_reports(
+    fields: Mapping[str, Any], values: Mapping[str, Any], name: str = "values"
+) -> Iterator[bytes]:
+    """Datagrams of at most LARGEST_DATAGRAM bytes, each with all `fields` and as many values as fit, under
+    this `name`: numbers, or `tables`.
+    """
+    head = json.dumps(fields, separators=(",", ":"))[:-1] + f',"{name}":{{'
     items: list[str] = []
     size = len(head) + 2
     for name, value in values.items():
-        item = f"{json.dumps(name)}:{json.dumps(value)}"
+        item = f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}"
         if items and size + len(item) + 1 > LARGEST_DATAGRAM:
             yield f"{head}{','.join(items)}}}}}".encode()
             items, size = [], len(head) + 2
@@ -66,8 +77,9 @@ class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 
     `samples` counts since the process began. `joined`: when it began to join its process group, and when it
-    had, in seconds since the epoch. `saved`: it has made a checkpoint. `received` is the launcher's
-    monotonic clock, `time` the process's own, in seconds since the epoch.
+    had, in seconds since the epoch. `saved`: it has made a checkpoint. `server`, `tables`: numbers of a
+    parameter server. `received` is the launcher's monotonic clock, `time` the process's own, in seconds since
+    the epoch.
     """
 
     pod: str
@@ -80,6 +92,8 @@ class Report:
     activity: Activity | None = None
     joined: tuple[float, float] | None = None
     saved: bool = False
+    server: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     received: float = 0.0
     time: float | None = None
 
@@ -112,6 +126,8 @@ def _report(fields: dict[str, Any], received: float) -> Report:
         activity=_activity(fields.get("activity")),
         joined=_span(fields.get("joined")),
         saved=fields.get("saved") is True,
+        server=_counts(fields.get("server")),
+        tables=_tables(fields.get("tables")),
         received=received,
         time=_finite(fields.get("time")),
     )
@@ -174,6 +190,19 @@ def _values(given: object) -> dict[str, float]:
             raise _InvalidReport
         values[_text(name, LONGEST_NAME)] = number
     return values
+
+
+def _tables(given: object) -> dict[str, dict[str, float]]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise _InvalidReport
+    return {_text(name, LONGEST_TABLE): _counts(numbers) for name, numbers in given.items()}
+
+
+def _counts(given: Any) -> dict[str, float]:
+    """Values of which whole numbers stay such."""
+    return {name: given[name] for name in _values(given)}
 
 
 def _activity(given: object) -> Activity | None:

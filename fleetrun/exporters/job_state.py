@@ -60,6 +60,8 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
             "values": dict(report.values),
             "rate": rate,
             "activity": [activity.what, activity.done, activity.of] if activity is not None else None,
+            "server": dict(report.server),
+            "tables": {name: dict(numbers) for name, numbers in report.tables.items()},
             "time": report.time,
         }
     )
@@ -127,6 +129,8 @@ class ProcessState:
     loss: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     activity: tuple[str, float | None, float | None] | None = None
+    server: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
@@ -137,7 +141,7 @@ class ProcessState:
         self.pid, self.started = pid, time
         self.starts += 1
         self.reported = self.step = self.samples = self.rate = self.loss = self.activity = None
-        self.values = {}
+        self.values, self.server, self.tables = {}, {}, {}
 
     def end(self, code: int, asked: int | None) -> None:
         self.pid = self.rate = self.activity = None
@@ -153,6 +157,8 @@ class ProcessState:
         activity = line["activity"]
         self.activity = (activity[0], activity[1], activity[2]) if activity else None
         self.values |= bounded(line["values"], self.values)
+        self.server |= line["server"]
+        self.tables |= line["tables"]
 
 
 def bounded(values: Mapping[str, float], known: Mapping[str, object]) -> dict[str, float]:

@@ -52,6 +52,33 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ProcessState], float | None]]] = (
     ("fleetrun_process_cpu_seconds", "CPU time of its process", lambda each: usage(each.pid)[1]),
 )
 
+SERVER_GAUGES = {
+    "step": ("fleetrun_server_step", "Updates of its tables so far"),
+    "log_bytes": ("fleetrun_server_log_bytes", "Size of its log"),
+    "snapshot_time": (
+        "fleetrun_server_snapshot_time_seconds",
+        "As of when its last snapshot is, in seconds since the epoch",
+    ),
+}
+TABLE_GAUGES = {
+    "rows": ("fleetrun_table_rows", "Rows that the server has of the table"),
+    "bytes": ("fleetrun_table_bytes", "Memory of its rows, its candidates and their index"),
+    "candidates": ("fleetrun_table_candidates", "Keys that wait for admission"),
+    "on_disk": ("fleetrun_table_rows_on_disk", "Rows that are on the server's disk"),
+}
+TABLE_COUNTERS = {
+    "new": ("fleetrun_table_new_rows", "Rows that were made"),
+    "pulls": ("fleetrun_table_pulls", "Requests for rows in training"),
+    "pulled_keys": ("fleetrun_table_pulled_keys", "Keys of these requests"),
+    "missed_keys": ("fleetrun_table_missed_keys", "Keys of these requests that had no row"),
+    "pushes": ("fleetrun_table_pushes", "Requests with gradients"),
+    "pushed_keys": ("fleetrun_table_pushed_keys", "Keys of these requests"),
+    "admitted": ("fleetrun_table_admitted_keys", "Keys that the entry filter admitted"),
+    "refused": ("fleetrun_table_refused_keys", "Keys that the entry filter did not admit"),
+    "evicted": ("fleetrun_table_evicted_rows", "Rows that the bound of the table removed"),
+    "removed": ("fleetrun_table_removed_rows", "Rows that a shrink removed"),
+}
+
 
 class JobMetrics(Collector):
     """Reads the job at each scrape; the caller holds the lock, so that `job` does not change meanwhile."""
@@ -67,6 +94,7 @@ class JobMetrics(Collector):
         for name, help, read in _COUNTERS:
             yield _filled(CounterMetricFamily(name, help, labels=_LABELS), processes, read)
         yield from _named(processes)
+        yield from _of_servers(processes)
         late = GaugeMetricFamily(
             "fleetrun_late_ratio",
             "The part of the time for which other trainers waited for it",
@@ -133,6 +161,21 @@ def _named(processes: Sequence[ProcessState]) -> Iterator[Metric]:
             what, part, of = each.activity
             done.add_metric((*labels, what), min(1.0, (part or 0.0) / of) if of else 0.0)
     yield from (exits, scalar, done)
+
+
+def _of_servers(processes: Sequence[ProcessState]) -> Iterator[Metric]:
+    for key, (name, help) in SERVER_GAUGES.items():
+        family = GaugeMetricFamily(name, help, labels=_LABELS)
+        yield _filled(family, processes, lambda each, key=key: each.server.get(key))  # type: ignore[misc]
+    kinds = ((GaugeMetricFamily, TABLE_GAUGES), (CounterMetricFamily, TABLE_COUNTERS))
+    for kind, metrics in kinds:
+        for key, (name, help) in metrics.items():
+            of_tables = kind(name, help, labels=(*_LABELS, "table"))
+            for each in processes:
+                for table, numbers in each.tables.items():
+                    if key in numbers:
+                        of_tables.add_metric((each.role, str(each.rank), table), numbers[key])
+            yield of_tables
 
 
 def usage(pid: int | None) -> tuple[float | None, float | None]:

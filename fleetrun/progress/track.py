@@ -9,7 +9,7 @@ from collections import deque
 from itertools import islice
 from typing import Any, NamedTuple
 
-from fleetrun.envs.channels import MOST_VALUES
+from fleetrun.envs.channels import MOST_TABLES, MOST_VALUES
 from fleetrun.envs.progress_report import Report
 from fleetrun.values import replace
 
@@ -148,6 +148,9 @@ def _merged(before: Report, report: Report) -> Report:
     values = {**before.values, **report.values}
     if len(values) > MOST_VALUES:
         values = dict(islice(values.items(), MOST_VALUES))  # new names are at the end
+    tables = {**before.tables, **report.tables}
+    if len(tables) > MOST_TABLES:
+        tables = dict(islice(tables.items(), MOST_TABLES))
     return replace(
         report,
         step=before.step if report.step is None else report.step,
@@ -155,4 +158,6 @@ def _merged(before: Report, report: Report) -> Report:
         loss=before.loss if report.loss is None else report.loss,
         values=values,
         saved=before.saved or report.saved,
+        server=report.server or before.server,
+        tables=tables,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetrun.commands.find import NoJobError
 from fleetrun.commands.tables import UnreadableSaveError
 from fleetrun.errors import UsageError
 from fleetrun.verbs import answer
@@ -67,14 +68,15 @@ def test_rows_an_export_a_comparison_and_a_check(capsys: pytest.CaptureFixture[s
 def test_what_is_wrong_with_the_words_or_the_save(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="table 'word' is not there in saved; did you mean 'words'"):
         answer("tables", ["show", "saved", "word", "1"])
-    with pytest.raises(UsageError, match="Missing argument 'SAVE'"):
-        answer("tables", [])
     with pytest.raises(UsageError, match="No such command 'chek'"):
         answer("tables", ["chek", "saved"])
     with pytest.raises(UsageError, match="Missing argument 'KEY"):
         answer("tables", ["show", "saved", "words"])
-    with pytest.raises(UnreadableSaveError, match="nothing") as missing:
+    with pytest.raises(NoJobError, match="nothing is neither a folder or URL with a save nor a job"):
         answer("tables", ["nothing"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnreadableSaveError, match="empty") as missing:
+        answer("tables", ["empty"])
     assert missing.value.exit_code == 1
     shard = next((tmp_path / "saved").rglob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])

@@ -47,6 +47,22 @@ def test_what_was_said_is_understood():
     assert (said["elapsed"], said["left_out"]) == (5.0, 0)
 
 
+def test_tables_of_servers_are_the_first_to_be_left_out():
+    numbers = {"rows": 3, "bytes": 4.5, "pulls_s": "many"}
+    server = container(1, role="ps", server={"step": 7}, tables={"user": numbers, "odd": [1]})
+    said = unpack(pack(of(container(0), server), False, 32 << 10))
+    assert said is not None
+    trainer, there = said["containers"]
+    assert "tables" not in trainer
+    assert (there["server"], there["tables"]) == ({"step": 7}, {"user": {"rows": 3, "bytes": 4.5}})
+    dice = random.Random(7)
+    many = {f"t{number}": {"rows": dice.random()} for number in range(2000)}
+    said = unpack(pack(of(container(0), container(1, role="ps", tables=many)), False, 8 << 10))
+    assert said is not None
+    assert (len(said["containers"]), said["left_out"]) == (2, 0)
+    assert "tables" not in said["containers"][1]
+
+
 def test_briefly_it_is_a_few_bytes_whatever_runs_there():
     data = pack(of(*map(container, range(5000))), True, 512)
     said = unpack(data)

@@ -96,6 +96,8 @@ def test_a_report_arrives_as_it_was():
         "values": {"lr": 0.1},
         "rate": 8.0,
         "activity": ["loading tables", 3.0, 12.0],
+        "server": {},
+        "tables": {},
         "time": 12.5,
     }
 

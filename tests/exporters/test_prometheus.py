@@ -14,12 +14,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetrun.exporters.job_state import Job, read_message, spent_message
-from fleetrun.exporters.prometheus import JobMetrics, serve, usage
+from fleetrun.exporters.prometheus import (
+    SERVER_GAUGES,
+    TABLE_COUNTERS,
+    TABLE_GAUGES,
+    JobMetrics,
+    serve,
+    usage,
+)
 from tests.exporters.messages import BUSY, begin, event, exited, pod, report, started
 from tests.support.traces import wait_until
 
 # ---- Metrics as Prometheus reads them.
 
+NUMBERS = dict.fromkeys((*SERVER_GAUGES, *TABLE_GAUGES, *TABLE_COUNTERS), 1)
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 
 
@@ -51,6 +59,17 @@ def test_ranks_that_the_others_wait_for():
     found = scraped(pod(0, 1), late)
     assert (found[("fleetrun_late_ratio", "5")], found[("fleetrun_late_ratio", "0")]) == (0.34, 0.01)
     assert ("fleetrun_late_ratio", "5") not in scraped(pod(0, 1), late, pod(0, 1))
+
+
+def test_tables_of_a_process_that_was_restarted_are_not_those_of_the_one_before():
+    said = report(server={"step": 3}, tables={"user": {"rows": 7, "pulls": 2}, "item": {"rows": 1}})
+    found = scraped(pod(0), started(), said, report(tables={"user": {"rows": 8, "pulls": 3}}))
+    assert found[("fleetrun_server_step", "0")] == 3.0
+    assert found[("fleetrun_table_rows", "0", "user")] == 8.0
+    assert found[("fleetrun_table_rows", "0", "item")] == 1.0
+    assert found[("fleetrun_table_pulls_total", "0", "user")] == 3.0
+    assert ("fleetrun_table_bytes", "0", "user") not in found
+    assert ("fleetrun_table_rows", "0", "user") not in scraped(pod(0), started(), said, exited(), started())
 
 
 def test_processes_that_did_not_start_are_down():
@@ -117,6 +136,7 @@ def test_every_name_is_documented_and_no_other():
     lines = [
         pod(),
         started(pid=os.getpid()),
+        report(server=NUMBERS, tables={"user": NUMBERS}),
         report(step=1, samples=1, loss=1.0, rate=1.0, values={"a": 1.0}, activity=BUSY),
         event("lateness", late=[{"rank": 0, "share": 0.1}]),
         {"is": "spent", "seconds": {"steps": 3.0}},

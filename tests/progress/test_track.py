@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fleetrun.envs.channels import LARGEST_DATAGRAM
-from fleetrun.envs.progress_report import Activity, Report, read_report
+from fleetrun.envs.progress_report import Activity, Report, encode_reports, read_report
 from fleetrun.progress.track import Track, json_number
 
 MARK = "zhcwta.trainer.3"
@@ -25,13 +25,16 @@ def test_everything_that_can_be_said():
             values={"lr": 0.1, "auc": 1},
             activity={"what": "loading tables", "done": 3, "of": 10},
             saved=True,
+            server={"log_bytes": 7},
+            tables={"user": {"rows": 3, "pulls_s": 0.5}},
             time=1e9,
         ),
         received=7.0,
     )
     assert report == Report(
         pod="zhcwta", role="trainer", rank=3, step=12, samples=384, loss=0.5, values={"lr": 0.1, "auc": 1.0},
-        activity=Activity("loading tables", 3, 10), saved=True, received=7.0, time=1e9,
+        activity=Activity("loading tables", 3, 10), saved=True, server={"log_bytes": 7},
+        tables={"user": {"rows": 3, "pulls_s": 0.5}}, received=7.0, time=1e9,
     )  # fmt: skip
 
 
@@ -69,6 +72,8 @@ def test_a_loss_may_be_any_number(loss):
         {"activity": {"what": "\x1b]0;title\x07"}}, {"activity": {"what": "x" * 121}},
         {"activity": {"what": "x", "done": -1}}, {"activity": {"what": "x", "of": math.inf}},
         {"activity": {"what": "x", "done": math.nan}}, {"time": math.nan}, {"time": "now"},
+        {"tables": []}, {"tables": {"t": 1}}, {"tables": {"t": {"rows": "1"}}}, {"tables": {"a\n": {}}},
+        {"tables": {"x" * 201: {}}}, {"server": [1]}, {"server": {"step": None}},
         {"mark": None}, {"mark": 3}, {"mark": ""}, {"mark": "trainer.3"}, {"mark": "p.trainer.x"},
         {"mark": "p.trainer.-1"}, {"mark": "p.trainer.\u00b2"}, {"mark": "p.boss.1"}, {"mark": "p.trainer."},
     ],
@@ -89,6 +94,24 @@ def test_one_wrong_field_and_it_is_refused(fields):
 )  # fmt: skip
 def test_garbage_is_refused(datagram):
     assert read_report(datagram) is None
+
+
+def test_tables_come_in_several_datagrams_and_keep_their_last_numbers():
+    many = {f"t{number}": {"rows": number, "bytes": 1.5} for number in range(500)}
+    datagrams = list(encode_reports({"mark": MARK, "server": {"step": 3}}, many, "tables"))
+    assert len(datagrams) > 1
+    track = Track()
+    for each in datagrams:
+        report = read_report(each)
+        assert report is not None
+        track.take(report)
+    latest = read_report(said(tables={"t7": {"rows": 70}}))
+    assert latest is not None
+    track.take(latest)
+    assert track.latest is not None
+    assert track.latest.tables == {**many, "t7": {"rows": 70}}
+    assert track.latest.server == {"step": 3}
+    assert not track.unnoted, "the record has none of it"
 
 
 # ---- The pace of a process, and what of it goes into the record.

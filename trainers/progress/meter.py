@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, Protocol
 
-from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME
+from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME, LONGEST_TABLE
 from fleetrun.envs.progress_report import encode_reports, valid_name
 from trainers.process.log import glog
 from trainers.progress.channel import Channel, is_child
@@ -243,6 +243,26 @@ class Meter:
         """
         ended = self._ended
         return None if ended is None else (self.steps, self._clock() - ended, self._took)
+
+    # ---- what a parameter server says
+
+    @property
+    def listened_to(self) -> bool:
+        """Whether there is a launcher."""
+        return self._channel is not None
+
+    def tables(self, server: Mapping[str, float], tables: Mapping[str, Mapping[str, float]]) -> bool:
+        """Numbers of this server, and of its tables by their names; whether all of them were sent."""
+        if self._channel is None or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            doing = self._activities[-1:]
+            said = {"mark": self._mark, "time": self._wall(), "server": server}
+            said["activity"] = doing[0].fields() if doing else None
+            named = {valid_name(name, LONGEST_TABLE): each for name, each in tables.items()}
+            return all(map(self._channel.send, encode_reports(said, named, "tables")))
+        finally:
+            self._lock.release()
 
     # ---- activities
 

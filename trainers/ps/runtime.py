@@ -281,7 +281,8 @@ class ServerRuntime(_ServedRuntime):
                 keys=keys_of(os.environ),
                 load_from=dirname,
                 durable_dir=Path(configs.durability_dir or identity.scratch),
-            )
+            ),
+            progress.meter.tables if progress.meter.listened_to else None,
         )
 
     def run_server(self) -> None:

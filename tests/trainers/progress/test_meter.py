@@ -361,3 +361,15 @@ def test_a_signal_handler_that_reports_during_a_report_does_no_harm(script):
     script.wire.send = send
     script.later(10.0).step(1)
     assert script.told("step") == [1, 3]
+
+
+def test_what_a_server_counts_leaves_its_activity_as_it_is(script):
+    with script.meter.activity("loading tables", of=2):
+        assert script.meter.tables({"step": 3}, {"user": {"rows": 7}})
+    assert script.wire.said[1] == {
+        "mark": "p.trainer.0", "time": 1e9, "server": {"step": 3}, "tables": {"user": {"rows": 7}},
+        "activity": {"what": "loading tables", "done": 0, "of": 2},
+    }  # fmt: skip
+    script.wire.open = False
+    assert not script.meter.tables({}, {})
+    assert not Meter("p.trainer.0", None).tables({}, {})

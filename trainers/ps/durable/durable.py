@@ -346,6 +346,15 @@ class DurableFolder:
         return self._task
 
     @property
+    def log_bytes(self) -> int:
+        """Of all files of the journal. Those that a snapshot has replaced may be removed meanwhile."""
+        size = 0
+        for _, path in journal.journal_files(self._folder):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+        return size
+
+    @property
     def snapshotting(self) -> bool:
         """Whether a snapshot has begun and not ended yet."""
         return self._task is not None

@@ -5,6 +5,7 @@ and the log to `state`.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 import threading
@@ -25,6 +26,7 @@ from trainers.ps.server.service import Outgoing, Service
 from trainers.ps.server.state import StateSaver
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
 from trainers.ps.server.store import AnyTable, Store
+from trainers.ps.server.table_meter import Numbers, TableMeter, Tell
 from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
@@ -97,9 +99,9 @@ class ServerPlan:
 
 
 class Server:
-    """Binds and recovers at construction, serves in `run`."""
+    """Binds and recovers at construction, serves in `run`. `tell`: see TableMeter; None: nobody listens."""
 
-    def __init__(self, plan: ServerPlan) -> None:
+    def __init__(self, plan: ServerPlan, tell: Tell | None = None) -> None:
         self._plan = plan
         self._endpoint = plan.endpoints[plan.index]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -114,6 +116,7 @@ class Server:
             self._socket = server_socket(self._context, self._endpoint, plan.keys)
             self._state_saver = self._make_state_saver()
             self._make_service()
+            self._meter = None if tell is None else TableMeter(self._store, tell, self._numbers)
             undo.pop_all()
 
     def _make_state_saver(self) -> StateSaver | None:
@@ -216,18 +219,27 @@ class Server:
         checks = LivenessChecks(_CHECK_INTERVAL_S, time.monotonic())
         while not self._service.over:
             quiet = self._service.idle and self._state_saver is None
-            wait = None if quiet else round(checks.wait(time.monotonic()) * 1000)
-            ready = dict(poller.poll(0 if self._service.shrinking else wait))
+            ready = dict(poller.poll(0 if self._service.shrinking else self._wait_ms(quiet, checks)))
             if self._wake_receiver.fileno() in ready and self._drain_wakeups():
                 return
             if self._socket in ready:
                 self._receive()
+            if self._meter is not None:
+                self._meter.report(time.monotonic())
             if self._service.shrinking:
                 self._send(self._service.shrink_some(self._reachable))
             if quiet:
                 checks.skip(time.monotonic())
             elif (now := checks.due(time.monotonic())) is not None:
                 self._check(now)
+
+    def _wait_ms(self, quiet: bool, checks: LivenessChecks) -> int | None:
+        """Until there is something to do without a message; None: until there is one."""
+        now = time.monotonic()
+        waits = [] if quiet else [checks.wait(now)]
+        if self._meter is not None and (wait := self._meter.wait(now)) is not None:
+            waits.append(wait)
+        return math.ceil(min(waits) * 1000) if waits else None
 
     def _drain_wakeups(self) -> bool:
         """Whether SIGTERM arrived; otherwise something was written, for which requests may be waiting."""
@@ -248,7 +260,14 @@ class Server:
             may_cut = not (self._saving.busy or self._service.shrinking)
             self._state_saver.update(self._members, self._store, self._steps, may_cut=may_cut)
 
+    def _numbers(self) -> Numbers:
+        """Of the server as a whole, for its meter."""
+        kept = {} if self._state_saver is None else self._state_saver.numbers()
+        return {"step": self._steps.step, **kept}
+
     def _receive(self) -> None:
+        if self._meter is not None:
+            self._meter.active = True
         route, *frames = receive(self._socket)
         try:
             message = decode([frame.buffer for frame in frames])

@@ -244,6 +244,15 @@ class StateSaver:
         self._only_snapshots = fsync is None  # then new members must be in one, or be unknown later
         self._incarnations: list[int | None] = []
         self._recovered = False
+        self._cut_at: float | None = None
+        self._snapshot_at: float | None = None
+
+    def numbers(self) -> dict[str, float]:
+        """Bytes of the log, and as of which time (in seconds since the epoch) the last snapshot is that this
+        process has made.
+        """
+        numbers: dict[str, float] = {} if self._only_snapshots else {"log_bytes": self._durable.log_bytes}
+        return numbers if self._snapshot_at is None else {**numbers, "snapshot_time": self._snapshot_at}
 
     def recover(
         self, service: Service, members: Members, store: Store, steps: Steps, *, trainers: int, start: str
@@ -317,7 +326,7 @@ class StateSaver:
         joined = self._only_snapshots and incarnations != self._incarnations
         self._incarnations = incarnations
         if self._due is None or joined or time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._interval
+            self._due, self._cut_at = time.monotonic() + self._interval, round(time.time(), 3)
             blob = dump_state(members, store, steps)
             try:
                 with torch_memory():
@@ -350,6 +359,7 @@ class StateSaver:
             return
         try:
             task.result()
+            self._snapshot_at = self._cut_at
         except RuntimeError as error:  # SaveError, or no room for a thread: the former snapshot and the log
             # still hold everything
             self._log_failure(error)

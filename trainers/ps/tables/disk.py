@@ -99,7 +99,7 @@ class RowsOnDisk(BoundedRows):
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  (as long as the table)
         weakref.finalize(self, self._file.close)
         self._head = self._tail = 0
-        self._places = Storage(1, 0, 0)
+        self.places = Storage(1, 0, 0)
         """Of each key the place, in the bits of a float."""
         self._cut: Cut | None = None
         self._complained = -_COMPLAIN_S
@@ -107,7 +107,7 @@ class RowsOnDisk(BoundedRows):
     @property
     def away(self) -> int:
         """Rows on disk."""
-        return len(self._places)
+        return len(self.places)
 
     def _leave(self, before: int, work: int) -> tuple[int, int]:
         """See BoundedRows: they leave for the disk, if it has room."""
@@ -121,7 +121,7 @@ class RowsOnDisk(BoundedRows):
             self._complain(error.strerror)
             return before, 0
         except FullError as error:
-            remove_keys(self._places.index, self._places.rows, gone)
+            remove_keys(self.places.index, self.places.rows, gone)
             self._complain(error)
             return before, 0
         remove_keys(storage.index, storage.rows, gone)
@@ -143,7 +143,7 @@ class RowsOnDisk(BoundedRows):
             remove_keys(storage.index, storage.rows, mine)
             raise
         storage.records(0, len(storage))[slots, VALUES:] = records[:, VALUES:]
-        remove_keys(self._places.index, self._places.rows, mine)
+        remove_keys(self.places.index, self.places.rows, mine)
         self._count(mine)
 
     def uncount(self, keys: Keys) -> None:
@@ -161,20 +161,20 @@ class RowsOnDisk(BoundedRows):
         """With these rows behind those that are in memory. Closes that cut where this fails."""
 
         def ended(saved: bool) -> None:
-            settle_flags(self._places.rows.flags[: len(self._places)], mark if saved else 0)
-            self._places.end_cut()
+            settle_flags(self.places.rows.flags[: len(self.places)], mark if saved else 0)
+            self.places.end_cut()
             self._cut = None
 
         try:
-            self._cut = Cut(self._places, 0, 0, 0, changed, np.empty(0, np.int64), ended)
+            self._cut = Cut(self.places, 0, 0, 0, changed, np.empty(0, np.int64), ended)
         except TableError:
             memory.close(saved=False)
             raise
         return TieredCut(self._storage, memory, self._cut, self._read, row_states)
 
     def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
-        slots = self._places.insert(keys, _KEPT)  # before `column`: it may grow
-        self._places.column(0).view(np.uint32)[slots] = places
+        slots = self.places.insert(keys, _KEPT)  # before `column`: it may grow
+        self.places.column(0).view(np.uint32)[slots] = places
 
     def _read(self, places: NDArray[np.uint32], keys: Keys) -> Floats:
         """(n, stride): the records at these places, which have these keys. In any thread: while there is a
@@ -233,7 +233,7 @@ class RowsOnDisk(BoundedRows):
 
     def _look_up(self, keys: Keys) -> tuple[Mask, NDArray[np.uint32]]:
         """Whether each key is here, and where."""
-        storage, here = self._places, np.ones(len(keys), np.bool_)
+        storage, here = self.places, np.ones(len(keys), np.bool_)
         found, missing = np.zeros((len(keys), 1), np.float32), np.empty(len(keys), np.int64)
         here[missing[: pull(storage.index, storage.rows, keys, found, missing)]] = False
         return here, found[:, 0].view(np.uint32)

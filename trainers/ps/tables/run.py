@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.batch import all_finite, array_of
+from trainers.ps.kernels.counts import COUNTERS, count_pulls, count_pushes
 from trainers.ps.kernels.index import ENOUGH
 from trainers.ps.kernels.runs import (
     COLUMNS,
@@ -116,8 +117,10 @@ class Lines:
     def __init__(self, tables: dict[int, SparseTable], threads: Threads = ONE_THREAD) -> None:
         self._tables, self._threads = tables, threads
         self._lines = np.zeros((max(tables, default=-1) + 1, COLUMNS), np.int64)
+        self._counts = np.zeros((len(self._lines), COUNTERS), np.int64)
         for number, table in tables.items():
             table.publish(self._lines[number])
+            table.counts.row = self._counts[number]
         self._runs: dict[tuple[int, int], SparseRun] = {}
 
     def run(self, first: int, count: int) -> SparseRun:
@@ -134,20 +137,23 @@ class Lines:
                 )
             if len(self._runs) > 4 * len(self._tables):  # a sender that never groups them in the same way
                 self._runs.clear()
+            some = slice(first, first + count)
             run = self._runs[first, count] = SparseRun(
-                found, self._lines[first : first + count], self._threads
+                found, self._lines[some], self._counts[some], self._threads
             )
         return run
 
 
 class SparseRun:
-    """Some tables, and their lines. `spans` (tables,): how many of the keys belong to each table, one after
-    the other. Errors are those of SparseTable.
+    """Some tables, their lines and their counts. `spans` (tables,): how many of the keys belong to each of
+    them, one after the other. Errors are those of SparseTable.
     """
 
-    def __init__(self, tables: Sequence[SparseTable], lines: Keys, threads: Threads = ONE_THREAD) -> None:
+    def __init__(
+        self, tables: Sequence[SparseTable], lines: Keys, counts: Keys, threads: Threads = ONE_THREAD
+    ) -> None:
         first = tables[0].spec
-        self._threads = threads
+        self._threads, self._counts = threads, counts
         for spec in (table.spec for table in tables):
             if (spec.size, spec.rule, spec.rows.dtype) != (first.size, first.rule, first.rows.dtype):
                 raise KeysError(
@@ -195,6 +201,8 @@ class SparseRun:
                 gather_run(self._run.lines, starts, missing, counts, slots, rows)
             else:
                 initial_run(self._run, starts, wanted, missing, counts, rows.reshape(-1))
+        if insert:
+            count_pulls(self._counts, starts, counts)
         return torch.from_numpy(rows)
 
     def check(
@@ -261,6 +269,7 @@ class SparseRun:
             update(
                 lines, starts_of(counts), updated[positions], gradients[positions], options, missing, counts
             )
+        count_pushes(self._counts, starts)
         if self._budgets:
             count_uses_run(self._run.lines, starts, updated, _NO_STATS)
             for budget in self._budgets:

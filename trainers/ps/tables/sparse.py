@@ -38,6 +38,7 @@ from trainers.ps.kernels.rows import (
     write,
 )
 from trainers.ps.tables.budget import Budget, Budgets, Clock
+from trainers.ps.tables.counts import TableCounts
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, make_dense, numbers_of
 from trainers.ps.tables.disk import RowsOnDisk, TieredCut
 from trainers.ps.tables.removal import BoundedRows, PassingDay
@@ -101,12 +102,12 @@ class AdmitByCount:
     def __init__(self, needed: float, budget: Budget | None) -> None:
         self._needed = np.float32(needed)
         # How often it was pulled, and days since then.
-        self._storage = Storage(2, 0, 0 if budget is None else 1)
-        self.bounded = None if budget is None else BoundedRows(self._storage, budget, lambda keys: None)
+        self.storage = Storage(2, 0, 0 if budget is None else 1)
+        self.bounded = None if budget is None else BoundedRows(self.storage, budget, lambda keys: None)
         self._day: PassingDay | None = None
 
     def __len__(self) -> int:
-        return len(self._storage)
+        return len(self.storage)
 
     def pulled(self, keys: Keys) -> Mask | None:
         admitted = np.empty(len(keys), np.bool_)
@@ -114,8 +115,8 @@ class AdmitByCount:
             self.bounded.before_use(keys)
         if self._day is not None:
             self._day.pass_for(keys)
-        slots = self._storage.insert(keys, _UNINITIALIZED)  # before `rows`: it may grow
-        count_up(self._storage.rows, slots, self._needed, admitted)
+        slots = self.storage.insert(keys, _UNINITIALIZED)  # before `rows`: it may grow
+        count_up(self.storage.rows, slots, self._needed, admitted)
         if self.bounded is not None:
             self.bounded.count_uses(keys)
         if admitted.any():
@@ -123,7 +124,7 @@ class AdmitByCount:
                 self._day.pass_for_last(len(keys))
             if self.bounded is not None:
                 self.bounded.uncount(keys[admitted])
-            remove_keys(self._storage.index, self._storage.rows, keys[admitted])
+            remove_keys(self.storage.index, self.storage.rows, keys[admitted])
         return admitted
 
     def pushed(self, keys: Keys) -> Mask | None:
@@ -131,7 +132,7 @@ class AdmitByCount:
 
     def begin_day(self, policy: Floats) -> None:
         """See PassingDay."""
-        self._begin(PassingDay(self._storage, policy, lambda keys: None))
+        self._begin(PassingDay(self.storage, policy, lambda keys: None))
 
     def pass_some(self, rows: int) -> bool:
         """Part of a day for so many candidates; whether it is over."""
@@ -150,26 +151,26 @@ class AdmitByCount:
         """The candidates (n,) int64, how often each was pulled, its unseen days, and its stamp if they are
         bounded, (n,) float32: copies.
         """
-        keys = self._storage.keys(0, len(self))
-        columns = [self._storage.column(place).copy() for place in range(2 if self.bounded is None else 3)]
+        keys = self.storage.keys(0, len(self))
+        columns = [self.storage.column(place).copy() for place in range(2 if self.bounded is None else 3)]
         if self.bounded is None:
             return keys, columns[0], columns[1], None
         evicted = np.zeros(len(keys), np.bool_)
-        find_evicted(keys, columns[2], self._storage.uses.clock[FLOORS:], evicted)
+        find_evicted(keys, columns[2], self.storage.uses.clock[FLOORS:], evicted)
         counts, days, stamps = (column[~evicted] for column in columns)
         return keys[~evicted], counts, days, stamps
 
     def load(self, keys: Keys, counts: Floats, days: Floats, stamps: Floats | None) -> None:
         """Candidates as `counts` gave them."""
-        slots = self._storage.insert(keys, _UNINITIALIZED)
-        self._storage.column(0)[slots] = counts
-        self._storage.column(1)[slots] = days
+        slots = self.storage.insert(keys, _UNINITIALIZED)
+        self.storage.column(0)[slots] = counts
+        self.storage.column(1)[slots] = days
         if self.bounded is None:
             return
         if stamps is None:  # those of a table without a bound
             self.bounded.count_uses(keys)
         else:
-            self._storage.column(2)[slots] = stamps
+            self.storage.column(2)[slots] = stamps
             self.bounded.count_loaded(slots)
 
 
@@ -271,6 +272,7 @@ class SparseTable:
         self.spec = spec
         self.step = 0
         """Updates so far."""
+        self.counts = TableCounts()
         self._update: Kernel | None = kernel_of(spec.rule)
         rows = spec.rows
         self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
@@ -284,7 +286,7 @@ class SparseTable:
         if rows.bound is not None:
             budget = budgets.of_rows(rows.bound)
             if budgets.disk is None:
-                self.bounded = BoundedRows(self._storage, budget, self._note_removed)
+                self.bounded = BoundedRows(self._storage, budget, self._note_evicted)
             else:
                 self.bounded = RowsOnDisk(self._storage, budget, budgets.disk)
         self._filter: EntryFilter = filter_of(rows, budgets)
@@ -301,7 +303,27 @@ class SparseTable:
         self._removed = {flag: RemovedKeys() for flag in _REMOVED_OF}
 
     def __len__(self) -> int:
-        return len(self._storage) + (0 if (disk := self._disk) is None else disk.away)
+        return len(self._storage) + self.on_disk
+
+    @property
+    def bytes(self) -> int:
+        """Of its rows in memory and of its candidates, with their index."""
+        kept = [self._storage]
+        if isinstance(self._filter, AdmitByCount):
+            kept.append(self._filter.storage)
+        if self._disk is not None:
+            kept.append(self._disk.places)
+        return sum(each.bytes for each in kept)
+
+    @property
+    def candidate_count(self) -> int:
+        """Keys that wait for admission."""
+        return len(self._filter) if isinstance(self._filter, AdmitByCount) else 0
+
+    @property
+    def on_disk(self) -> int:
+        """Rows on disk."""
+        return 0 if (disk := self._disk) is None else disk.away
 
     @property
     def _disk(self) -> RowsOnDisk | None:
@@ -377,6 +399,8 @@ class SparseTable:
         out = np.empty((len(wanted), self.spec.size), np.float32)
         missing = np.empty(len(wanted), np.int64)
         count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
+        if insert:
+            self.counts.pulled(len(wanted), count)
         if count:
             self._pull_missing(wanted, missing[:count], out, insert)
         return torch.from_numpy(out)
@@ -425,6 +449,7 @@ class SparseTable:
         count = update(self._storage.index, self._storage.rows, updated, gradients, options, missing)
         if count:
             self._apply_missing(updated, gradients, options, missing[:count])
+        self.counts.pushed(len(updated))
         shown = _NO_STATS if stats is None else array_of(stats)
         if self._counts:
             add_seen(self._storage.index, self._storage.rows, updated, shown)
@@ -451,6 +476,14 @@ class SparseTable:
         for bounded, clocks in ((self.bounded, rows), (self._counting, candidates)):
             if bounded is not None and clocks:
                 bounded.budget.restore(clocks)
+
+    def _note_evicted(self, keys: Keys) -> None:
+        self.counts.evicted(keys)
+        self._note_removed(keys)
+
+    def _note_shrunk(self, keys: Keys) -> None:
+        self.counts.removed(keys)
+        self._add_removed(keys)
 
     def _note_removed(self, keys: Keys) -> None:
         self._add_removed(keys)
@@ -492,7 +525,7 @@ class SparseTable:
         if isinstance(self._filter, AdmitByCount):
             self._filter.begin_day(policy.numbers())
         if self._counts:
-            self._begin(PassingDay(self._storage, policy.numbers(), self._add_removed))
+            self._begin(PassingDay(self._storage, policy.numbers(), self._note_shrunk))
 
     def release(self) -> None:
         """After a shrink: its budgets evict again."""
@@ -642,6 +675,7 @@ class SparseTable:
             return
         admitted = self._filter.pulled(keys[positions])
         if admitted is not None:
+            self.counts.filtered(admitted)
             self._fill_initial(keys, positions[~admitted], out)
             positions = positions[admitted]
         slots = self._storage.insert(keys[positions], self.fresh)  # before `rows`: it may grow

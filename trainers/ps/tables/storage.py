@@ -249,6 +249,12 @@ class Storage:
     def __len__(self) -> int:
         return int(self.rows.numbers[COUNT])
 
+    @property
+    def bytes(self) -> int:
+        """In use: of the rows, their flags and their index."""
+        segments = int(self.index.numbers[SEGMENTS])
+        return len(self) * (self.stride * _PLACE + 1) + segments * SEGMENT * _WORD
+
     def begin_update(self, step: int) -> None:
         """Values that are rounded at random from now on are those of this step."""
         self.rows.numbers[STEP] = step

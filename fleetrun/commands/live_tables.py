@@ -1,0 +1,123 @@
+"""The tables of a running job, as `fleetrun tables` lists them: what its servers have reported, summed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fleetrun.commands.output import Column
+from fleetrun.commands.status import NodeFilter, Status, newest_answer
+from fleetrun.console.text import printable
+from fleetrun.control.client import Running
+from fleetrun.control.node_status import unfolded
+from fleetrun.control.usage import objects_in
+from fleetrun.doctor.facts import figure, size
+
+COLUMNS = {
+    "table": Column("TABLE"),
+    "rows": Column("ROWS", right=True),
+    "memory": Column("MEMORY", 8, right=True),
+    "on_disk": Column("ON DISK", 5, right=True),
+    "new": Column("NEW", 7, right=True),
+    "candidates": Column("CANDIDATES", 3, right=True),
+    "refused": Column("REFUSED", 5, right=True),
+    "evicted": Column("EVICTED", 6, right=True),
+    "removed": Column("REMOVED", 4, right=True),
+    "pulls_s": Column("PULLS/S", 8, right=True),
+    "pushes_s": Column("PUSHES/S", 8, right=True),
+    "keys_per_pull": Column("KEYS/PULL", 6, right=True),
+    "missed": Column("NO ROW", 6, right=True),
+    "skew": Column("SKEW", 5, right=True),
+}
+
+_FIGURES = ("pulls_s", "pushes_s", "keys_per_pull")
+
+
+def live_tables(job: Running) -> Status:
+    """For each server what it reported of itself, and for each table the sums over servers, with what
+    follows from them. `silent`: servers that have reported nothing.
+    """
+    status = unfolded(newest_answer(job, NodeFilter(whole=True)))
+    servers = [each for each in _containers(status) if each.get("role") == "ps"]
+    told = [each for each in servers if isinstance(each.get("tables"), dict)]
+    told.sort(key=lambda each: int(each["rank"]))
+    names = dict.fromkeys(name for each in told for name in each["tables"])
+    return {
+        "job": job.job,
+        "pod": job.pod,
+        "servers": [{"server": each["rank"], **(each.get("server") or {})} for each in told],
+        "silent": sorted(int(each["rank"]) for each in servers if each not in told),
+        "tables": [_table(name, told) for name in sorted(names)],
+    }
+
+
+def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Of all nodes."""
+    nodes = objects_in(status, "nodes")
+    for each in nodes or [dict(status)]:
+        yield from objects_in(each, "containers")
+
+
+def _table(name: str, servers: Sequence[Mapping[str, Any]]) -> Status:
+    here = [{"server": each["rank"], **each["tables"][name]} for each in servers if name in each["tables"]]
+    sums: Status = {}
+    for numbers in here:
+        for what, number in numbers.items():
+            if what != "server":
+                sums[what] = sums.get(what, 0) + number
+    return {"table": name, **sums, **_ratios(sums, here), "by_server": here}
+
+
+def _ratios(sums: Status, here: Sequence[Status]) -> Status:
+    """`skew`: the largest share of a server, by its keys a second (by its rows where none are used), as a
+    multiple of an equal share.
+    """
+    pulled = sums.get("pulled_keys_s", 0)
+    loads = [each.get("pulled_keys_s" if pulled else "rows", 0) for each in here]
+    return {
+        "keys_per_pull": _ratio(pulled, sums.get("pulls_s", 0)),
+        "keys_per_push": _ratio(sums.get("pushed_keys_s", 0), sums.get("pushes_s", 0)),
+        "miss_ratio": _ratio(sums.get("missed_keys_s", 0), pulled),
+        "skew": _ratio(max(loads) * len(here), sum(loads)) if len(here) > 1 else None,
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def heading(found: Status, now: float | None = None) -> str:
+    """`ads (pod abcdef): 2 servers, step 300, log 3.1 MiB, oldest snapshot 12 s ago`"""
+    servers = found["servers"]
+    parts = [f"{len(servers)} server{'s' if len(servers) != 1 else ''}"]
+    if steps := [each["step"] for each in servers if "step" in each]:
+        parts.append(f"step {_span(steps)}")
+    if logs := [each["log_bytes"] for each in servers if "log_bytes" in each]:
+        parts.append(f"log {size(sum(logs))}")
+    if times := [each["snapshot_time"] for each in servers if "snapshot_time" in each]:
+        age = max(0.0, (time.time() if now is None else now) - min(times))
+        parts.append(f"{'oldest ' if len(times) > 1 else ''}snapshot {age:.0f} s ago")
+    if found["silent"]:
+        parts.append(f"no report from server {', '.join(map(str, found['silent']))}")
+    return printable(f"{found['job']} (pod {found['pod']}): {', '.join(parts)}")
+
+
+def _span(steps: Sequence[float]) -> str:
+    first, last = f"{min(steps):,.0f}", f"{max(steps):,.0f}"
+    return first if first == last else f"{first} to {last}"
+
+
+def shown(table: Status) -> Status:
+    """A table as a line of COLUMNS."""
+    counts = ("on_disk", "candidates", "refused", "evicted", "removed")
+    return {
+        **table,
+        **{name: int(table[name]) if table.get(name) else None for name in counts},
+        "rows": int(table.get("rows", 0)),
+        "new": int(table.get("new", 0)),
+        "memory": size(table.get("bytes", 0)),
+        **{name: None if table.get(name) is None else figure(table[name]) for name in _FIGURES},
+        "missed": None if table["miss_ratio"] is None else f"{100 * table['miss_ratio']:.3g}%",
+        "skew": None if table["skew"] is None else f"{table['skew']:.2f}",
+    }
