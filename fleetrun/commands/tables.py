@@ -14,17 +14,19 @@ from typing import Any
 import click
 
 from fleetrun.commands import live_tables
-from fleetrun.commands.find import NoJobError, find_running
+from fleetrun.commands.find import NoJobError, find_running, job_title
 from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table, write
-from fleetrun.commands.status import answering
+from fleetrun.commands.status import SilentError, answering
 from fleetrun.console.text import printable
-from fleetrun.control.client import Running
+from fleetrun.control.client import TIMEOUT, NoAnswer, Running, ask
 from fleetrun.doctor.facts import size
+from fleetrun.envs.contract import TOKEN
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _MODULE = "trainers.ps.saves.inspection"
+_LIVE = "trainers.ps.live_rows"
 _COLUMNS = {
     "table": Column("TABLE"),
     "rows": Column("ROWS", right=True),
@@ -84,6 +86,7 @@ def command() -> None:
     Examples:
       fleetrun tables
       fleetrun tables saved
+      fleetrun tables show user.weight 17 42
       fleetrun tables show saved user.weight 17 42
       fleetrun tables diff saved yesterday
       fleetrun tables export saved user.weight -o user.parquet
@@ -127,20 +130,24 @@ def list_tables(where: str | None, as_json: bool) -> int:
 
 
 @command.command(context_settings=_SETTINGS)
-@click.argument("save")
-@click.argument("name", metavar="TABLE")
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@click.argument("words", metavar="[JOB|SAVE] TABLE KEY...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def show(save: str, name: str, keys: Sequence[str], as_json: bool) -> int:
-    """Show rows of TABLE in SAVE: values, optimizer state, shows and clicks; or that a key has no row, was
-    removed, or waits for admission. Write -- before negative keys.
+def show(words: Sequence[str], as_json: bool) -> int:
+    """Show rows of TABLE in JOB or SAVE: values, optimizer state, shows and clicks; or that a key has no row,
+    was removed or evicted, or waits for admission. Write -- before negative keys.
+
+    The rows of a job are those of its servers at that moment, and stay as they are: to show one is not a use
+    of it, and not a pull.
     """
-    found = _ask("show", save, name, *keys)
+    where, wanted = _place_of(words)
+    live = where is None or not _is_save(where)
+    found = _show_live(where, wanted) if live else _ask("show", str(where), *wanted)
     if as_json:
         print_json(found)
         return 0
     for row in found["rows"]:
-        write(f"{row.pop('key')}: {row.pop('state')}\n")
+        server = f" (server {row.pop('server')})" if "server" in row else ""
+        write(f"{row.pop('key')}: {row.pop('state')}{server}\n")
         for what, value in row.items():
             states = value if what == "optimizer" else [value]
             for numbers in states:
@@ -206,6 +213,29 @@ def _is_save(where: str) -> bool:
     return "://" in where or Path(where).exists()
 
 
+def _place_of(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """JOB or SAVE (None: the job that runs); TABLE and keys. Raises UsageError of click."""
+    has_place = len(words) > 2 and (_is_save(words[0]) or not _is_number(words[1]))
+    if len(words) < 2 or not (has_place or _is_number(words[1])):
+        raise click.UsageError("Missing argument 'KEY...'." if words else "Missing argument 'TABLE'.")
+    return (words[0], words[1:]) if has_place else (None, words)
+
+
+def _is_number(word: str) -> bool:
+    return word.lstrip("+-").isdecimal()
+
+
+def _show_live(where: str | None, wanted: Sequence[str]) -> Any:
+    job = _job(where)
+    try:
+        servers = ask(job.socket, {"ask": "servers"}, TIMEOUT)
+    except NoAnswer as reason:
+        raise SilentError(f"the launcher of {job_title(job)} does not answer: {reason}") from None
+    if not servers["endpoints"]:
+        raise NoTablesError(f"{job_title(job)} has no parameter servers")
+    return _ask(",".join(servers["endpoints"]), *wanted, module=_LIVE, token=servers["token"])
+
+
 def _job(word: str | None) -> Running:
     """Raises LaunchError."""
     try:
@@ -223,7 +253,7 @@ def _list_live(job: Running, as_json: bool) -> int:
     found = live_tables.live_tables(job)
     if not found["servers"]:
         raise NoTablesError(
-            f"{printable(job.job)} (pod {job.pod}) has reported no tables",
+            f"{job_title(job)} has reported no tables",
             hint="Servers report them once trainer 0 has sent the initial values; a job without servers, or "
             "without sparse tables, has none.",
         )
@@ -247,11 +277,12 @@ def _shown(value: str | float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def _ask(*words: str) -> Any:
+def _ask(*words: str, module: str = _MODULE, token: str = "") -> Any:
     """What the runtime finds. Raises UnreadableSaveError, UsageError."""
+    environment = helper_environment(os.environ)
     done = subprocess.run(
-        helper_command(_MODULE, *words),
-        env=helper_environment(os.environ),
+        helper_command(module, *words),
+        env={**environment, TOKEN: token} if token else environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetrun import files
-from fleetrun.envs.contract import Role
+from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import (
@@ -345,6 +345,15 @@ class JobStatus:
             "goodput": goodput_fields(self.goodput.seconds(self._wall())),
         }
 
+    def servers(self) -> dict[str, Any]:
+        """Where the parameter servers of the whole job listen, and the job's secret: for commands of this
+        user.
+        """
+        containers = () if self._pod is None else self._pod.containers
+        env = next((each.spec.env for each in containers), {})
+        endpoints = env.get("PADDLE_PSERVERS_IP_PORT_LIST", "")
+        return {"endpoints": [each for each in endpoints.split(",") if each], "token": env.get(TOKEN, "")}
+
     def packed(self, brief: bool, most: int) -> bytes:
         """The fields for another machine, in at most so many bytes."""
         from fleetrun.control.node_status import pack  # late: for jobs on several machines
@@ -491,6 +500,8 @@ class Control:
             return self._job_status.fields()
         if asked == "stop":
             return self._stop(question)
+        if asked == "servers":
+            return self._job_status.servers()
         if asked == "why" and self._why is not None:
             find = self._why
             whole = question.get("states") is True

@@ -49,11 +49,17 @@ def tables(fleetrun: Fleetrun, *words: str) -> Any:
     return json.loads(asked.out) if asked.code == 0 else asked
 
 
+def row_of(fleetrun: Fleetrun, table: str, *keys: int) -> Any:
+    asked = fleetrun.run("tables", "show", table, *map(str, keys), "--json")
+    assert asked.code == 0, asked
+    return json.loads(asked.out)["rows"]
+
+
 @pytest.mark.slow
 def test_the_tables_of_a_job_are_listed_and_exported(fleetrun: Fleetrun):
     script = fleetrun.script(SCRIPT)
     words = ("--server_num=2", "--trainer_num=1", "--metrics_port=0", "--job_id=ads")
-    launch = fleetrun.start(*words, script)
+    launch = fleetrun.start(*words, script, env={"FLEETRUN_TOKEN": "the secret of this job"})
     launch.until_told("trained", 1)
     found: Any = None
 
@@ -89,6 +95,20 @@ def test_the_tables_of_a_job_are_listed_and_exported(fleetrun: Fleetrun):
     by_name = {each["name"]: each["tables"] for each in status["containers"]}
     assert by_name["trainer.0"] is None
     assert sum(by_name[name]["0.weight"]["rows"] for name in ("ps.0", "ps.1")) == 70
+
+    assert {each["state"] for each in row_of(fleetrun, "1.weight", 25, 999)} == {"candidate", "no row"}
+    (row,) = row_of(fleetrun, "0.weight", 25)
+    assert row["state"] == "row"
+    after_three_pushes_of_ones = 0.5 - 1 - 2**-0.5 - 3**-0.5
+    assert row["values"] == pytest.approx([after_three_pushes_of_ones] * 4)
+    assert row["optimizer"] == [[3.0] * 4]
+    again = tables(fleetrun, "ads")["tables"][1]
+    assert (again["candidates"], again["refused"]) == (filtered["candidates"], filtered["refused"])
+    text = fleetrun.run("tables", "show", "ads", "0.weight", "25").out
+    assert text.startswith(f"25: row (server {row['server']})\n  values: -1.78446 ")
+    unknown = fleetrun.run("tables", "show", "0.weigth", "1")
+    assert unknown.code == 2
+    assert "no sparse table '0.weigth'; did you mean '0.weight'" in " ".join(unknown.err.split())
 
     launch.until_err("/metrics")
     url = re.findall(r"Metrics: (\S+)", launch.err)[0]

@@ -65,16 +65,16 @@ class Kind(IntEnum):
     REFUSED = 19  # refused; the code and the text say why
     PROBE = 20  # from the server, to find out whether a connection is open; not answered
     SHRUNK = 21  # in a server's log only: the last SHRINK is over, and budgets evict rows again
-    PUBLISH = (
-        22  # from the publisher: cut the tables, in sync as of step `number`; TEXT: SaveRequest. Answer:
-    )
-    # number, the server's step, which is later when it has passed that one; with the code MISMATCH it cannot
-    # say what has changed. Without a TEXT only the answer. In a server's log: the version TEXT was cut
+    # From the publisher: cut the tables, in sync as of step `number`; TEXT: SaveRequest. Answer: number, the
+    # server's step, which is later when it has passed that one; with the code MISMATCH it cannot say what has
+    # changed. Without a TEXT only the answer. In a server's log: the version TEXT was cut.
+    PUBLISH = 22
     WRITTEN = 23  # from the publisher: answer when the part TEXT is written. Answer: TEXT, its record
     PUBLISHED = 24  # from the publisher: the version TEXT was committed (number: 1) or abandoned (0)
     MERGE = 25  # from the publisher: merge your parts of versions; TEXT: SaveRequest. Answer: as WRITTEN
     REFRESH = 26  # publish, as of step `number` or later; TEXT, VALUES of each buffer. Answer: the version
     POSITIONS = 27  # TEXT: a stream. Answer: TEXT, what has been pushed of each of its shards
+    LOOK = 28  # from anyone: what a table, TEXT, has of KEYS; changes nothing. Answer: TEXT, JSON
 
 
 INITIAL, LOADED = 0, 1

@@ -144,7 +144,7 @@ def shown(where: str, name: str, *words: str) -> dict[str, Any]:
     """Rows by key: values, optimizer state and statistics, as the last save that has them."""
     opened = open_saves(where)
     sparse_spec(opened, name)
-    keys = np.array([_key(word) for word in words], np.int64)
+    keys = np.array([key_of(word) for word in words], np.int64)
     places = [np.array(_places(save, name), np.int64) for save in opened.saves]
     servers = [set(owners(torch.from_numpy(keys), some).tolist()) if len(some) else set() for some in places]
     found: dict[int, dict[str, Any]] = {int(key): {"state": "no row"} for key in keys}
@@ -157,7 +157,8 @@ def shown(where: str, name: str, *words: str) -> dict[str, Any]:
     return {"table": name, "rows": [{"key": key, **row} for key, row in found.items()]}
 
 
-def _key(word: str) -> int:
+def key_of(word: str) -> int:
+    """Raises UsageError."""
     try:
         key = int(word)
     except ValueError:

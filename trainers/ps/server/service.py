@@ -18,6 +18,7 @@ import torch
 from trainers.data.positions import Records, decode_records
 from trainers.errors import DataError
 from trainers.ps.durable.journal import DurabilityError
+from trainers.ps.server.looking import answer_look
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest, SaveRunner
@@ -30,7 +31,7 @@ MAX_PENDING = 4096
 """Pending requests of one trainer."""
 COLLECTIVE_KINDS = (Kind.BARRIER, Kind.GATHER)
 """Answered once all trainers have sent them."""
-_STEP_KINDS = (Kind.PULL, Kind.PUSH)
+_STEP_KINDS = (Kind.PULL, Kind.PUSH, Kind.LOOK)
 """Make nothing possible for others unless they complete a step."""
 _WAITING_REPEATS = 2
 """A trainer that repeated a request this often computes nothing meanwhile."""
@@ -227,6 +228,8 @@ class Service:
                 return self._hello(route, request, reachable)
             if request.kind in self._of_publisher:
                 return self._of_publisher[request.kind](request)
+            if request.kind is Kind.LOOK:
+                return self._look(request)
             handler = self._handlers.get(request.kind)
             if handler is None:
                 raise Refusal(Code.BAD_MESSAGE, f"{request.kind.name} is not a request")
@@ -350,6 +353,11 @@ class Service:
         self._require_ready()
         answer = bytes_part(Field.TEXT, self._members.positions.of(request.text))
         return request.reply(Kind.DATA, number=self._steps.step, parts=(answer,))
+
+    def _look(self, request: Message) -> Message:
+        self._require_ready()
+        found = answer_look(self._store.tables.values(), request.parts)
+        return request.reply(Kind.DATA, number=self._steps.step, parts=(_text(found),))
 
     def _finish(self, member: Member, request: Message) -> Message | None:
         if not member.finished:

@@ -73,11 +73,13 @@ class _Course:
         self._points.append((now, row))
         self.used = not np.array_equal(before, row)
         per_second: NDArray[np.float64] = (row - before) / max(now - since, 1e-3)
+        storage, candidates, disk = table.kept
+        places = None if disk is None else disk.places
         total = (row - self._base).tolist()
         return {
             "rows": len(table),
-            "bytes": table.bytes,
-            "candidates": table.candidate_count,
+            "bytes": sum(each.bytes for each in (storage, candidates, places) if each is not None),
+            "candidates": 0 if candidates is None else len(candidates),
             "on_disk": table.on_disk,
             "new": len(table) + self._left - self._rows,
             **{name: total[place] for name, place in _COUNTERS.items()},

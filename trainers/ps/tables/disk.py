@@ -31,12 +31,8 @@ from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.process.log import glog
 from trainers.ps.kernels.eviction import REMOVAL, evicted_slots
 from trainers.ps.kernels.rows import (
-    DIM,
     NOTHING,
-    STATES,
-    STATISTICS,
     VALUES,
-    WIDTH,
     Fresh,
     pull,
     read_records,
@@ -46,7 +42,7 @@ from trainers.ps.kernels.rows import (
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.removal import BoundedRows
 from trainers.ps.tables.spec import FullError, TableError
-from trainers.ps.tables.storage import Cut, SparseRows, Storage, keys_of
+from trainers.ps.tables.storage import Cut, SparseRows, Storage, keys_of, split_records
 
 _PLACE, _PAGE = 4, 4096  # bytes
 _UNREADABLE = "rows that were moved to disk_dir cannot be read from there any more"
@@ -145,6 +141,13 @@ class RowsOnDisk(BoundedRows):
         storage.records(0, len(storage))[slots, VALUES:] = records[:, VALUES:]
         remove_keys(self.places.index, self.places.rows, mine)
         self._count(mine)
+
+    def look(self, keys: Keys) -> list[tuple[int, Floats]]:
+        """Of those of the keys whose rows are on disk the place among them, and the record (1, stride)."""
+        here, places = self._look_up(keys)
+        some = np.flatnonzero(here)
+        records = self._read(places[some], keys[some])
+        return [(place, records[number : number + 1]) for number, place in enumerate(some.tolist())]
 
     def uncount(self, keys: Keys) -> None:
         """See BoundedRows."""
@@ -266,7 +269,8 @@ class TieredCut:
             return self._memory.read(start, stop)
         places = self._disk.read(max(start, border) - border, stop - border)
         keys = places.keys.numpy()
-        on_disk = self._split(keys, self._read(places.values.numpy()[:, 0].view(np.uint32), keys))
+        records = self._read(places.values.numpy()[:, 0].view(np.uint32), keys)
+        on_disk = split_records(self._storage, records, self._row_states)
         return on_disk if start >= border else _joined(self._memory.read(start, border), on_disk)
 
     def close(self, *, saved: bool = True) -> None:
@@ -281,25 +285,6 @@ class TieredCut:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(saved=kind is None)
-
-    def _split(self, keys: Keys, records: Floats) -> SparseRows:
-        numbers = self._storage.rows.numbers
-        width, dim, states = int(numbers[WIDTH]), int(numbers[DIM]), int(numbers[STATES])
-        places = torch.from_numpy(records[:, VALUES : VALUES + width].copy())
-        begin, end = VALUES + width, VALUES + width + states
-        full = [
-            torch.from_numpy(records[:, at : at + dim].copy())
-            for at in range(begin, end - self._row_states, dim)
-        ]
-        of_row = [
-            torch.from_numpy(records[:, at : at + 1].copy()) for at in range(end - self._row_states, end)
-        ]
-        return SparseRows(
-            torch.from_numpy(keys),
-            places.view(self._storage.dtype)[:, :dim].contiguous(),
-            (*full, *of_row),
-            torch.from_numpy(records[:, end : end + int(numbers[STATISTICS])].copy()),
-        )
 
 
 def _joined(one: SparseRows, other: SparseRows) -> SparseRows:

@@ -306,19 +306,10 @@ class SparseTable:
         return len(self._storage) + self.on_disk
 
     @property
-    def bytes(self) -> int:
-        """Of its rows in memory and of its candidates, with their index."""
-        kept = [self._storage]
-        if isinstance(self._filter, AdmitByCount):
-            kept.append(self._filter.storage)
-        if self._disk is not None:
-            kept.append(self._disk.places)
-        return sum(each.bytes for each in kept)
-
-    @property
-    def candidate_count(self) -> int:
-        """Keys that wait for admission."""
-        return len(self._filter) if isinstance(self._filter, AdmitByCount) else 0
+    def kept(self) -> tuple[Storage, Storage | None, RowsOnDisk | None]:
+        """Where its rows are, where its candidates, and what is on disk; for readers that change nothing."""
+        candidates = self._filter.storage if isinstance(self._filter, AdmitByCount) else None
+        return self._storage, candidates, self._disk
 
     @property
     def on_disk(self) -> int:

@@ -38,6 +38,7 @@ from trainers.ps.kernels.rows import (
     COUNT,
     DIM,
     DTYPE,
+    NOTHING,
     READ,
     ROW_NUMBERS,
     SEED,
@@ -177,6 +178,9 @@ _PLACE = 4
 _NO_IMAGES = np.empty(0, np.float32), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
 
+_NOT_NEW = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
+
+
 def keys_of(records: Floats) -> Keys:
     """(n,) int64: the keys of records (n, stride), a copy."""
     return records[:, :VALUES].copy().view(np.int64).reshape(-1)
@@ -285,6 +289,16 @@ class Storage:
             done, needs = insert(self.index, self.rows, fresh, keys, done, slots)
             if needs:
                 self.grow(needs, 0)
+        return slots
+
+    def find(self, keys: Keys) -> Keys:
+        """The slots of `keys`, (n,); -1 for a key without a row."""
+        missing, slots = np.empty(len(keys), np.int64), np.full(len(keys), -1)
+        here = np.ones(len(keys), np.bool_)
+        here[missing[: without_row(self.index, self.rows, keys, missing)]] = False
+        found = np.empty(np.count_nonzero(here), np.int64)
+        insert(self.index, self.rows, _NOT_NEW, keys[here], 0, found)
+        slots[here] = found
         return slots
 
     def grow(self, needs: int, rows: int) -> None:
@@ -405,6 +419,22 @@ class SparseRows:
     state: tuple[torch.Tensor, ...]
     statistics: torch.Tensor | None = None
     removed: torch.Tensor | None = None
+
+
+def split_records(storage: Storage, records: Floats, row_states: int) -> SparseRows:
+    """(n, stride) places of a storage with so many row-wise states: copies."""
+    numbers = storage.rows.numbers
+    width, dim, states = int(numbers[WIDTH]), int(numbers[DIM]), int(numbers[STATES])
+    places = torch.from_numpy(records[:, VALUES : VALUES + width].copy())
+    begin, end = VALUES + width, VALUES + width + states
+    full = [torch.from_numpy(records[:, at : at + dim].copy()) for at in range(begin, end - row_states, dim)]
+    of_row = [torch.from_numpy(records[:, at : at + 1].copy()) for at in range(end - row_states, end)]
+    return SparseRows(
+        torch.from_numpy(keys_of(records)),
+        places.view(storage.dtype)[:, :dim].contiguous(),
+        (*full, *of_row),
+        torch.from_numpy(records[:, end : end + int(numbers[STATISTICS])].copy()),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

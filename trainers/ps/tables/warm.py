@@ -28,6 +28,7 @@ from trainers.ps.kernels.index import SECRET
 from trainers.ps.kernels.memory import touch_pages
 from trainers.ps.kernels.rows import without_row
 from trainers.ps.tables.dense import DenseTable
+from trainers.ps.tables.looking import look
 from trainers.ps.tables.rules import (
     FTRL,
     SGD,
@@ -127,6 +128,7 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
             bounded.begin_sweep()
             run.pull(_ONE_TABLE, _KEYS, insert=True)
             bounded.sweep(1)
+            look(table, _KEYS.numpy())
 
 
 def use_every_table() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 
 import pytest
 import torch
 
+from trainers.ps.live_rows import NOBODY
 from trainers.ps.server.members import Members
 from trainers.ps.server.saving import SaveRunner
 from trainers.ps.server.service import Service
@@ -707,3 +709,23 @@ def _random_part(rng: random.Random) -> Part:
             return Part(table, field, torch.ones(count), lr=0.1)
         case field:
             return bytes_part(field, rng.randbytes(count * 8), table)
+
+
+def look(bench: Bench, table: str, *keys: int) -> Message:
+    parts = (bytes_part(Field.TEXT, table.encode()), Part(0, Field.KEYS, torch.tensor(keys)))
+    return bench.ask(Kind.LOOK, NOBODY, 77, parts=parts)
+
+
+def test_anyone_may_look_at_rows_and_nothing_changes() -> None:
+    bench = Bench(sync=False)
+    early = look(bench, "e", 1)
+    assert (early.kind, early.code) == (Kind.REFUSED, Code.NOT_READY)
+    bench.opened()
+    before = len(bench.recorded)
+    row = {"state": "row", "values": [0.0]}
+    assert json.loads(look(bench, "e", 1, 3).text) == {"rows": [row, {"state": "no row"}]}
+    assert json.loads(look(bench, "w", 1).text) == {"tables": ["e"]}, "w is dense"
+    assert len(bench.recorded) == before
+    assert json.loads(look(bench, "e", 3).text) == {"rows": [{"state": "no row"}]}
+    assert look(bench, "e", *range(1001)).code is Code.BAD_MESSAGE
+    assert bench.ask(Kind.LOOK, NOBODY, 77, parts=WANT).code is Code.BAD_MESSAGE

@@ -1,0 +1,64 @@
+"""Rows of a running job by key, for `fleetrun tables show`: `python -m trainers.ps.live_rows ENDPOINTS TABLE
+KEY...` asks all servers, and one of them has the row. With the job's secret in the environment it encrypts.
+
+A server answers between two requests of trainers. It counts no pull, admits no key and changes no row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trainers.checks import nearest
+from trainers.errors import FleetError, UsageError
+from trainers.ps.client import Client, Request
+from trainers.ps.configs import PsConfigs
+from trainers.ps.saves.inspection import key_of
+from trainers.ps.transport import keys_of
+from trainers.ps.wire import Field, Kind, Part, bytes_part
+
+NOBODY = (1 << 32) - 1
+"""The rank of a sender that is not a trainer."""
+_WITHIN_S = 10.0
+
+
+def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> dict[str, Any]:
+    """The row of each key, and its server. Raises FleetError."""
+    keys = [key_of(word) for word in words]
+    parts = (bytes_part(Field.TEXT, name.encode()), Part(0, Field.KEYS, torch.tensor(keys)))
+    client = Client(endpoints, NOBODY, PsConfigs(), keys=keys_of(os.environ))
+    try:
+        requests = [Request(server=number, kind=Kind.LOOK, parts=parts) for number in range(len(endpoints))]
+        answers = [json.loads(reply.text) for reply in client.ask(requests, _WITHIN_S)]
+    finally:
+        client.close()
+    if not any("rows" in each for each in answers):
+        names = sorted({table for each in answers for table in each["tables"]})
+        others = nearest(name, names) if names else "; it has no sparse table"
+        raise UsageError(f"the job has no sparse table {name!r}{others}")
+    rows = {key: {"key": key, "state": "no row"} for key in keys}
+    for server, answer in enumerate(answers):
+        for key, row in zip(keys, answer.get("rows", ()), strict=False):
+            if row["state"] != "no row":
+                rows[key] = {"key": key, **row, "server": server}
+    return {"table": name, "rows": list(rows.values())}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the document, or `{"error": ..., "usage": ...}` and returns 1, as `saves.inspection` does."""
+    endpoints, name, *words = argv
+    try:
+        document = live_rows(endpoints.split(","), name, words)
+    except FleetError as error:
+        document = {"error": str(error), "usage": isinstance(error, UsageError)}
+    sys.stdout.write(json.dumps(document) + "\n")
+    return 1 if "error" in document else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""What a table has of some keys, read so that nothing changes: no row is made, no use is counted, and none
+comes back from disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trainers.kernels.compiled import Keys
+from trainers.ps.kernels.eviction import FLOORS, find_evicted
+from trainers.ps.tables.rules import row_states_of
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.storage import SparseRows, Storage, split_records
+
+Looked = dict[str, Any]
+
+
+def look(table: SparseTable, keys: Keys) -> list[Looked]:
+    """For each key its `state` (`row`, `row on disk`, `evicted`, `candidate`, `no row`), and of a row the
+    `values`, the states of its `optimizer`, and `shows`, `clicks` and `unseen_days` if there are statistics.
+    """
+    storage, candidates, disk = table.kept
+    found: list[Looked] = [{"state": "no row"} for _ in keys]
+    if candidates is not None:
+        slots = candidates.find(keys)
+        for place in _alive(candidates, keys, slots):
+            found[place] = {"state": "candidate", "pulls": float(candidates.column(0)[slots[place]])}
+    row_states = row_states_of(table.spec.rule)
+    slots = storage.find(keys)
+    here = np.flatnonzero(slots >= 0)
+    records = storage.records(0, len(storage))[slots[here]]
+    alive = set(_alive(storage, keys, slots).tolist())
+    for number, place in enumerate(here.tolist()):
+        rows = split_records(storage, records[number : number + 1], row_states)
+        found[place] = _row("row", rows) if place in alive else {"state": "evicted"}
+    if disk is not None:
+        for place, record in disk.look(keys):
+            found[place] = _row("row on disk", split_records(storage, record, row_states))
+    return found
+
+
+def _alive(storage: Storage, keys: Keys, slots: Keys) -> Keys:
+    """The places of keys with a slot, without those that have been evicted."""
+    here = np.flatnonzero(slots >= 0)
+    if not storage.evicts or not len(here):
+        return here
+    evicted = np.zeros(len(here), np.bool_)
+    stamps = storage.records(0, len(storage))[slots[here], -1]
+    find_evicted(keys[here], stamps, storage.uses.clock[FLOORS:].copy(), evicted)
+    return here[~evicted]
+
+
+def _row(state: str, rows: SparseRows) -> Looked:
+    row: Looked = {"state": state, "values": rows.values[0].float().tolist()}
+    if rows.state:
+        row["optimizer"] = [each[0].tolist() for each in rows.state]
+    statistics = [] if rows.statistics is None else rows.statistics[0].tolist()
+    if len(statistics) >= 3:
+        row |= dict(zip(("shows", "clicks", "unseen_days"), statistics, strict=False))
+    return row
