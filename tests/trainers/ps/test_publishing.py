@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -16,7 +17,13 @@ import torch
 from fleetrun.envs.contract import Role
 from tests.support.forking import Forker
 from tests.support.scripts.ps_counting import NEW, ROOM, SHARED
-from tests.trainers.ps.test_recovery import counting, expect_exact, kill_one_by_one
+from tests.trainers.ps.test_recovery import (
+    counting,
+    expect_exact,
+    held,
+    kill_one_by_one,
+    wait_until,
+)
 from trainers.ps import Uniform, read_values
 from trainers.ps.saves.manifest import current_manifest
 from trainers.ps.saves.read import ModelValues, OpenFolder, SparseValues, open_saves
@@ -186,6 +193,29 @@ def test_a_trainer_publishes_what_it_has_pushed(forker: Forker, tmp_path: Path, 
     assert found.dense["bias"].tolist() == [9.0] * 3
 
 
+def test_what_failed_is_published_later_although_nothing_has_changed_since(
+    forker: Forker, tmp_path: Path
+) -> None:
+    published = tmp_path / "published"
+    published.touch()
+    words = counting(tmp_path, 20, "none", hold=10, ps={"publish": str(published), "publish_interval_s": 0.1})
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        held(job, words)
+        job.servers[0].wait_for("could not be published and will be tried again")
+        published.unlink()
+
+        def counts() -> dict[float, int]:
+            with contextlib.suppress(LoadError):
+                rows = read_values(published).sparse["tables.0.weight"].values[:, 0]
+                return {float(count): int((rows == count).sum()) for count in rows.unique()}
+            return {}
+
+        wait_until(lambda: counts() == {10.0: 8, 20.0: 4}, job)
+        (tmp_path / "go").touch()
+        job.expect_success()
+        assert counts() == {20.0: 8, 40.0: 4}
+
+
 def test_what_cannot_be_published_is_said(forker: Forker, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with forker.job(tmp_path, trainers=1, servers=1) as job:
@@ -195,5 +225,5 @@ def test_what_cannot_be_published_is_said(forker: Forker, tmp_path: Path) -> Non
         words = command(tmp_path, "sync", "none", 0, publish=str(saved))
         server = job.start(words, Role.SERVER, 0)
         assert server.wait() == 1
-    assert f"SaveError: {saved} has a save of fleet.save_persistables()" in server.output
+    assert f"OthersError: {saved} has a save of fleet.save_persistables()" in server.output
     assert "set another ps_configs publish" in server.output

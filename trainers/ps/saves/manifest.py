@@ -182,8 +182,8 @@ class SavedPart:
 @dataclass(frozen=True, slots=True)
 class Save:
     """One save of all servers: the folder of its files, and its parts, one per server in order. A published
-    one has a version `number`, the `time` of the moment that it shows (seconds since 1970), and the `size` of
-    its files in bytes.
+    one has a version `number`, the `time` of the moment that it shows (seconds since 1970), the `size` of
+    its files in bytes, and the `row_type` of `write.SaveSpec`.
     """
 
     id: str
@@ -193,6 +193,10 @@ class Save:
     number: int = 0
     time: float = 0.0
     size: int = 0
+    row_type: str = ""
+
+
+_OF_VERSIONS = ("number", "time", "size", "row_type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,7 @@ class Manifest:
                 "mode": int(save.mode),
                 "step": save.step,
                 "parts": [asdict(part) for part in save.parts],
-                **({"number": save.number, "time": save.time, "size": save.size} if self.stream else {}),
+                **({name: getattr(save, name) for name in _OF_VERSIONS} if self.stream else {}),
             }
             for save in self.saves
         ]
@@ -335,7 +339,9 @@ def _save(body: Mapping[str, Any]) -> Save:
         raise ManifestError(f"mode {body.get('mode')!r} is unknown") from error
     parts = tuple(_file(entry) for entry in _list(body, "parts"))
     number, size = (_count(body, key) if key in body else 0 for key in ("number", "size"))
-    return Save(_name(body, "id"), mode, _count(body, "step"), parts, number, _number(body, "time"), size)
+    row_type = _text(body, "row_type") if "row_type" in body else ""
+    time = _number(body, "time")
+    return Save(_name(body, "id"), mode, _count(body, "step"), parts, number, time, size, row_type)
 
 
 # ---- The current save of a folder.

@@ -59,7 +59,14 @@ _MERGED = "-base"
 
 
 class OthersError(SaveError):
-    """Another job publishes to the same folder."""
+    """The folder is another job's, or has saves of another kind."""
+
+
+def others_text(folder: Folder) -> str:
+    return (
+        f"{folder.path(MANIFEST)} is not what this job wrote: another one publishes there too. This one has "
+        "stopped; give each a ps_configs publish of its own, and start it again"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +78,11 @@ class Published:
 
     @classmethod
     def open(cls, where: str) -> Published:
-        """Raises SaveError for a folder that has saves of another kind."""
+        """Raises SaveError, and OthersError for a folder that has saves of another kind."""
         folder = open_folder(where)
         manifest = manifest_of(folder)
         if manifest is not None and not manifest.stream:
-            raise SaveError(
+            raise OthersError(
                 f"{folder.where} has a save of fleet.save_persistables(), which the first published version "
                 "would replace; set another ps_configs publish"
             )
@@ -95,6 +102,11 @@ class Published:
     def cuts(self) -> list[str]:
         """The same, as the servers know them."""
         return [id.removesuffix(_MERGED) for id in self.ids]
+
+    @property
+    def row_type(self) -> str:
+        """Of the last version."""
+        return "" if self.manifest is None else self.manifest.saves[-1].row_type
 
     @property
     def merged_id(self) -> str:
@@ -125,7 +137,7 @@ class Published:
         if self.manifest is None or self.ids[: len(merged)] != list(merged):
             raise SaveError(f"{self.folder.where} has another base now")
         last, *after = self.manifest.saves[len(merged) - 1 :]
-        base = replace(base, number=last.number, time=last.time, step=last.step)
+        base = replace(base, number=last.number, time=last.time, step=last.step, row_type=last.row_type)
         return self._with((), base, parts, tuple(after))
 
     def _with(
@@ -137,10 +149,7 @@ class Published:
             if found is None and self.manifest is not None:
                 raise SaveError(f"{folder.path(MANIFEST)} is gone")
             if found != self.manifest:
-                raise OthersError(
-                    f"{folder.path(MANIFEST)} is not what this job wrote: another one publishes there too. "
-                    "This one has stopped; give each a ps_configs publish of its own, and start it again"
-                )
+                raise OthersError(others_text(folder))
             size = sum(
                 check_part(folder, save.id, record, number, len(parts)).size
                 for number, record in enumerate(parts)

@@ -227,10 +227,12 @@ def _narrow(tensors: dict[str, torch.Tensor], row_type: str) -> float:
         tensors["values"], tensors["scales"] = codes_of(wide)
         here = decoded(tensors["values"], tensors["scales"])
     else:
-        tensors["values"] = wide.to(RowType.of(row_type).dtype)
+        dtype = RowType.of(row_type).dtype
+        most = torch.finfo(dtype).max
+        tensors["values"] = torch.where(wide.isfinite(), wide.clamp(-most, most), wide).to(dtype)
         here = tensors["values"].float()
-    apart = (here - wide).abs_()
-    return float(apart.nan_to_num_(0, 0, 0).max()) if apart.numel() else 0.0
+    apart = (here - wide).abs_()[here.isfinite() & wide.isfinite()]
+    return float(apart.max()) if apart.numel() else 0.0
 
 
 def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterator[list[Packed]]:

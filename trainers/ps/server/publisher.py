@@ -27,7 +27,13 @@ from trainers.process.log import glog
 from trainers.ps.client import Client, PendingReplies, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.manifest import Save, SaveMode, new_id
-from trainers.ps.saves.publication import Buffers, OthersError, Published, published_buffers
+from trainers.ps.saves.publication import (
+    Buffers,
+    OthersError,
+    Published,
+    others_text,
+    published_buffers,
+)
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
@@ -41,6 +47,8 @@ _CUT_S = 1.0
 """How long servers have to reach a step before training counts as paused."""
 _PAUSE_S = 0.5
 """After servers were not ready, or a step was not reached."""
+_AGAIN_S = 30.0
+"""At most, after a failure."""
 _COMPLAIN_S = 60.0
 
 
@@ -58,7 +66,7 @@ class _Merge:
 
 class Publisher:
     """`publish` versions until `close`. `wake` is called in its thread when a version is there, or has
-    failed. Raises SaveError for a folder that cannot be published to.
+    failed. Raises OthersError for a folder that has saves of another kind.
     """
 
     def __init__(
@@ -73,24 +81,36 @@ class Publisher:
     ) -> None:
         self._endpoints, self._where, self._configs = endpoints, where, configs
         self._sync, self._keys, self._wake = sync, keys, wake
-        self._published = Published.open(where)
-        self.buffers = published_buffers(where) if self._published.number else {}
+        self._published: Published | None = None
+        """None where the folder may have something else than what was known."""
+        self._own: set[str] = set()
+        """Cuts that were committed here."""
+        self.buffers: Buffers = {}
         """Of a trainer's model, for the part of server 0."""
+        self._of_folder = False
         self._client: Client | None = None
         self._stopped = threading.Event()
         self._asked_for = threading.Event()
         self._asked = self._answered = 0
         self._answer: int | str = 0
-        self._steps: list[int] = []
-        """Of the servers, in the last version."""
+        self._seen: list[tuple[int, str]] = []
+        """What the servers had in the last version: their steps, and counts of other changes."""
         self._base_due = False
-        self._unknown = False
-        """Whether the folder may have something else than what is known here."""
         self._others = ""
         """Why nothing can be published any more."""
         self._merge: _Merge | None = None
         self._complained = -_COMPLAIN_S
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        try:
+            Published.open(where)
+        except OthersError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
+            self._complain(error)
+
+    def continues(self) -> None:
+        """Server 0 has recovered its tables: the buffers of the folder belong to them."""
+        self._of_folder = True
 
     def start(self) -> None:
         self._thread.start()
@@ -122,17 +142,19 @@ class Publisher:
                 asked = self._asked
                 try:
                     self._wait_until(due)
+                    self._asked_for.clear()  # before the count is read: an ask that follows sets it again
                     started, asked = time.monotonic(), self._asked
-                    self._asked_for.clear()
                     due = started + self._configs.publish_interval_s
-                    if self._round(forced=asked > self._answered):
-                        self._settle(asked, self._published.number)
-                    else:
+                    number = self._round(forced=asked > self._answered)
+                    if number is None:
                         due = started + _PAUSE_S
+                    elif number:
+                        self._settle(asked, number)
                 except _StoppedError:
                     raise
                 except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
                     self._failed(error)
+                    due = min(due, time.monotonic() + _AGAIN_S)
                     self._settle(asked, f"the version could not be published: {error}")
         if self._client is not None:
             self._client.close()
@@ -154,85 +176,105 @@ class Publisher:
                 self._client_now().poll(_POLL_S)
         raise _StoppedError
 
-    def _round(self, *, forced: bool) -> bool:
-        """Publish a version if anything has changed; whether the servers were ready for it."""
+    def _round(self, *, forced: bool) -> int | None:
+        """Publish a version if anything has changed: its number, 0 if nothing has; None where the servers
+        were not ready for it.
+        """
         if self._others:
             raise SaveError(self._others)
-        if self._unknown:
-            self._published, self._unknown = Published.open(self._where), False
+        published = self._open()
         answers = self._ask(Kind.PUBLISH)
         if any(answer.code is Code.NOT_READY for answer in answers):
-            return False
+            return None
+        seen = [(answer.number, answer.text) for answer in answers]
+        if seen == self._seen and not forced:
+            return 0
         steps = [answer.number for answer in answers]
-        if steps == self._steps and not forced:
-            return True
-        mode = SaveMode.VALUES if self._base_due or not self._published.number else SaveMode.INCREMENT
-        cut = self._cut(steps, mode, forced)
-        if cut is None and self._base_due:
-            cut = self._cut(steps, SaveMode.VALUES, forced)
+        mode = SaveMode.VALUES if self._base_due or not published.number else SaveMode.INCREMENT
+        cut = self._cut(published, steps, mode, forced)
+        if cut is None and self._base_due and mode.changes:
+            cut = self._cut(published, steps, SaveMode.VALUES, forced)
         if cut is None:
-            return False
-        save, self._steps = cut
-        self._commit(save)
-        self._begin_merge()
-        return True
+            return None
+        save, steps = cut
+        published = self._commit(published, save)
+        self._seen = [(step, text) for step, (_, text) in zip(steps, seen, strict=True)]
+        if self._merge is None and published.long:
+            self._begin_merge(published)
+        return published.number
 
-    def _cut(self, steps: list[int], mode: SaveMode, forced: bool) -> tuple[Save, list[int]] | None:
+    def _open(self) -> Published:
+        """What the folder has. Raises OthersError when that is another job's."""
+        if self._published is None:
+            found = Published.open(self._where)
+            if self._own and found.number and found.cuts[-1] not in self._own:
+                raise OthersError(others_text(found.folder))
+            if self._of_folder and found.number:
+                self.buffers, self._of_folder = {**published_buffers(self._where), **self.buffers}, False
+            self._base_due |= found.row_type != self._configs.publish_dtype
+            self._published = found
+        return self._published
+
+    def _cut(
+        self, published: Published, steps: list[int], mode: SaveMode, forced: bool
+    ) -> tuple[Save, list[int]] | None:
         """A version that every server has cut, and their steps then; None where they are not ready for it, or
         `_base_due`.
         """
-        ahead = 0 if forced or not self._sync else 1
+        ahead, row_type = 0 if forced or not self._sync else 1, self._configs.publish_dtype
         while True:
             step = max(steps) + ahead
             id, now = new_id(step), time.time()
-            request = SaveRequest(
-                self._where,
-                id,
-                int(mode),
-                self._published.cuts,
-                self._published.number + 1,
-                self._configs.publish_dtype,
-            )
+            request = SaveRequest(self._where, id, int(mode), published.cuts, published.number + 1, row_type)
             replies = self._send(Kind.PUBLISH, step, request.encode())
             complete = self._wait(replies, _CUT_S)
             answers = replies.replies
             self._base_due |= any(answer.code is Code.MISMATCH for answer in answers)
             passed = self._sync and any(answer.number != step for answer in answers)
             if complete and not passed and not any(answer.code for answer in answers):
-                return Save(id, mode, step, (), time=now), [answer.number for answer in answers]
+                save = Save(id, mode, step, (), time=now, row_type=row_type)
+                return save, [answer.number for answer in answers]
             steps = [answer.number for answer in self._ask(Kind.PUBLISHED, 0, id.encode())]
             if (self._base_due and mode.changes) or not (self._sync and (passed or ahead)):
                 return None
             ahead = max(1, 2 * ahead) if passed else 0
 
-    def _commit(self, save: Save) -> None:
-        committed, id = False, save.id.encode()
+    def _commit(self, published: Published, save: Save) -> Published:
+        id = save.id.encode()
         try:
             parts = list(map(_record, self._ask(Kind.WRITTEN, 0, id)))
-            self._published = self._published.follow(save, parts)
-            committed = True
-        finally:
-            if not self._stopped.is_set():
-                self._ask(Kind.PUBLISHED, int(committed), id)
+            self._published = published = published.follow(save, parts)
+        except Exception:
+            self._abandon(id)
+            raise
+        self._own.add(save.id)
+        self._ask(Kind.PUBLISHED, 1, id)
         if not save.mode.changes:
-            self._base_due = False
-            glog(f"published version {self._published.number} to {self._where}, a base")
+            self._base_due, self._merge = False, None
+            glog(f"published version {published.number} to {self._where}, a base")
+        return published
 
-    def _begin_merge(self) -> None:
-        if self._merge is None and self._published.long:
-            request = SaveRequest(
-                self._where,
-                self._published.merged_id,
-                int(SaveMode.VALUES),
-                self._published.ids,
-                self._published.number,
-                self._configs.publish_dtype,
-            )
-            self._merge = _Merge(request, self._send(Kind.MERGE, 0, request.encode()))
+    def _abandon(self, id: bytes) -> None:
+        """Tell all servers; what others answer meanwhile to the request that failed is of no interest."""
+        for _ in self._endpoints:
+            with contextlib.suppress(FleetError):
+                self._ask(Kind.PUBLISHED, 0, id)
+                return
+
+    def _begin_merge(self, published: Published) -> None:
+        request = SaveRequest(
+            self._where,
+            published.merged_id,
+            int(SaveMode.VALUES),
+            published.ids,
+            published.number,
+            self._configs.publish_dtype,
+        )
+        self._merge = _Merge(request, self._send(Kind.MERGE, 0, request.encode()))
 
     def _end_merge(self) -> None:
         """Commit the base when all servers have merged it. If that fails, the next version is one."""
-        if self._merge is None or self._merge.replies.open:
+        if self._merge is None or self._published is None or self._merge.replies.open:
             return
         merge, self._merge = self._merge, None
         try:
@@ -275,16 +317,24 @@ class Publisher:
 
     def _failed(self, error: Exception) -> None:
         """Say why a version failed; the next one begins with what the folder has then."""
-        if isinstance(error, OthersError):
+        if isinstance(error, OthersError) and not self._is_ours():
             self._others = str(error)
-        if time.monotonic() - self._complained >= _COMPLAIN_S:
-            self._complained = time.monotonic()
-            number = self._published.number + 1
-            glog(f"version {number} could not be published and will be tried again: {error or repr(error)}")
+        self._complain(error)
         if self._client is not None:
             self._client.close()
-        self._client = self._merge = None
-        self._unknown = True
+        self._client = self._merge = self._published = None
+
+    def _is_ours(self) -> bool:
+        """Whether the folder has a version of this job: it was away for a while, and is back."""
+        with contextlib.suppress(Exception):
+            found = Published.open(self._where)
+            return found.number > 0 and found.cuts[-1] in self._own
+        return False
+
+    def _complain(self, error: Exception) -> None:
+        if time.monotonic() - self._complained >= _COMPLAIN_S:
+            self._complained = time.monotonic()
+            glog(f"a version could not be published and will be tried again: {error or repr(error)}")
 
 
 def _record(reply: Message) -> FileRecord:

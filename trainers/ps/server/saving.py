@@ -25,6 +25,7 @@ from trainers.storage.manifest import FileRecord
 
 _MAX_REQUEST_CHARS = 65_536
 _REMEMBERED_IDS = 64
+_REMEMBERED_CUTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,24 @@ class SaveRunner:
         self.requester: tuple[int, int] | None = None
         """Rank and incarnation of the trainer whose save is running."""
         self.last_save: str | None = None
+        self._abandoned = False
+        """The task is to be closed when it has ended."""
+        self._cut_here: deque[str] = deque(maxlen=_REMEMBERED_CUTS)
+        """Versions that were cut here, or are in the log of this server."""
         self._since: list[str] = []
         """The tables have recorded what has changed since any of these versions was cut."""
 
     @property
     def busy(self) -> bool:
         """Whether the tables are being read for a save."""
+        if self._abandoned and self._task is not None and self._task.ended:
+            self._close(saved=False)
         return self._task is not None
+
+    @property
+    def of_version(self) -> bool:
+        """Whether it is a version that is being written."""
+        return self._request is not None and self._request.version > 0
 
     @property
     def tables_in_use(self) -> bool:
@@ -107,14 +119,14 @@ class SaveRunner:
         """
         if request.id in self._ended_ids:
             return b""
-        if self._task is None and not self._reading():
+        if not self.tables_in_use:
             self._start(request, step, tables)
             self.requester = requester
         return None if self._request is None or self._request.id != request.id else self.written(request.id)
 
     def written(self, id: str) -> bytes | None:
         """As `run`, for a save that was started; empty for any other."""
-        if self._task is None or self._request is None or self._request.id != id:
+        if self._task is None or self._abandoned or self._request is None or self._request.id != id:
             return b""
         if not self._task.ended:
             return None
@@ -130,18 +142,32 @@ class SaveRunner:
         if self._task is None or request is None or request.id != id:
             return
         self._task.cancel()
+        if request.version and not saved and not self._task.ended:  # a slow disk must not stop training
+            self._abandoned = True
+            return
         self._task.wait()
-        self._task.close(saved=saved)
+        self._close(saved=saved)
+
+    def _close(self, *, saved: bool) -> None:
+        """The task has ended."""
+        request, task = self._request, self._task
+        assert request is not None
+        assert task is not None
+        task.close(saved=saved)
         if saved and request.version:
-            self._since = [id]
+            self._since = [request.id]
         elif saved and request.mode is not SaveMode.VALUES:
-            self.last_save = id
+            self.last_save = request.id
         self._task = self._request = self.requester = None
+        self._abandoned = False
 
     def abandon(self) -> None:
         """End the running save, if any, without committing it."""
-        if self._request is not None:
-            self.end(self._request.id, saved=False)
+        if self._request is not None and self._task is not None:
+            self._ended_ids.append(self._request.id)
+            self._task.cancel()
+            self._task.wait()
+            self._close(saved=False)
 
     def close(self) -> None:
         """Abandon everything."""
@@ -164,6 +190,7 @@ class SaveRunner:
             return False
         record()
         self._start(request, step, tables, buffers)
+        self._cut_here.append(request.id)
         return True
 
     def known(self, id: str) -> bool:
@@ -184,6 +211,7 @@ class SaveRunner:
         first one on.
         """
         self._since.append(id)
+        self._cut_here.append(id)
         if len(self._since) == 1:
             for table in tables:
                 if isinstance(table, SparseTable):
@@ -206,8 +234,10 @@ class SaveRunner:
 
     def _may_follow(self, request: SaveRequest, tables: Iterable[AnyTable]) -> bool:
         sparse = (table for table in tables if isinstance(table, SparseTable))
-        known = not set(self._since).isdisjoint(request.after)
-        return known and all(table.reports_removed(UNPUBLISHED) for table in sparse)
+        # The last one must have been cut here too: what a power failure took from the log, it may have.
+        known = request.after[-1:] and request.after[-1] in self._cut_here
+        known = known and not set(self._since).isdisjoint(request.after)
+        return bool(known) and all(table.reports_removed(UNPUBLISHED) for table in sparse)
 
     def _spec(self, request: SaveRequest, step: int) -> SaveSpec:
         return SaveSpec(

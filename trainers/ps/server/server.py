@@ -170,6 +170,8 @@ class Server:
                 trainers=plan.trainers,
                 start=plan.start,
             )
+            if self._publisher is not None and saver.recovered:
+                self._publisher.continues()
 
     @property
     def dismissed(self) -> bool:

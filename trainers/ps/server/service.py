@@ -68,6 +68,10 @@ class Service:
         publisher: Publisher | None = None,
     ) -> None:
         self._publisher = publisher
+        self._publisher_life = 0
+        """Incarnation of the publisher that spoke last."""
+        self._changes = 0
+        """Of the tables without a step."""
         self._refreshes: dict[Sender, tuple[int, int]] = {}
         """The last REFRESH of a trainer: the sequence of its request, and the publisher's ticket."""
         self._members = members
@@ -183,7 +187,9 @@ class Service:
     def _break_deadlock(self) -> list[Outgoing]:
         if (why := self._pending.find_deadlock(self._members.active(), self._needs_others)) is None:
             return []
-        stopped, self._pending = self._pending.all(), PendingRequests()
+        stopped = [each for each in self._pending.all() if each.request.kind not in self._of_publisher]
+        for each in stopped:
+            self._pending.remove(each.request)
         self._collectives.reset()
         return [
             (each.route, each.request.reply(Kind.REFUSED, code=Code.DEADLOCK, parts=(_text(why),)))
@@ -197,7 +203,9 @@ class Service:
         if self._members.incarnation(request.rank) != request.incarnation or request.kind is Kind.SHRINK:
             return False  # a trainer that was replaced, or is about to replace one, waits for no other
         member, active = self._members.sender_of(request), self._members.active()
-        return request.kind is not Kind.SAVE or not self._steps.may_pull(member, request.number, active)
+        return request.kind not in (Kind.SAVE, Kind.REFRESH) or not self._steps.may_pull(
+            member, request.number, active
+        )
 
     def replay(self, request: Message) -> None:
         """Apply a recorded request. Raises Refusal for one that this job cannot have recorded."""
@@ -227,6 +235,9 @@ class Service:
             if request.kind is Kind.HELLO:
                 return self._hello(route, request, reachable)
             if request.kind in self._of_publisher:
+                if request.incarnation != self._publisher_life:  # one was killed, or has begun anew
+                    self._publisher_life = request.incarnation
+                    self._pending.drop_others(_sender(request))
                 return self._of_publisher[request.kind](request)
             if request.kind is Kind.LOOK:
                 return self._look(request)
@@ -270,6 +281,7 @@ class Service:
             if loaded:
                 member.applied.add(request.sequence)
             self._store.assign(request.parts, keep_state=loaded)
+            self._changes += 1
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
@@ -405,16 +417,18 @@ class Service:
         """
         step = self._steps.step
         if not request.parts:
-            code = Code.NONE if self._store.ready else Code.NOT_READY
-            return request.reply(Kind.DONE, number=step, code=code)
+            busy = self._store.shrinking or (self._saving.tables_in_use and not self._saving.of_version)
+            code = Code.NOT_READY if busy or not self._store.ready else Code.NONE
+            return request.reply(Kind.DONE, number=step, code=code, parts=(_text(str(self._changes)),))
         version = SaveRequest.decode(request.text)
-        self._saving.end_former(version)
         if self._saving.known(version.id):
             return request.reply(Kind.DONE, number=request.number if self._sync else step)
         if self._sync and self._store.ready and step > request.number:
             return request.reply(Kind.DONE, number=step)
-        waits = not self._store.ready or (self._sync and step < request.number)
-        if waits or self._saving.tables_in_use or self._store.shrinking:
+        if not self._store.ready or (self._sync and step < request.number):
+            return None
+        self._saving.end_former(version)
+        if self._saving.tables_in_use or self._store.shrinking:
             return None
         tables = list(self._store.tables.values())
         cut = Message(kind=Kind.PUBLISH, parts=(_text(version.id),))
@@ -448,7 +462,7 @@ class Service:
             self._refuse_if_lost()
             return None
         sequence, ticket = self._refreshes.get(_sender(request), (0, 0))
-        if sequence != request.sequence:
+        if request.sequence > sequence:
             self._publisher.keep(_buffers(request.parts))
             ticket = self._publisher.ask()
             self._refreshes[_sender(request)] = request.sequence, ticket
@@ -485,6 +499,7 @@ class Service:
             self._record(request)
             member.applied.add(request.sequence)
             self._store.begin_shrink(checked)
+            self._changes += 1
             self._shrink_of = request
             self._shrink_some()
             if self._store.shrinking:
@@ -567,6 +582,12 @@ class PendingRequests:
             mine.pop(request.sequence, None)
             if not mine:
                 del self._all[_sender(request)]
+
+    def drop_others(self, sender: Sender) -> None:
+        """Those of other incarnations of this sender."""
+        for rank, incarnation in [*self._all]:
+            if rank == sender[0] and incarnation != sender[1]:
+                del self._all[rank, incarnation]
 
     def all(self) -> list[PendingRequest]:
         return [pending for mine in self._all.values() for pending in mine.values()]

@@ -337,6 +337,11 @@ class StateSaver:
                 self._log_failure(error)
 
     @property
+    def recovered(self) -> bool:
+        """Whether there was a state to recover."""
+        return self._recovered
+
+    @property
     def busy(self) -> bool:
         """Whether the tables are being read for a snapshot."""
         return self._durable.snapshotting

@@ -181,6 +181,13 @@ _NO_IMAGES = np.empty(0, np.float32), np.empty(0, np.uint32), np.zeros(4, np.int
 _NOT_NEW = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 
 
+def typed(places: torch.Tensor, dtype: torch.dtype, dim: int) -> torch.Tensor:
+    """(n, dim) of this type: the values in places (n, width)."""
+    if not len(places):  # torch does not view nothing as another type
+        return torch.empty(0, dim, dtype=dtype)
+    return places.view(dtype)[:, :dim].contiguous()
+
+
 def keys_of(records: Floats) -> Keys:
     """(n,) int64: the keys of records (n, stride), a copy."""
     return records[:, :VALUES].copy().view(np.int64).reshape(-1)
@@ -431,7 +438,7 @@ def split_records(storage: Storage, records: Floats, row_states: int) -> SparseR
     of_row = [torch.from_numpy(records[:, at : at + 1].copy()) for at in range(end - row_states, end)]
     return SparseRows(
         torch.from_numpy(keys_of(records)),
-        places.view(storage.dtype)[:, :dim].contiguous(),
+        typed(places, storage.dtype, dim),
         (*full, *of_row),
         torch.from_numpy(records[:, end : end + int(numbers[STATISTICS])].copy()),
     )
@@ -533,7 +540,7 @@ class Cut:
         found = read(rows, start, stop, self._changed, below, keys, width, state, of_row, counts)
         rows.cut[READ] = stop
         keys, counts, state, of_row = keys[:found], counts[:found], state[:, :found], of_row[:found]
-        values = places[:found].view(self._storage.dtype)[:, :dim].contiguous()
+        values = typed(places[:found], self._storage.dtype, dim)
         removed = None
         evicted = np.zeros(found, np.bool_)
         if self._storage.evicts and find_evicted(keys, counts[:, -1], self._floors, evicted):

@@ -19,7 +19,7 @@ import torch
 
 from fleetrun.envs.channels import tell_probe
 from trainers import progress
-from trainers.errors import NotSupportedError, ServerError, TablesLostError
+from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError
 from trainers.notice import notice_file, read_notice
 from trainers.process.log import glog
 from trainers.ps.client import Client, Request
@@ -405,7 +405,7 @@ class Worker:
         if self._configs.publish and not self._identity.index:
             try:
                 self.publish(not_served)
-            except ServerError as error:
+            except FleetError as error:
                 glog(f"the last version was not published: {error}")
 
     def _say_if_uneven(self) -> None:

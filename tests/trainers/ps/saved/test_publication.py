@@ -237,3 +237,17 @@ def test_rows_that_are_not_finite_or_equal_survive_eight_bits(tmp_path: Path) ->
     assert found[0].isnan().all()
     assert torch.equal(found[1], values[1])
     assert float((found[2] - values[2]).abs().max()) <= 1e-40
+
+
+def test_values_too_large_for_16_bits_are_the_largest_and_the_error_says_so(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, "float16")
+    table = servers.tables[0][0]
+    assert isinstance(table, SparseTable)
+    table.assign(torch.tensor([2]), torch.tensor([[70_000.0, -70_000.0, torch.inf, torch.nan]]))
+    servers.change()
+    servers.publish(SaveMode.VALUES)
+    found = read_values(tmp_path).sparse["words"].values[0]
+    assert found[:3].tolist() == [65504.0, -65504.0, torch.inf]
+    assert found[3].isnan()
+    errors = [table.error for table in open_saves(tmp_path).saves[0].parts[0].tables]
+    assert max(errors) == 70_000 - 65504

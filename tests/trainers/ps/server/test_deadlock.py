@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.trainers.ps.server.test_service import WANT, Bench
+from trainers.ps.configs import PsConfigs
+from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
 
@@ -54,10 +56,13 @@ def wait_long(bench: Bench, *requests: Message) -> None:
 
 def test_who_waits_for_a_disk_is_not_at_a_standstill(tmp_path: Path) -> None:
     """One saves and the others wait for it at a barrier, however long it takes."""
-    bench = Bench(sync=False, reading=True).opened()
+    publisher = Publisher([], str(tmp_path), PsConfigs(), sync=False, keys=None, wake=lambda: None)
+    bench = Bench(sync=False, reading=True, publisher=publisher).opened()
     order = bytes_part(Field.TEXT, SaveRequest(str(tmp_path), "save-1", 0).encode())
     barrier = Message(kind=Kind.BARRIER, rank=1, sequence=500, number=1)
-    for sequence, kind, parts in ((501, Kind.SAVE, (order,)), (502, Kind.SHRINK, ())):
+    for sequence, kind, parts in (
+        (501, Kind.SAVE, (order,)), (502, Kind.SHRINK, ()), (503, Kind.REFRESH, ())
+    ):  # fmt: skip
         wait_long(bench, barrier, Message(kind=kind, sequence=sequence, parts=parts))
         assert bench.late[500].kind is Kind.WAIT
         assert bench.late[sequence].kind is Kind.WAIT

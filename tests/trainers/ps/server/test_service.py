@@ -11,6 +11,7 @@ import torch
 
 from trainers.ps.live_rows import NOBODY
 from trainers.ps.server.members import Members
+from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRunner
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
@@ -49,6 +50,8 @@ class Bench:
         max_staleness: int | None = None,
         skip_bad: bool = False,
         reading: bool = False,
+        published: str = "",
+        publisher: Publisher | None = None,
         specs: Mapping[int, TableSpec] = SPECS,
     ) -> None:
         self.specs = specs
@@ -65,7 +68,8 @@ class Bench:
             job=JOB,
             sync=sync,
             may_return=not sync,
-            saving=SaveRunner(0, 1, wake=lambda: None, reading=lambda: reading),
+            saving=SaveRunner(0, 1, wake=lambda: None, reading=lambda: reading, published=published),
+            publisher=publisher,
             record=self.recorded.append,
         )
         self.sequence = 0

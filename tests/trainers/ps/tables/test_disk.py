@@ -147,8 +147,9 @@ def test_a_save_is_of_one_moment_while_rows_come_and_go(tmp_path: Path) -> None:
     pair.same()
 
 
-def test_deltas_have_all_that_changed(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, Adagrad(), RowType.FLOAT32)
+@pytest.mark.parametrize("dtype", [RowType.FLOAT32, RowType.BFLOAT16])
+def test_deltas_have_all_that_changed(tmp_path: Path, dtype: RowType) -> None:
+    pair = Pair(tmp_path, Adagrad(), dtype)
     copy = SparseTable(pair.tiered.spec, Budgets(tmp_path))
     for number in range(4):
         for _ in range(40):
@@ -161,6 +162,8 @@ def test_deltas_have_all_that_changed(tmp_path: Path) -> None:
             copy.load(chunk)
         assert content(copy) == content(pair.whole)
         assert len(copy._storage) <= 2 * ROWS
+    with pair.tiered.cut(changed_only=True, mark=True) as cut:
+        assert not as_dict(read(cut)), "nothing has changed"
 
 
 @pytest.mark.parametrize("ring", [9000, 1 << 32])
