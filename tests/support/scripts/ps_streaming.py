@@ -26,7 +26,7 @@ SLOTS = [Slot("id"), Slot("words", length=None)]
 class Options:
     """The stream is the folder's directory `records`, or a topic of this name at `brokers`. `follow`: until a
     file `over` is in the folder. `save`: the tables, into the folder's `saved`, at the end. `hold`: before
-    this step, counted by each process, wait for a file `go` in the folder.
+    the push of this step, counted by each process, wait for a file `go` in the folder.
     """
 
     folder: str
@@ -88,11 +88,12 @@ def main() -> None:
     if options.prefetch:
         batches = fleet.prefetch(batches, model.calls)
     for number, batch in enumerate(batches):
+        loss = -model(batch.tensor("id"), batch.bag("words").values)  # of rows that are here now
         if number == options.hold:
             print("held", flush=True)
             while not (folder / "go").exists():
                 time.sleep(0.005)
-        optimizer.minimize(-model(batch.tensor("id"), batch.bag("words").values))
+        optimizer.minimize(loss)
         print("step", number, flush=True)
         time.sleep(options.pause_ms / 1000)
     if options.save:
