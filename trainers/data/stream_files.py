@@ -116,6 +116,8 @@ class MultiSlotFiles:
             if self._folder.number(name) % trainers == rank:
                 try:
                     size = Path(self._folder.path(name)).stat().st_size
+                except FileNotFoundError:
+                    continue  # it has just been removed
                 except OSError as problem:
                     raise DataError(f"{self._folder.path(name)} cannot be read: {problem}") from problem
                 yield Split(name, 0, size, size)
