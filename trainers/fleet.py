@@ -232,8 +232,8 @@ class Fleet:
         `source`: `MultiSlotFiles`, `ParquetFiles` or `KafkaTopic` of `trainers`; all trainers name the same,
         and its shards are divided among them. Make one optimizer step for each batch. `batch_size`: records,
         at most: a batch is of one shard, and of what there is. `follow`: wait for new records, which are
-        looked for every `poll_s` seconds, until the function `until` says that no more come (or for ever), or
-        this process is to stop. `queue_size`: batches that may wait.
+        looked for every `poll_s` seconds, until the function `until`, which another thread calls, says that
+        no more come (or for ever), or this process is to stop. `queue_size`: batches that may wait.
         """
         return self._runtime_for("stream").stream(source, **settings)
 
