@@ -20,6 +20,8 @@ from trainers.storage.safetensors import EVERY_TYPE, unpack
 FAILURES = (RuntimeError, IndexError, ValueError, AssertionError, MemoryError)
 """What a program may raise."""
 
+_ANY_SIZE = 1 << 40
+
 Outputs = dict[str, torch.Tensor]
 Result = Outputs | BaseException
 
@@ -72,12 +74,17 @@ class ServedProgram:
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype not in DATATYPES:
                 raise LoadError(f"{spec.name!r} is {spec.dtype}, for which the protocol has no name")
-        self._module = exported.module()
+        sizes = [size for spec in self.inputs for size in spec.shape[1:]]
+        self._checked = not self.joins or None in sizes or _bounded(exported)
+        self._module = exported.module() if self._checked else _unchecked(exported)
 
     def __call__(self, weights: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> Outputs:
         """Raises what programs raise, see FAILURES."""
         with torch.inference_mode():
-            found = torch.utils._pytree.tree_leaves(self._module(weights, inputs))
+            if self._checked:
+                found = torch.utils._pytree.tree_leaves(self._module(weights, inputs))
+            else:
+                found = self._module(*weights, *inputs)
         return {spec.name: found[place] for spec, place in zip(self.outputs, self._places, strict=True)}
 
     def example(self) -> tuple[torch.Tensor, ...]:
@@ -187,6 +194,27 @@ def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[t
     (last,) = (node for node in nodes if node.op == "output")
     given = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in last.args[0]]
     return taken, given
+
+
+def _bounded(exported: torch.export.ExportedProgram) -> bool:
+    """Whether a size may not be as large as one likes."""
+    return any(bool(sizes.upper < _ANY_SIZE) for sizes in exported.range_constraints.values())
+
+
+def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+    """The program as a function of its weights and inputs one by one, without torch's checks of sizes, which
+    take longer than a small model. That is for programs of which the protocol has checked all: the number of
+    rows is the only size that is not fixed.
+    """
+    module = exported.module()
+    assert isinstance(module, torch.fx.GraphModule)
+    module._forward_pre_hooks.clear()
+    for node in list(module.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            module.graph.erase_node(node)
+    module.graph.set_codegen(torch.fx.graph.CodeGen())
+    module.recompile()
+    return module
 
 
 def _names(exported: torch.export.ExportedProgram) -> list[str]:

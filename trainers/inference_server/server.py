@@ -254,10 +254,10 @@ class Server:
             self._cache.remove(bundle.program)
             self._cache.remove(bundle.weights)
 
-    def _version(self, bundle: _Bundle, values: Followed | None = None) -> ModelVersion:
+    def _version(self, bundle: _Bundle, values: Followed | None = None, *, sequence: int = 0) -> ModelVersion:
         values = values or self._values
         return ModelVersion(
-            sequence=next(self._sequences),
+            sequence=sequence,
             version=bundle.id if values is None else values.version,
             program=bundle.program,
             weights=bundle.weights,
@@ -267,7 +267,7 @@ class Server:
 
     def _tell(self, bundle: _Bundle, workers: Iterable[_Worker]) -> ModelVersion:
         """These workers are to serve this bundle, with the values that are there."""
-        version = self._version(bundle)
+        version = self._version(bundle, sequence=next(self._sequences))
         for worker in workers:
             worker.bundle = bundle
             worker.serve(version)

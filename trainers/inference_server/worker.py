@@ -150,8 +150,15 @@ class Handlers:
         rows = _rows(asked)
         if not 0 < rows <= self._settings.max_rows:
             raise RequestError(
-                f"inputs[0].shape has {rows} rows; a request may have 1 to {self._settings.max_rows}"
+                f"{program.inputs[0].name}.shape has {rows} rows; a request may have 1 to "
+                f"{self._settings.max_rows}"
             )
+        if program.joins:
+            for spec, tensor in zip(program.inputs, asked.inputs, strict=True):
+                if (other := tensor.shape[0]) != rows:
+                    raise RequestError(
+                        f"{spec.name}.shape has {other} rows, and {program.inputs[0].name} has {rows}"
+                    )
         return asked
 
     def _served(self, request: web.Request) -> ServedModel:

@@ -133,6 +133,10 @@ def test_limits(server: Served) -> None:
     status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
     assert status == 400
     assert b"65 rows" in content
+    body, headers = encoded({"ids": batch(2)["ids"], "x": batch(1)["x"]})
+    status, _, content = server.ask("POST", f"{server.path}/infer", body, headers)
+    assert status == 400
+    assert b"x.shape has 1 rows, and ids has 2" in content, "which would be broadcast"
     status, _, content = server.ask("POST", f"{server.path}/infer", b"x" * 20_001)
     assert status == 413
     assert b'"error"' in content
