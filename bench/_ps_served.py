@@ -19,9 +19,12 @@ from typing import Self
 
 import torch
 
+from fleetrun.envs.progress_report import encode_reports
 from trainers.ps.client import Client, PendingReplies, Request
 from trainers.ps.configs import DURABILITIES, LOG_FSYNCS, PsConfigs
 from trainers.ps.server.server import Server, ServerPlan
+from trainers.ps.server.table_meter import Numbers
+from trainers.ps.tables import run
 from trainers.ps.tables.spec import TableSpec, describe_job
 from trainers.ps.tables.warm import warm_up_server
 from trainers.ps.transport import TOKEN, keys_of
@@ -98,6 +101,8 @@ def main() -> None:
     parser.add_argument("--publish", default="")
     parser.add_argument("--publish_interval_s", type=float, default=10.0)
     parser.add_argument("--publish_dtype", default="")
+    parser.add_argument("--uncounted", action="store_true", help="count no requests of tables")
+    parser.add_argument("--report", action="store_true", help="report tables, to nobody")
     options = parser.parse_args()
     environ: Mapping[str, str] = os.environ
     torch.set_num_threads(1)
@@ -119,7 +124,19 @@ def main() -> None:
         keys=keys_of(environ),
         durable_dir=options.keep,
     )
-    Server(plan).run()
+    if options.uncounted:
+        run.Use = _no_use  # type: ignore[misc,assignment]
+    Server(plan, _encode if options.report else None).run()
+
+
+def _no_use(*_: object) -> None:
+    """Instead of a `Use`."""
+
+
+def _encode(server: Numbers, tables: Mapping[str, Numbers], hot: Mapping[str, Numbers]) -> bool:
+    """As a report is sent, without the system call."""
+    datagrams = [*encode_reports({"server": server}, tables, "tables"), *encode_reports({}, hot, "hot")]
+    return bool(datagrams)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,16 @@ COLUMNS = {
     "keys_per_pull": Column("KEYS/PULL", 6, right=True),
     "missed": Column("NO ROW", 6, right=True),
     "skew": Column("SKEW", 5, right=True),
+    "ids_hour": Column("IDS/HOUR", 4, right=True),
+    "hottest": Column("HOTTEST KEY", 3),
+    "gradient_norm": Column("GRADIENT", 4, right=True),
+    "value_norm": Column("VALUE", 4, right=True),
+    "zeros": Column("ZEROS", 3, right=True),
+    "not_finite": Column("NOT FINITE", 4, right=True),
 }
 
-_FIGURES = ("pulls_s", "pushes_s", "keys_per_pull")
+_HOT = 20
+_FIGURES = ("pulls_s", "pushes_s", "keys_per_pull", "gradient_norm", "value_norm")
 
 
 def live_tables(job: Running) -> Status:
@@ -61,12 +68,32 @@ def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _table(name: str, servers: Sequence[Mapping[str, Any]]) -> Status:
     here = [{"server": each["rank"], **each["tables"][name]} for each in servers if name in each["tables"]]
-    sums: Status = {}
-    for numbers in here:
-        for what, number in numbers.items():
-            if what != "server":
-                sums[what] = sums.get(what, 0) + number
-    return {"table": name, **sums, **_ratios(sums, here), "by_server": here}
+    names = dict.fromkeys(what for each in here for what in each if what != "server")
+    numbers = {what: _mean(what, here) if _is_mean(what) else _sum(what, here) for what in names}
+    hot = [
+        {"key": int(key), "share": share, "server": each["rank"]}
+        for each in servers
+        for key, share in ((each.get("hot") or {}).get(name) or {}).items()
+    ]
+    hot.sort(key=lambda each: -each["share"])
+    return {"table": name, **numbers, **_ratios(numbers, here), "hot_keys": hot[:_HOT], "by_server": here}
+
+
+def _is_mean(what: str) -> bool:
+    """Whether it is a mean over rows, which has no sum over servers."""
+    return what.endswith(("_norm", "_zeros", "_not_finite"))
+
+
+def _sum(what: str, here: Sequence[Status]) -> float:
+    total: float = sum(each.get(what, 0) for each in here)
+    return total
+
+
+def _mean(what: str, here: Sequence[Status]) -> float | None:
+    """Weighted by rows."""
+    some = [(each[what], each.get("rows", 0)) for each in here if what in each]
+    rows = sum(weight for _, weight in some)
+    return sum(number * weight for number, weight in some) / rows if rows else None
 
 
 def _ratios(sums: Status, here: Sequence[Status]) -> Status:
@@ -98,9 +125,20 @@ def heading(found: Status, now: float | None = None) -> str:
     if times := [each["snapshot_time"] for each in servers if "snapshot_time" in each]:
         age = max(0.0, (time.time() if now is None else now) - min(times))
         parts.append(f"{'oldest ' if len(times) > 1 else ''}snapshot {age:.0f} s ago")
+    if stale := [each for each in servers if "stale_steps_p50" in each]:
+        parts.append(f"pushes {_staleness(stale)}")
     if found["silent"]:
         parts.append(f"no report from server {', '.join(map(str, found['silent']))}")
     return printable(f"{found['job']} (pod {found['pod']}): {', '.join(parts)}")
+
+
+def _staleness(servers: Sequence[Status]) -> str:
+    """`2 steps and 31 ms stale (p99: 5, 80 ms)`, of the server with the most."""
+    most = {name: max(each[name] for each in servers) for name in servers[0] if name.startswith("stale_")}
+    return (
+        f"{figure(most['stale_steps_p50'])} steps and {figure(most['stale_ms_p50'])} ms stale "
+        f"(p99: {figure(most['stale_steps_p99'])} and {figure(most['stale_ms_p99'])} ms)"
+    )
 
 
 def _span(steps: Sequence[float]) -> str:
@@ -110,6 +148,7 @@ def _span(steps: Sequence[float]) -> str:
 
 def shown(table: Status) -> Status:
     """A table as a line of COLUMNS."""
+    hot = table["hot_keys"]
     counts = ("on_disk", "candidates", "refused", "evicted", "removed")
     return {
         **table,
@@ -118,6 +157,13 @@ def shown(table: Status) -> Status:
         "new": int(table.get("new", 0)),
         "memory": size(table.get("bytes", 0)),
         **{name: None if table.get(name) is None else figure(table[name]) for name in _FIGURES},
-        "missed": None if table["miss_ratio"] is None else f"{100 * table['miss_ratio']:.3g}%",
+        "missed": _percent(table["miss_ratio"]),
+        "zeros": _percent(table.get("value_zeros")),
+        "not_finite": _percent(table.get("value_not_finite") or None),
+        "hottest": f"{hot[0]['key']} ({_percent(hot[0]['share'])})" if hot else None,
         "skew": None if table["skew"] is None else f"{table['skew']:.2f}",
     }
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.3g}%"

@@ -23,7 +23,7 @@ _OF_A_CONTAINER = (
     "name", "role", "rank", "index", "state", "alive", "pid", "attempt", "started", "ended", "exit",
     "gpus", "step", "samples", "loss", "rate", "activity",
 )  # fmt: skip
-_OF_A_SERVER = ("server", "tables")
+_OF_A_SERVER = ("server", "tables", "hot")
 _LONGEST_WHY = 400
 _UNPACKED = 4 << 20
 _WRONG = (ValueError, RecursionError, zlib.error)
@@ -59,8 +59,9 @@ def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
         data = zlib.compress(text.encode(), 1)
         if len(data) <= most:
             return data
-        if any(each.get("tables") for each in containers):  # before any process is left out
-            containers = [{**each, "tables": None} for each in containers]
+        long = next((name for name in ("hot", "tables") if any(each.get(name) for each in containers)), None)
+        if long is not None:  # before any process is left out
+            containers = [{**each, long: None} for each in containers]
             continue
         if not kept:
             return b""  # nothing fits
@@ -95,12 +96,12 @@ def _container(said: Status) -> Status:
 
 
 def _of_a_server(said: Status) -> Status:
-    server, tables = (said.get(name) for name in _OF_A_SERVER)
     found: Status = {}
-    if isinstance(server, dict):
-        found["server"] = _numbers(server)
-    if isinstance(tables, dict):
-        found["tables"] = {name: _numbers(each) for name, each in tables.items() if isinstance(each, dict)}
+    if isinstance(said.get("server"), dict):
+        found["server"] = _numbers(said["server"])
+    for name in ("tables", "hot"):
+        if isinstance(said.get(name), dict):
+            found[name] = {table: _numbers(it) for table, it in said[name].items() if isinstance(it, dict)}
     return found
 
 

@@ -399,6 +399,7 @@ class JobStatus:
             "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
             "server": None if report is None or not report.server else report.server,
             "tables": None if report is None or not report.tables else report.tables,
+            "hot": None if report is None or not report.hot else report.hot,
         }
 
 

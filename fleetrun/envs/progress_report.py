@@ -4,8 +4,9 @@ checks and reads them. Opens no socket.
 A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "joined":
 [1e9, 1e9], "saved": true, "time": 1e9}`. A parameter server also has `"server": {"log_bytes": 512}` and
-`"tables": {"user": {"rows": 12}}`: numbers of itself and of its tables. Only the mark is required. Numbers
-may be NaN or infinite, as Python's json writes them: a loss that became NaN must reach the user.
+`"tables": {"user": {"rows": 12}}`: numbers of itself and of its tables; and in some reports `"hot": {"user":
+{"17": 0.3}}`: the keys of the most pulls. Only the mark is required. Numbers may be NaN or infinite, as
+Python's json writes them: a loss that became NaN must reach the user.
 
 Standard library only: every script that reports progress loads this module.
 """
@@ -77,9 +78,9 @@ class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 
     `samples` counts since the process began. `joined`: when it began to join its process group, and when it
-    had, in seconds since the epoch. `saved`: it has made a checkpoint. `server`, `tables`: numbers of a
-    parameter server. `received` is the launcher's monotonic clock, `time` the process's own, in seconds since
-    the epoch.
+    had, in seconds since the epoch. `saved`: it has made a checkpoint. `server`, `tables`, `hot`: numbers of
+    a parameter server. `received` is the launcher's monotonic clock, `time` the process's own, in seconds
+    since the epoch.
     """
 
     pod: str
@@ -94,6 +95,7 @@ class Report:
     saved: bool = False
     server: Mapping[str, float] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    hot: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     received: float = 0.0
     time: float | None = None
 
@@ -128,6 +130,7 @@ def _report(fields: dict[str, Any], received: float) -> Report:
         saved=fields.get("saved") is True,
         server=_counts(fields.get("server")),
         tables=_tables(fields.get("tables")),
+        hot=_tables(fields.get("hot")),
         received=received,
         time=_finite(fields.get("time")),
     )

@@ -54,6 +54,10 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[ProcessState], float | None]]] = (
 
 SERVER_GAUGES = {
     "step": ("fleetrun_server_step", "Updates of its tables so far"),
+    "stale_steps_p50": ("fleetrun_server_stale_steps_p50", "Pushes of others since the pull, median"),
+    "stale_steps_p99": ("fleetrun_server_stale_steps_p99", "The same, 99 % have at most"),
+    "stale_ms_p50": ("fleetrun_server_stale_ms_p50", "Milliseconds from a pull to its push, median"),
+    "stale_ms_p99": ("fleetrun_server_stale_ms_p99", "The same, 99 % have at most"),
     "log_bytes": ("fleetrun_server_log_bytes", "Size of its log"),
     "snapshot_time": (
         "fleetrun_server_snapshot_time_seconds",
@@ -64,6 +68,15 @@ TABLE_GAUGES = {
     "rows": ("fleetrun_table_rows", "Rows that the server has of the table"),
     "bytes": ("fleetrun_table_bytes", "Memory of its rows, its candidates and their index"),
     "candidates": ("fleetrun_table_candidates", "Keys that wait for admission"),
+    "ids_hour": ("fleetrun_table_distinct_keys", "Distinct keys of pulls in the last hour, an estimate"),
+    "gradient_norm": ("fleetrun_table_gradient_norm", "L2 norm of the gradient of a row, mean of a sample"),
+    "gradient_zeros": ("fleetrun_table_gradient_zeros_ratio", "Zeros in gradients, 0 to 1, of a sample"),
+    "value_norm": ("fleetrun_table_value_norm", "L2 norm of a row, mean of a sample"),
+    "value_zeros": ("fleetrun_table_value_zeros_ratio", "Zeros in rows, 0 to 1, of a sample"),
+    "value_not_finite": (
+        "fleetrun_table_value_not_finite_ratio",
+        "NaN, infinity in rows, 0 to 1, of a sample",
+    ),
     "on_disk": ("fleetrun_table_rows_on_disk", "Rows that are on the server's disk"),
 }
 TABLE_COUNTERS = {

@@ -49,6 +49,7 @@ class EventFiles:
         self._names: dict[str, str] = {}  # of folders, by container
         self._scalars: dict[str, ChangedScalars] = {}
         self._files: dict[str, ScalarFile] = {}
+        self._tables: dict[str, TableScalars] = {}
         self._warned: set[str] = set()
 
     def take(self, line: Line, now: float) -> None:
@@ -59,14 +60,23 @@ class EventFiles:
             name = self._names.get(line["container"])
             if name in self._scalars:
                 self._scalars[name].restart()
+            if name in self._tables:
+                self._tables[name].restart()
         elif line["is"] == "report" and line["container"] in self._names:
             self._report(self._names[line["container"]], line, now)
 
     def close(self) -> None:
+        for name, tables in self._tables.items():
+            if (last := tables.last()) is not None:
+                self._write(name, *last)
         for each in self._files.values():
             each.close()
 
     def _report(self, name: str, line: Line, now: float) -> None:
+        if line["tables"]:
+            tables = self._tables.setdefault(name, TableScalars())
+            if (some := tables.take(line, now)) is not None:
+                self._write(name, *some)
         scalars = self._scalars.setdefault(name, ChangedScalars())
         point = scalars.take(line)
         if scalars.refused:
@@ -106,6 +116,51 @@ class ScalarPoint:
     step: int
     scalars: dict[str, float]
     restart: bool
+
+
+_TABLE_PERIOD = 60.0
+"""Seconds: there may be hundreds of numbers, and event files are kept for long."""
+_MOST_TABLES = 100
+_OF_TABLES = (
+    "rows", "bytes", "on_disk", "candidates", "new", "refused", "evicted", "pulls_s", "pushes_s", "ids_hour",
+    "gradient_norm", "gradient_zeros", "value_norm", "value_zeros", "value_not_finite",
+)  # fmt: skip
+
+
+class TableScalars:
+    """Of one server: once a minute the last numbers of its tables, 100 at most, at the server's step."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Another process starts. Its steps follow those of the one before, as far as that was recovered."""
+        self._known: dict[str, dict[str, float]] = {}
+        self._next, self._told, self._step, self._time = 0.0, True, 0, 0.0
+        self._restart = True
+
+    def take(self, line: Line, now: float) -> tuple[ScalarPoint, float] | None:
+        """The numbers to write and their time; None if it is too early."""
+        for name, numbers in line["tables"].items():
+            if name not in self._known and len(self._known) >= _MOST_TABLES:
+                continue
+            found = {f"tables/{name}/{what}": numbers[what] for what in _OF_TABLES if what in numbers}
+            if pulled := numbers.get("pulled_keys_s"):
+                found[f"tables/{name}/miss_ratio"] = numbers.get("missed_keys_s", 0) / pulled
+            self._known[name] = found
+        self._step, self._time, self._told = int(line["server"].get("step", 0)), now, False
+        if now < self._next:
+            return None
+        self._next = now + _TABLE_PERIOD
+        return self.last()
+
+    def last(self) -> tuple[ScalarPoint, float] | None:
+        """What has not been written."""
+        if self._told:
+            return None
+        restart, self._restart, self._told = self._restart, False, True
+        scalars = {tag: number for each in self._known.values() for tag, number in each.items()}
+        return ScalarPoint(self._step, scalars, restart), self._time
 
 
 class ChangedScalars:

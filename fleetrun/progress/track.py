@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ WINDOW = 10.0  # seconds over which the rate is measured
 _PAUSES = ((60.0, 1.0), (3600.0, 10.0), (math.inf, 60.0))
 """(up to that age of a process, seconds between its lines in the record): a long job must not fill a disk."""
 _POINTS = 128
+
+
+Tables = Mapping[str, Mapping[str, float]]
 
 
 class _Point(NamedTuple):
@@ -148,9 +152,6 @@ def _merged(before: Report, report: Report) -> Report:
     values = {**before.values, **report.values}
     if len(values) > MOST_VALUES:
         values = dict(islice(values.items(), MOST_VALUES))  # new names are at the end
-    tables = {**before.tables, **report.tables}
-    if len(tables) > MOST_TABLES:
-        tables = dict(islice(tables.items(), MOST_TABLES))
     return replace(
         report,
         step=before.step if report.step is None else report.step,
@@ -159,5 +160,11 @@ def _merged(before: Report, report: Report) -> Report:
         values=values,
         saved=before.saved or report.saved,
         server=report.server or before.server,
-        tables=tables,
+        tables=_with(before.tables, report.tables),
+        hot=_with(before.hot, report.hot),
     )
+
+
+def _with(before: Tables, said: Tables) -> Tables:
+    tables = {**before, **said} if said else before
+    return dict(islice(tables.items(), MOST_TABLES)) if len(tables) > MOST_TABLES else tables

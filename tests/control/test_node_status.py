@@ -56,6 +56,11 @@ def test_tables_of_servers_are_the_first_to_be_left_out():
     assert "tables" not in trainer
     assert (there["server"], there["tables"]) == ({"step": 7}, {"user": {"rows": 3, "bytes": 4.5}})
     dice = random.Random(7)
+    hot = {f"t{number}": {str(dice.random()): dice.random()} for number in range(1000)}
+    few = {"t": {"rows": 1}}
+    said = unpack(pack(of(container(0), container(1, role="ps", tables=few, hot=hot)), False, 8 << 10))
+    assert said is not None
+    assert (said["containers"][1]["tables"], "hot" in said["containers"][1]) == (few, False)
     many = {f"t{number}": {"rows": dice.random()} for number in range(2000)}
     said = unpack(pack(of(container(0), container(1, role="ps", tables=many)), False, 8 << 10))
     assert said is not None

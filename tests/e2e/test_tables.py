@@ -84,6 +84,8 @@ def test_the_tables_of_a_job_are_listed_and_exported(fleetrun: Fleetrun):
     assert filtered["admitted"] == 0
     assert filtered["refused"] >= 80
     assert all(each["log_bytes"] > 0 for each in found["servers"])
+    assert all(each["stale_steps_p50"] == 0 for each in found["servers"]), "there is one trainer"
+    assert all(each["stale_ms_p99"] > 0 for each in found["servers"])
 
     shown = fleetrun.run("tables")
     heading, titles, first, _ = shown.out.splitlines()

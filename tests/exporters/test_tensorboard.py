@@ -20,12 +20,14 @@ class File:
     def __init__(self, folder):
         self.folder = folder
         self.points = []
+        self.scalars = []
         self.closed = self.deleted = False
 
     def write(self, step, scalars, wall, *, restart):
         if File.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.points.append((step, wall, restart))
+        self.scalars.append(scalars)
 
     def close(self):
         self.closed = True
@@ -57,6 +59,37 @@ def test_each_process_has_a_folder_by_its_rank_once_it_reports(made):
     assert [file.folder for file in made.files] == [Path("/runs/trainer.5")]
     made.take(report("trainer.0", step=1, loss=1.0), report("trainer.1", step=2, loss=1.0))
     assert [file.folder.name for file in made.files] == ["trainer.5", "trainer.4"]
+
+
+def test_tables_of_a_server_are_written_once_a_minute_and_at_the_end(made):
+    def said(step, **numbers):
+        return report(
+            server={"step": step}, tables={"user": {"pulled_keys_s": 8, "missed_keys_s": 2, **numbers}}
+        )
+
+    made.take(pod(), started(), said(1, rows=1), now=100.0)
+    made.take(said(2, rows=2), report(tables={"item": {"rows": 5}}, server={"step": 2}), now=130.0)
+    made.take(said(3, rows=3), now=160.0)
+    made.take(said(4, rows=4), now=170.0)
+    (file,) = made.files
+    assert file.points == [(1, 100.0, True), (3, 160.0, False)]
+    assert file.scalars[1] == {"tables/user/rows": 3, "tables/user/miss_ratio": 0.25, "tables/item/rows": 5}
+    made.event_files.close()
+    assert (file.points[2], file.scalars[2]["tables/user/rows"]) == ((4, 170.0, False), 4)
+
+
+def test_after_a_restart_the_tables_of_a_server_begin_anew(made):
+    made.take(pod(), started(), report(server={"step": 9}, tables={"user": {"rows": 1}}), now=100.0)
+    made.take(started(attempt=1), report(server={"step": 7}, tables={"item": {"rows": 2}}), now=110.0)
+    (file,) = made.files
+    assert file.points == [(9, 100.0, True), (7, 110.0, True)]
+    assert file.scalars[1] == {"tables/item/rows": 2}
+
+
+def test_of_very_many_tables_the_first_ones_are_written(made):
+    tables = {f"t{number}": {"rows": number} for number in range(150)}
+    made.take(pod(), started(), report(server={"step": 1}, tables=tables))
+    assert len(made.files[0].scalars[0]) == 100
 
 
 def test_after_a_restart_the_file_is_the_same_and_begins_anew(made):

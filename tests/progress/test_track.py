@@ -27,6 +27,7 @@ def test_everything_that_can_be_said():
             saved=True,
             server={"log_bytes": 7},
             tables={"user": {"rows": 3, "pulls_s": 0.5}},
+            hot={"user": {"17": 0.5}},
             time=1e9,
         ),
         received=7.0,
@@ -34,7 +35,7 @@ def test_everything_that_can_be_said():
     assert report == Report(
         pod="zhcwta", role="trainer", rank=3, step=12, samples=384, loss=0.5, values={"lr": 0.1, "auc": 1.0},
         activity=Activity("loading tables", 3, 10), saved=True, server={"log_bytes": 7},
-        tables={"user": {"rows": 3, "pulls_s": 0.5}}, received=7.0, time=1e9,
+        tables={"user": {"rows": 3, "pulls_s": 0.5}}, hot={"user": {"17": 0.5}}, received=7.0, time=1e9,
     )  # fmt: skip
 
 

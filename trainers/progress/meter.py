@@ -67,6 +67,10 @@ class Activity:
         self._teller.is_over(self)
 
 
+def _named(tables: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    return {valid_name(name, LONGEST_TABLE): numbers for name, numbers in tables.items()}
+
+
 def _amount(number: object) -> float | None:
     """None unless it is a number of parts. NumPy's numbers, which JSON does not have, become plain ones."""
     if not isinstance(number, Real):
@@ -251,16 +255,28 @@ class Meter:
         """Whether there is a launcher."""
         return self._channel is not None
 
-    def tables(self, server: Mapping[str, float], tables: Mapping[str, Mapping[str, float]]) -> bool:
-        """Numbers of this server, and of its tables by their names; whether all of them were sent."""
+    def tables(
+        self,
+        server: Mapping[str, float],
+        tables: Mapping[str, Mapping[str, float]],
+        hot: Mapping[str, Mapping[str, float]],
+    ) -> bool:
+        """Numbers of this server, and of its tables by their names; hot keys of some tables. Whether all of
+        them were sent.
+        """
         if self._channel is None or not self._lock.acquire(blocking=False):
             return False
         try:
             doing = self._activities[-1:]
             said = {"mark": self._mark, "time": self._wall(), "server": server}
             said["activity"] = doing[0].fields() if doing else None
-            named = {valid_name(name, LONGEST_TABLE): each for name, each in tables.items()}
-            return all(map(self._channel.send, encode_reports(said, named, "tables")))
+            datagrams = [
+                datagram
+                for kind, numbers in (("tables", tables), ("hot", hot))
+                if numbers or kind == "tables"
+                for datagram in encode_reports(said, _named(numbers), kind)
+            ]
+            return all(map(self._channel.send, datagrams))
         finally:
             self._lock.release()
 

@@ -365,11 +365,12 @@ def test_a_signal_handler_that_reports_during_a_report_does_no_harm(script):
 
 def test_what_a_server_counts_leaves_its_activity_as_it_is(script):
     with script.meter.activity("loading tables", of=2):
-        assert script.meter.tables({"step": 3}, {"user": {"rows": 7}})
+        assert script.meter.tables({"step": 3}, {"user": {"rows": 7}}, {"user": {"17": 0.5}})
     assert script.wire.said[1] == {
         "mark": "p.trainer.0", "time": 1e9, "server": {"step": 3}, "tables": {"user": {"rows": 7}},
         "activity": {"what": "loading tables", "done": 0, "of": 2},
     }  # fmt: skip
+    assert script.wire.said[2]["hot"] == {"user": {"17": 0.5}}
     script.wire.open = False
-    assert not script.meter.tables({}, {})
-    assert not Meter("p.trainer.0", None).tables({}, {})
+    assert not script.meter.tables({}, {}, {})
+    assert not Meter("p.trainer.0", None).tables({}, {}, {})

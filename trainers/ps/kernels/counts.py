@@ -1,8 +1,15 @@
-"""What happened in the tables of a run: one call for a whole request."""
+"""What happened in the tables of a run: one call for a whole request.
+
+Distinct keys are estimated by HyperLogLog (Flajolet et al. 2007), of one key in 16: which those are says a
+cheap hash of the key, so a key is always in the sample or never.
+"""
 
 from __future__ import annotations
 
-from trainers.kernels.compiled import Keys, compiled
+import numpy as np
+
+from trainers.kernels.compiled import Flags, Keys, compiled
+from trainers.ps.kernels.index import finalize
 
 (
     PULLS,
@@ -22,17 +29,34 @@ a budget evicted, and rows that a shrink removed.
 """
 
 
+REGISTERS, SAMPLED = 2048, 16
+"""Of a table; one key in so many is looked at."""
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
+_SALT = np.uint64(0xD1B54A32D192ED03)
+
+
 @compiled
-def count_pulls(counts: Keys, starts: Keys, missing: Keys) -> None:
-    """A pull of [starts[t], starts[t + 1]) keys of each table t, of which missing[t] had no row. `counts` is
-    (tables, COUNTERS).
+def count_pulls(counts: Keys, seen: Flags, starts: Keys, keys: Keys) -> None:
+    """A pull of keys [starts[t], starts[t + 1]) of each table t. `counts` is (tables, COUNTERS), `seen`
+    (tables, REGISTERS).
     """
-    for table in range(len(missing)):
-        keys = starts[table + 1] - starts[table]
-        if keys:
-            counts[table, PULLS] += 1
-            counts[table, PULLED_KEYS] += keys
-            counts[table, MISSED_KEYS] += missing[table]
+    for table in range(len(starts) - 1):
+        start, stop = starts[table], starts[table + 1]
+        if start == stop:
+            continue
+        counts[table, PULLS] += 1
+        counts[table, PULLED_KEYS] += stop - start
+        registers, words = seen[table], keys[start:stop].view(np.uint64)
+        for i in range(len(words)):
+            key = words[i]
+            if (key * _SPREAD) >> np.uint64(60) == np.uint64(0):
+                mixed = finalize(key ^ _SALT)  # another hash than that by which servers share keys
+                place = np.int64(mixed >> np.uint64(53))
+                rank = np.uint8(1)
+                while not mixed & np.uint64(1) and rank < np.uint8(53):
+                    mixed >>= np.uint64(1)
+                    rank += np.uint8(1)
+                registers[place] = max(registers[place], rank)
 
 
 @compiled

@@ -116,7 +116,7 @@ class Server:
             self._socket = server_socket(self._context, self._endpoint, plan.keys)
             self._state_saver = self._make_state_saver()
             self._make_service()
-            self._meter = None if tell is None else TableMeter(self._store, tell, self._numbers)
+            self._meter = None if tell is None else TableMeter(self._store, self._steps, tell, self._numbers)
             undo.pop_all()
 
     def _make_state_saver(self) -> StateSaver | None:

@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from trainers.ps.server.members import Member, Refusal
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.wire import Code, Part
+
+_LAST_PUSHES = 1024
+_MOST_PULLED = 256
+"""Steps of a trainer whose pulls are remembered."""
 
 
 class Steps(Protocol):
@@ -148,12 +154,23 @@ class SyncSteps:
 
 class AsyncSteps:
     """A push is applied on arrival. With `max_staleness` a trainer must not read while another is more than
-    that many steps behind it (stale synchronous parallel: Ho et al. 2013); None: no bound.
+    that many steps behind it (stale synchronous parallel: Ho et al. 2013); None: no bound. `staleness`: of
+    the last pushes how many others were applied, and how many seconds went by, since the server answered the
+    pull of the values with which the push was computed.
     """
 
-    def __init__(self, store: Store, max_staleness: int | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        max_staleness: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._max_staleness = max_staleness
+        self._clock = clock
+        self._pulled: dict[int, dict[int, tuple[int, float]]] = {}
+        """By rank and step of a trainer: the server's step, and the time."""
+        self.staleness: deque[tuple[int, float]] = deque(maxlen=_LAST_PUSHES)
         self.step = 0
 
     @property
@@ -170,6 +187,7 @@ class AsyncSteps:
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
         self._store.apply(gradients or ())
+        self._measure(member.rank, number)
         member.step = max(member.step, number + 1)  # a retry may be late
         self.step += 1
 
@@ -180,7 +198,21 @@ class AsyncSteps:
         return not self.awaited(active, number)
 
     def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
+        pulled = self._pulled.setdefault(member.rank, {})
+        if number not in pulled:
+            if len(pulled) >= _MOST_PULLED:  # of steps that were never pushed
+                pulled.clear()
+            pulled[number] = self.step, self._clock()
         return self._store.pull(parts)
+
+    def _measure(self, rank: int, number: int) -> None:
+        """A push may be for several steps: the oldest values count."""
+        pulled = self._pulled.get(rank)
+        if not pulled or number not in pulled:
+            return
+        done = [each for each in pulled if each <= number]
+        step, then = min(pulled.pop(each) for each in done)
+        self.staleness.append((self.step - step, self._clock() - then))
 
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
         if self._max_staleness is None:

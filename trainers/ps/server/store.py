@@ -17,13 +17,23 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainers.process.log import glog
 from trainers.ps.kernels.batch import all_finite, merge_runs
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
-from trainers.ps.tables.run import NOT_IN, Lines, Spans, SparseRun, Threads, fitting_starts, starts_of
+from trainers.ps.tables.run import (
+    NOT_IN,
+    Lines,
+    Sampler,
+    Spans,
+    SparseRun,
+    Threads,
+    fitting_starts,
+    starts_of,
+)
 from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import (
     EntryKind,
@@ -324,6 +334,16 @@ class Store:
     @property
     def tables(self) -> Mapping[int, AnyTable]:
         return MappingProxyType(self._tables)
+
+    @property
+    def sampler(self) -> Sampler:
+        """Of the requests for sparse tables."""
+        return self._lines.sampler
+
+    @property
+    def seen(self) -> NDArray[np.uint8]:
+        """By the number of a table: see Lines."""
+        return self._lines.seen
 
     def declare(self, rank: int, parts: Sequence[Part]) -> None:
         """Create the tables, or check that this trainer describes the existing ones."""

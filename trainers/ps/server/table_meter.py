@@ -1,29 +1,42 @@
 """What a server reports of its tables: every two seconds while something happens in them, to the launcher.
 
 Counters are kept where requests are answered anyway (`kernels.counts`); here they become numbers a second,
-over the last ten seconds or so.
+over the last ten seconds or so. Other numbers come from a few requests and rows (`samples`), and take two
+milliseconds of a report: of many tables some have their turn.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainers.kernels.compiled import Flags, Floats, Keys
 from trainers.ps.kernels import counts
+from trainers.ps.server.samples import DistinctKeys, HotKeys, Sizes, sample_rows
+from trainers.ps.server.steps import AsyncSteps, Steps
 from trainers.ps.server.store import Store
+from trainers.ps.tables.run import Sampler
 from trainers.ps.tables.sparse import SparseTable
 
 PERIOD = 2.0
 """Seconds between two reports."""
 _POINTS = 6
 """Reports between whose first and last rates are measured."""
-_AT_ONCE = 100
+_AT_ONCE = 50
 """Tables in a report; of more tables some have their turn in each."""
+_SAMPLES_S = 0.002
+_SAMPLED_PULLS, _SAMPLED_PUSHES = 4, 4
+"""Requests between two reports."""
+_MOST_SAMPLED = 4096
+"""Keys of a table."""
+_HOT_EVERY = 5
+"""Reports: hot keys take more bytes than all other numbers."""
 _COUNTERS = {
     "pulls": counts.PULLS,
     "pulled_keys": counts.PULLED_KEYS,
@@ -37,21 +50,39 @@ _COUNTERS = {
 }
 _RATES = ("pulls", "pulled_keys", "missed_keys", "pushes", "pushed_keys")
 
+_T = TypeVar("_T", bound=np.generic)
+
 Numbers: TypeAlias = Mapping[str, float]
-Tell: TypeAlias = Callable[[Numbers, Mapping[str, Numbers]], bool]
-"""Takes what is reported of the server, and of tables by their names; whether it could be sent."""
+
+
+class TableReport(NamedTuple):
+    """Numbers of the server, of tables by their names, and sometimes the `hot` keys of these tables: of each
+    the part of the pulls that had it.
+    """
+
+    server: Numbers
+    tables: Mapping[str, Numbers]
+    hot: Mapping[str, Numbers]
+
+
+Tell: TypeAlias = Callable[[Numbers, Mapping[str, Numbers], Mapping[str, Numbers]], bool]
+"""Takes the three of a TableReport; whether they could be sent."""
 
 
 class _Course:
-    """The counters of one table at the last few reports. Those of `base` and before are not counted: requests
-    that the server took from its log, and rows that it loaded.
+    """The counters of one table at the last few reports, and what was sampled of it. Those of `base` and
+    before are not counted: requests that the server took from its log, and rows that it loaded.
     """
 
-    def __init__(self, table: SparseTable, now: float) -> None:
+    def __init__(self, table: SparseTable, seen: Flags, now: float) -> None:
         self._table = table
         self._base = table.counts.row.copy()
         self._rows = len(table) + self._left
         self._points = deque([(now, self._base)], _POINTS)
+        self._distinct = DistinctKeys(seen, now)
+        seen[:] = 0
+        self._gradients, self._values = Sizes(), Sizes()
+        self.hot = HotKeys()
         self.used = False
         """Whether its last rates are not zero."""
 
@@ -66,6 +97,13 @@ class _Course:
         _, last = self._points[-1]
         self._points.clear()
         self._points.append((now - PERIOD, last))
+
+    def sample(self, keys: Sequence[Keys], gradients: Sequence[Floats], random: np.random.Generator) -> None:
+        if keys:
+            self.hot.add(np.concatenate(keys)[:_MOST_SAMPLED], len(keys))
+        for rows in gradients:
+            self._gradients.add(rows)
+        self._values.add(sample_rows(self._table.kept[0], random))
 
     def numbers(self, now: float) -> dict[str, float]:
         table, row = self._table, self._table.counts.row.copy()
@@ -84,19 +122,23 @@ class _Course:
             "new": len(table) + self._left - self._rows,
             **{name: total[place] for name, place in _COUNTERS.items()},
             **{f"{name}_s": round(float(per_second[_COUNTERS[name]]), 3) for name in _RATES},
+            "ids_hour": self._distinct.count(now),
+            **self._gradients.numbers("gradient"),
+            **self._values.numbers("value"),
         }
 
 
 class TableMeter:
     """Of one server. `state` has numbers of the server as a whole."""
 
-    def __init__(self, store: Store, tell: Tell, state: Callable[[], Numbers]) -> None:
-        self._store = store
+    def __init__(self, store: Store, steps: Steps, tell: Tell, state: Callable[[], Numbers]) -> None:
+        self._store, self._steps = store, steps
         self._tell = tell
         self._state = state
         self._courses: dict[int, _Course] = {}
+        self._random = np.random.default_rng(0)
         self._next = -math.inf
-        self._turn = 0
+        self._turn = self._sampled = self._reports = 0
         self._idle = False
         self.active = True
         """Whether there is something to report; to be set when a request arrives."""
@@ -117,18 +159,63 @@ class TableMeter:
         if self._idle:
             for each in tables.values():
                 each.begin(now)
-        names = {number: self._store.tables[number].spec.name for number in tables}
-        turn = list(tables)[self._turn : self._turn + _AT_ONCE]
-        self._turn = self._turn + _AT_ONCE if self._turn + _AT_ONCE < len(tables) else 0
-        told = self._tell(self._state(), {names[number]: tables[number].numbers(now) for number in turn})
+        self._sample(tables, self._store.sampler)
+        told = self._tell(*self._report(tables, now))
         self.active = not told or bool(self._turn) or any(each.used for each in tables.values())
         self._idle = not self.active
+
+    def _report(self, tables: Mapping[int, _Course], now: float) -> TableReport:
+        names = {number: self._store.tables[number].spec.name for number in tables}
+        turn = list(tables)[self._turn : self._turn + _AT_ONCE]
+        hot: Mapping[str, Numbers] = {}
+        if self._reports % _HOT_EVERY == 0:
+            hot = {names[number]: top for number in turn if (top := tables[number].hot.top())}
+        self._turn = self._turn + _AT_ONCE if self._turn + _AT_ONCE < len(tables) else 0
+        self._reports += not self._turn
+        numbers = {names[number]: tables[number].numbers(now) for number in turn}
+        return TableReport({**self._state(), **_staleness(self._steps)}, numbers, hot)
+
+    def _sample(self, tables: Mapping[int, _Course], sampler: Sampler) -> None:
+        """Some tables, one after the other, until the time for it is over."""
+        until, numbers = time.perf_counter() + _SAMPLES_S, list(tables)
+        for _ in numbers:
+            number = numbers[self._sampled % len(numbers)]
+            self._sampled += 1
+            keys = _of_table(number, sampler.pulls)
+            tables[number].sample(keys, _of_table(number, sampler.pushes), self._random)
+            if time.perf_counter() > until:
+                break
+        sampler.want(_SAMPLED_PULLS, _SAMPLED_PUSHES)
 
     def _courses_of_all(self, now: float) -> Mapping[int, _Course]:
         if not self._courses:
             self._courses = {
-                number: _Course(table, now)
+                number: _Course(table, self._store.seen[number], now)
                 for number, table in self._store.tables.items()
                 if isinstance(table, SparseTable)
             }
         return self._courses
+
+
+def _of_table(number: int, requests: Sequence[tuple[int, Keys, NDArray[_T]]]) -> list[NDArray[_T]]:
+    """Of those requests that have it."""
+    found = []
+    for first, starts, content in requests:
+        place = number - first
+        if 0 <= place < len(starts) - 1 and starts[place] < starts[place + 1]:
+            found.append(content[starts[place] : starts[place + 1]])
+    return found
+
+
+def _staleness(steps: Steps) -> Numbers:
+    """Of the last pushes, in async training."""
+    if not isinstance(steps, AsyncSteps) or not steps.staleness:
+        return {}
+    behind, seconds = zip(*steps.staleness, strict=True)
+    (steps50, steps99), (s50, s99) = (np.percentile(each, (50, 99)).tolist() for each in (behind, seconds))
+    return {
+        "stale_steps_p50": round(steps50, 1),
+        "stale_steps_p99": round(steps99, 1),
+        "stale_ms_p50": round(1000 * s50, 2),
+        "stale_ms_p99": round(1000 * s99, 2),
+    }

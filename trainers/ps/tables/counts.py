@@ -10,30 +10,20 @@ from trainers.ps.kernels.counts import (
     COUNTERS,
     EVICTED,
     MISSED_KEYS,
-    PULLED_KEYS,
-    PULLS,
-    PUSHED_KEYS,
-    PUSHES,
     REFUSED,
     REMOVED,
 )
 
 
 class TableCounts:
-    """`row` (COUNTERS,) may be a part of a larger array, in which kernels count for several tables."""
+    """`row` (COUNTERS,) may be a part of an array in which a run counts requests for all its tables."""
 
     def __init__(self) -> None:
         self.row = np.zeros(COUNTERS, np.int64)
 
-    def pulled(self, keys: int, missing: int) -> None:
-        row = self.row
-        row[PULLS] += keys > 0
-        row[PULLED_KEYS] += keys
-        row[MISSED_KEYS] += missing
-
-    def pushed(self, keys: int) -> None:
-        self.row[PUSHES] += keys > 0
-        self.row[PUSHED_KEYS] += keys
+    def missed(self, keys: int) -> None:
+        """Of a pull."""
+        self.row[MISSED_KEYS] += keys
 
     def filtered(self, admitted: Mask) -> None:
         """By an entry filter."""

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainers.kernels.compiled import Floats, Keys
+from trainers.kernels.compiled import Flags, Floats, Keys
 from trainers.ps.kernels.batch import all_finite, array_of
-from trainers.ps.kernels.counts import COUNTERS, count_pulls, count_pushes
+from trainers.ps.kernels.counts import COUNTERS, MISSED_KEYS, REGISTERS, count_pulls, count_pushes
 from trainers.ps.kernels.index import ENOUGH
 from trainers.ps.kernels.runs import (
     COLUMNS,
@@ -36,6 +37,9 @@ NOT_IN = -1
 """Instead of a number of keys: the table is not in the push, so it does not count a step."""
 
 _NO_STATS = np.empty((0, 2), np.float32)
+
+_SAMPLED_ROWS = 32
+"""Of each table in a push that a Sampler keeps."""
 
 Spans = NDArray[np.int64]
 """How many keys each table of a run has, (tables,)."""
@@ -118,6 +122,9 @@ class Lines:
         self._tables, self._threads = tables, threads
         self._lines = np.zeros((max(tables, default=-1) + 1, COLUMNS), np.int64)
         self._counts = np.zeros((len(self._lines), COUNTERS), np.int64)
+        self.seen = np.zeros((len(self._lines), REGISTERS), np.uint8)
+        """By number, which keys were pulled: see `kernels.counts`."""
+        self.sampler = Sampler()
         for number, table in tables.items():
             table.publish(self._lines[number])
             table.counts.row = self._counts[number]
@@ -138,22 +145,69 @@ class Lines:
             if len(self._runs) > 4 * len(self._tables):  # a sender that never groups them in the same way
                 self._runs.clear()
             some = slice(first, first + count)
-            run = self._runs[first, count] = SparseRun(
-                found, self._lines[some], self._counts[some], self._threads
-            )
+            use = Use(first, self._counts[some], self.seen[some], self.sampler)
+            run = self._runs[first, count] = SparseRun(found, self._lines[some], self._threads, use)
         return run
 
 
+class Sampler:
+    """Keeps the next few requests for those who look at them: `pulls` and `pushes`, each with the number of
+    the first table, the starts, and the keys or some rows of gradients, copies.
+    """
+
+    def __init__(self) -> None:
+        self.wanted_pulls = self.wanted_pushes = 0
+        self.pulls: list[tuple[int, Keys, Keys]] = []
+        self.pushes: list[tuple[int, Keys, Floats]] = []
+
+    def want(self, pulls: int, pushes: int) -> None:
+        """Of each so many, instead of those that were kept."""
+        self.wanted_pulls, self.wanted_pushes = pulls, pushes
+        self.pulls, self.pushes = [], []
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Where a run counts its requests: its rows of the arrays of all tables, of which it has those from
+    number `first` on.
+    """
+
+    first: int
+    counts: Keys
+    seen: Flags
+    sampler: Sampler
+
+    def pulled(self, starts: Keys, keys: Keys) -> None:
+        count_pulls(self.counts, self.seen, starts, keys)
+        if self.sampler.wanted_pulls:
+            self.sampler.wanted_pulls -= 1
+            self.sampler.pulls.append((self.first, starts, keys.copy()))
+
+    def pushed(self, starts: Keys, grad: Floats) -> None:
+        """(n, dim): of each table, some gradients are kept."""
+        count_pushes(self.counts, starts)
+        if self.sampler.wanted_pushes:
+            self.sampler.wanted_pushes -= 1
+            spans = np.minimum(np.diff(starts), _SAMPLED_ROWS)
+            some = starts_of(spans)
+            places = np.arange(some[-1]) + np.repeat(starts[:-1] - some[:-1], spans)
+            self.sampler.pushes.append((self.first, some, grad[places]))
+
+
 class SparseRun:
-    """Some tables, their lines and their counts. `spans` (tables,): how many of the keys belong to each of
-    them, one after the other. Errors are those of SparseTable.
+    """Some tables, and their lines. `spans` (tables,): how many of the keys belong to each table, one after
+    the other. `use`: where requests are counted, if they are. Errors are those of SparseTable.
     """
 
     def __init__(
-        self, tables: Sequence[SparseTable], lines: Keys, counts: Keys, threads: Threads = ONE_THREAD
+        self,
+        tables: Sequence[SparseTable],
+        lines: Keys,
+        threads: Threads = ONE_THREAD,
+        use: Use | None = None,
     ) -> None:
         first = tables[0].spec
-        self._threads, self._counts = threads, counts
+        self._threads, self._use = threads, use
         for spec in (table.spec for table in tables):
             if (spec.size, spec.rule, spec.rows.dtype) != (first.size, first.rule, first.rows.dtype):
                 raise KeysError(
@@ -180,6 +234,8 @@ class SparseRun:
     def pull(self, spans: Spans, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
         """(n, size) float32, a fresh tensor: see SparseTable.pull."""
         starts = self._starts(spans, keys)
+        if insert and self._use is not None:
+            self._use.pulled(starts, array_of(keys))
         if not self._together:
             out = torch.empty(len(keys), self.size)
             for table, (start, stop) in zip(self._tables, pairwise(starts.tolist()), strict=True):
@@ -201,8 +257,8 @@ class SparseRun:
                 gather_run(self._run.lines, starts, missing, counts, slots, rows)
             else:
                 initial_run(self._run, starts, wanted, missing, counts, rows.reshape(-1))
-        if insert:
-            count_pulls(self._counts, starts, counts)
+            if insert and self._use is not None:
+                self._use.counts[:, MISSED_KEYS] += counts
         return torch.from_numpy(rows)
 
     def check(
@@ -245,6 +301,8 @@ class SparseRun:
     ) -> None:
         """One update of every table that is in the push: see SparseTable.apply."""
         starts = self._starts(spans, keys)
+        if self._use is not None:
+            self._use.pushed(starts, array_of(grad))
         if not self._together:
             for table, span, start in zip(self._tables, spans, starts[:-1], strict=True):
                 if span != NOT_IN:
@@ -269,7 +327,6 @@ class SparseRun:
             update(
                 lines, starts_of(counts), updated[positions], gradients[positions], options, missing, counts
             )
-        count_pushes(self._counts, starts)
         if self._budgets:
             count_uses_run(self._run.lines, starts, updated, _NO_STATS)
             for budget in self._budgets:

@@ -390,8 +390,8 @@ class SparseTable:
         out = np.empty((len(wanted), self.spec.size), np.float32)
         missing = np.empty(len(wanted), np.int64)
         count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
-        if insert:
-            self.counts.pulled(len(wanted), count)
+        if insert and count:
+            self.counts.missed(count)
         if count:
             self._pull_missing(wanted, missing[:count], out, insert)
         return torch.from_numpy(out)
@@ -440,7 +440,6 @@ class SparseTable:
         count = update(self._storage.index, self._storage.rows, updated, gradients, options, missing)
         if count:
             self._apply_missing(updated, gradients, options, missing[:count])
-        self.counts.pushed(len(updated))
         shown = _NO_STATS if stats is None else array_of(stats)
         if self._counts:
             add_seen(self._storage.index, self._storage.rows, updated, shown)

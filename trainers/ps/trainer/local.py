@@ -19,7 +19,6 @@ from trainers.collective.group import start as join_group
 from trainers.kernels.compiled import Keys
 from trainers.ps.client import Client
 from trainers.ps.kernels.batch import array_of
-from trainers.ps.kernels.counts import COUNTERS
 from trainers.ps.kernels.runs import COLUMNS, pull_run, revise_run
 from trainers.ps.tables.rules import AnyRule, Fixed
 from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, starts_of
@@ -71,7 +70,7 @@ def _rows(specs: Sequence[TableSpec]) -> _Rows:
     tables = [SparseTable(spec) for spec in specs]
     for table, line in zip(tables, lines, strict=True):
         table.publish(line)
-    return _Rows(tables, lines, np.zeros((len(specs), COUNTERS), np.int64))
+    return _Rows(tables, lines)
 
 
 class Cache:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 
+from trainers.ps.server.members import Member
+from trainers.ps.server.samples import DistinctKeys, HotKeys, Sizes
+from trainers.ps.server.steps import AsyncSteps
 from trainers.ps.server.store import Store
 from trainers.ps.server.table_meter import PERIOD, Numbers, TableMeter
 from trainers.ps.tables.rules import SGD
@@ -41,10 +45,15 @@ class Reported:
         self.now = 100.0
         self.heard: list[Mapping[str, Numbers]] = []
         self.takes = True
-        self.meter = TableMeter(self.store, self._take, lambda: {"step": 3})
+        self.steps = AsyncSteps(self.store, clock=lambda: self.now)
+        self.server: Numbers = {}
+        self.hot: dict[str, Numbers] = {}
+        self.meter = TableMeter(self.store, self.steps, self._take, lambda: {"step": 3})
 
-    def _take(self, server: Numbers, tables: Mapping[str, Numbers]) -> bool:
+    def _take(self, server: Numbers, tables: Mapping[str, Numbers], hot: Mapping[str, Numbers]) -> bool:
         self.heard.append(tables)
+        self.server = server
+        self.hot |= hot
         return self.takes
 
     def pull(self, table: int, *keys: int) -> None:
@@ -160,8 +169,86 @@ def test_there_is_nothing_to_report_before_the_tables_are_ready(reported: Report
 
 
 def test_of_many_tables_some_are_in_each_report() -> None:
-    reported = Reported({number: sparse(f"t{number}") for number in range(250)})
+    reported = Reported({number: sparse(f"t{number}") for number in range(120)})
     for _ in range(3):
         reported.report()
-    assert [len(each) for each in reported.heard] == [100, 100, 50]
-    assert len({name for each in reported.heard for name in each}) == 250
+    assert [len(each) for each in reported.heard] == [50, 50, 20]
+    assert len({name for each in reported.heard for name in each}) == 120
+
+
+# ---- What comes from samples.
+
+
+def test_hot_keys_are_those_of_the_most_pulls(reported: Reported) -> None:
+    reported.report()
+    for number in range(30):
+        reported.pull(1, 7, -3, 1000 + number) if number % 2 else reported.pull(1, 7, 1000 + number)
+        reported.report()
+    shares = list(reported.hot["plain"].items())
+    assert shares[0] == ("7", 1.0)
+    assert shares[1][0] == "-3"
+    assert shares[1][1] == pytest.approx(0.5, abs=0.1)
+    assert len(shares) == 20
+
+
+def test_hot_keys_are_found_among_very_many() -> None:
+    random, hot = np.random.default_rng(0), HotKeys()
+    for _ in range(50):
+        keys = [np.concatenate([random.integers(100, 1 << 40, 1000), np.arange(10)]) for _ in range(4)]
+        hot.add(np.concatenate(keys), 4)
+    top = hot.top()
+    assert list(top.values())[:10] == [1.0] * 10
+    assert set(list(top)[:10]) == set(map(str, range(10)))
+
+
+def test_distinct_keys_of_the_last_hour(reported: Reported) -> None:
+    for start in range(0, 40_000, 1000):
+        reported.pull(1, *range(start, start + 1000))
+        reported.pull(1, *range(start, start + 1000))
+    reported.meter.report(reported.now)
+    assert reported.heard[-1]["plain"]["ids_hour"] == 0, "what was before it began does not count"
+    for start in range(0, 40_000, 1000):
+        reported.pull(1, *range(start, start + 1000))
+    assert reported.report()["plain"]["ids_hour"] == pytest.approx(40_000, rel=0.1)
+    reported.now += 1800
+    reported.report()
+    reported.pull(1, *range(40_000, 60_000))
+    assert reported.report()["plain"]["ids_hour"] == pytest.approx(60_000, rel=0.1)
+    reported.now += 2000
+    reported.pull(1, 1)
+    reported.report()
+    assert reported.heard[-1]["plain"]["ids_hour"] == pytest.approx(20_000, rel=0.1)
+
+
+def test_keys_are_forgotten_after_an_hour_without_reports() -> None:
+    registers = np.zeros(2048, np.uint8)
+    distinct = DistinctKeys(registers, 0.0)
+    registers[:] = 3
+    assert distinct.count(299.0) > 0
+    assert distinct.count(5000.0) == 0
+
+
+def test_sizes_of_values_and_gradients(reported: Reported) -> None:
+    assert "gradient_norm" not in reported.report()["plain"], "it is not known"
+    for _ in range(3):
+        reported.push(1, 1, 2, 3)
+        found = reported.report()["plain"]
+    assert found["gradient_norm"] == pytest.approx(2**0.5, rel=1e-3)
+    assert (found["gradient_zeros"], found["gradient_not_finite"]) == (0, 0)
+    assert found["value_norm"] > 0
+    sizes = Sizes()
+    sizes.add(np.array([[3.0, 4.0], [0.0, np.nan]], np.float32))
+    assert sizes.numbers("x") == {"x_norm": 2.5, "x_zeros": 0.25, "x_not_finite": 0.25}
+
+
+def test_staleness_is_what_others_pushed_since_the_pull(reported: Reported) -> None:
+    reported.store.make(SPECS)
+    slow, fast = Member(0), Member(1)
+    reported.steps.pull(slow, 0, [])
+    for number in range(3):
+        reported.steps.pull(fast, number, [])
+        reported.now += 0.25
+        reported.steps.push(fast, number, [])
+    reported.steps.pull(slow, 0, [])  # the same request again
+    reported.steps.push(slow, 0, [])
+    assert list(reported.steps.staleness) == [(0, 0.25)] * 3 + [(3, 0.75)]
