@@ -1,4 +1,4 @@
-"""What a server reports of its tables: every two seconds while something happens in them, to the launcher.
+"""What a server reports of its tables: every five seconds while something happens in them, to the launcher.
 
 Counters are kept where requests are answered anyway (`kernels.counts`); here they become numbers a second,
 over the last ten seconds or so. Other numbers come from a few requests and rows (`samples`), and take two
@@ -24,18 +24,18 @@ from trainers.ps.server.store import Store
 from trainers.ps.tables.run import Sampler
 from trainers.ps.tables.sparse import SparseTable
 
-PERIOD = 2.0
+PERIOD = 5.0
 """Seconds between two reports."""
-_POINTS = 6
+_POINTS = 2
 """Reports between whose first and last rates are measured."""
 _AT_ONCE = 50
 """Tables in a report; of more tables some have their turn in each."""
 _SAMPLES_S = 0.002
-_SAMPLED_PULLS, _SAMPLED_PUSHES = 4, 4
+_SAMPLED_PULLS, _SAMPLED_PUSHES = 8, 4
 """Requests between two reports."""
 _MOST_SAMPLED = 4096
 """Keys of a table."""
-_HOT_EVERY = 5
+_HOT_EVERY = 2
 """Reports: hot keys take more bytes than all other numbers."""
 _COUNTERS = {
     "pulls": counts.PULLS,
