@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,13 @@ def list_tables(where: str | None, as_json: bool) -> int:
         print_json(found)
         return 0
     deltas = f" and {found['deltas']} deltas" if found["deltas"] else ""
+    version = ""
+    if "version" in found:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["time"]))
+        version = f"version {found['version']} of {since}, "
     write(
-        f"{printable(found['save'])}: step {found['step']}, {found['servers']} servers, mode {found['mode']}"
-        f"{deltas}, {size(found['bytes'])}\n"
+        f"{printable(found['save'])}: {version}step {found['step']}, {found['servers']} servers, "
+        f"mode {found['mode']}{deltas}, {size(found['bytes'])}\n"
     )
     for each in found["tables"]:
         each["changed"] = sum(each["changed"]) if each["changed"] else None

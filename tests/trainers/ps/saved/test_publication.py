@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainers.ps.kernels.rows import UNPUBLISHED
-from trainers.ps.saves import publication
+from trainers.ps.saves import inspection, publication
 from trainers.ps.saves.manifest import Save, SaveMode, new_id
 from trainers.ps.saves.publication import (
     OthersError,
@@ -167,6 +167,9 @@ def test_an_increment_has_only_what_changed_and_former_files_stay_for_one_base(t
     assert rows == [[1], [1]]
 
     servers.published = servers.published.merge(*servers.merge())
+    found = inspection.listed(servers.where)
+    assert (found["version"], found["mode"], found["deltas"]) == (2, "values", 0)
+    assert 0 <= time.time() - found["time"] < 60
     read_values(opened)  # a reader that has read the former manifest
     servers.publish()
     assert not servers.published.long
