@@ -67,8 +67,8 @@ def wrk(folder: Path, port: int, rows: int, connections: int, seconds: float) ->
     (folder / "body").write_bytes(body)
     (folder / "post.lua").write_text(LUA % (folder / "body", SIZE, size))
     done = subprocess.run(
-        ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency", "-s", str(folder / "post.lua"),
-         f"http://127.0.0.1:{port}/v2/models/model/infer"],
+        ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--latency", "-s",
+         str(folder / "post.lua"), f"http://127.0.0.1:{port}/v2/models/model/infer"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("JSON "))
@@ -188,9 +188,8 @@ def increments(folder: Path, seconds: float, turns: int) -> Iterator[str]:
             os.kill(pid, signal.SIGCONT)
             time.sleep(1)  # it catches up
             found["with"].append(wrk(folder, port, 64, 4, seconds)["p99"])
-    print(
-        f"\n| p99 of requests of 64 rows, ms, {turns} turns of {seconds:g} s | median | all |\n|---|---:|---|"
-    )
+    yield f"| p99 of requests of 64 rows, ms, {turns} turns of {seconds:g} s | median | all |"
+    yield "|---|---:|---|"
     for name, values in found.items():
         each = " ".join(f"{value:.2f}" for value in values)
         yield f"| {name} increments | {statistics.median(values):.2f} | {each} |"
