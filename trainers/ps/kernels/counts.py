@@ -1,6 +1,6 @@
 """What happened in the tables of a run: one call for a whole request.
 
-Distinct keys are estimated by HyperLogLog (Flajolet et al. 2007), of one key in 16: which those are says a
+Distinct keys are estimated by HyperLogLog (Flajolet et al. 2007), of one key in 64: which those are says a
 cheap hash of the key, so a key is always in the sample or never.
 """
 
@@ -29,8 +29,8 @@ a budget evicted, and rows that a shrink removed.
 """
 
 
-REGISTERS, SAMPLED = 2048, 16
-"""Of a table; one key in so many is looked at."""
+REGISTERS, SAMPLED = 512, 64
+"""Of a table, few enough to stay in a cache; one key in so many is looked at."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 _SALT = np.uint64(0xD1B54A32D192ED03)
 
@@ -49,9 +49,9 @@ def count_pulls(counts: Keys, seen: Flags, starts: Keys, keys: Keys) -> None:
         registers, words = seen[table], keys[start:stop].view(np.uint64)
         for i in range(len(words)):
             key = words[i]
-            if (key * _SPREAD) >> np.uint64(60) == np.uint64(0):
+            if (key * _SPREAD) >> np.uint64(58) == np.uint64(0):
                 mixed = finalize(key ^ _SALT)  # another hash than that by which servers share keys
-                place = np.int64(mixed >> np.uint64(53))
+                place = np.int64(mixed >> np.uint64(55))
                 rank = np.uint8(1)
                 while not mixed & np.uint64(1) and rank < np.uint8(53):
                     mixed >>= np.uint64(1)

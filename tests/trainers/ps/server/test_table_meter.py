@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainers.ps.kernels.counts import REGISTERS
 from trainers.ps.server.members import Member
 from trainers.ps.server.samples import DistinctKeys, HotKeys, Sizes
 from trainers.ps.server.steps import AsyncSteps
@@ -209,19 +210,19 @@ def test_distinct_keys_of_the_last_hour(reported: Reported) -> None:
     assert reported.heard[-1]["plain"]["ids_hour"] == 0, "what was before it began does not count"
     for start in range(0, 40_000, 1000):
         reported.pull(1, *range(start, start + 1000))
-    assert reported.report()["plain"]["ids_hour"] == pytest.approx(40_000, rel=0.1)
+    assert reported.report()["plain"]["ids_hour"] == pytest.approx(40_000, rel=0.2)
     reported.now += 1800
     reported.report()
     reported.pull(1, *range(40_000, 60_000))
-    assert reported.report()["plain"]["ids_hour"] == pytest.approx(60_000, rel=0.1)
+    assert reported.report()["plain"]["ids_hour"] == pytest.approx(60_000, rel=0.2)
     reported.now += 2000
     reported.pull(1, 1)
     reported.report()
-    assert reported.heard[-1]["plain"]["ids_hour"] == pytest.approx(20_000, rel=0.1)
+    assert reported.heard[-1]["plain"]["ids_hour"] == pytest.approx(20_000, rel=0.2)
 
 
 def test_keys_are_forgotten_after_an_hour_without_reports() -> None:
-    registers = np.zeros(2048, np.uint8)
+    registers = np.zeros(REGISTERS, np.uint8)
     distinct = DistinctKeys(registers, 0.0)
     registers[:] = 3
     assert distinct.count(299.0) > 0
