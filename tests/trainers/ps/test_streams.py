@@ -68,13 +68,13 @@ class Log:
         """At once, and in a directory of its own."""
         self._files += 1
         if self._broker is not None:
-            lines = [self.line() for _ in range(self._rng.randrange(records))]
+            lines = [self.line() for _ in range(self._rng.randrange(1, records))]
             self._broker.send("records", self._files % PARTITIONS, lines)
             return
         path = self.folder / f"day-{self._files % 3}" / f"part-{self._files}"
         path.parent.mkdir(exist_ok=True)
         hidden = path.with_name(f".{path.name}")
-        lines = [self.line() for _ in range(self._rng.randrange(records))]
+        lines = [self.line() for _ in range(self._rng.randrange(1, records))]
         if self._parquet:
             numbers = [list(map(int, line.split())) for line in lines]
             ids, words = [each[1] for each in numbers], [each[3:] for each in numbers]
