@@ -23,16 +23,12 @@ from trainers.errors import DataError, UsageError
 
 
 class Split(NamedTuple):
-    """Positions [start, stop) of a shard, to be read by one trainer. `size`: of the whole shard, by now.
-    `first`: where the shard begins by now; `leaves_out`: what was before may be lost.
-    """
+    """Positions [start, stop) of a shard, to be read by one trainer. `size`: of the whole shard, by now."""
 
     shard: str
     start: int
     stop: int
     size: int
-    first: int = 0
-    leaves_out: bool = False
 
 
 class Source(Protocol):
@@ -273,14 +269,6 @@ class _Reader:
                 f"{split.shard!r} of the stream {self._source.name!r} ends at {split.size}, and was read up "
                 f"to {read}: it was cut or replaced, so its positions mean nothing. Give new files new names"
             )
-        begun = min((each.ends[0] for each in servers if each.ends), default=split.first)
-        if begun < split.first and not split.leaves_out:
-            for piece in missing(servers, begun, split.first):
-                raise DataError(
-                    f"records [{piece.start}, {piece.stop}) of {split.shard!r} in the stream "
-                    f"{self._source.name!r} were deleted before all servers had them, and it begins at "
-                    f"{split.first} now"
-                )
 
     def _read(self, split: Split, piece: Piece, servers: Sequence[Intervals], *, grows: bool) -> None:
         at = piece.start

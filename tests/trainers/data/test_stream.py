@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 from trainers.data.loop import prefetched
 from trainers.data.positions import Intervals, Records
 from trainers.data.slots import Batch, Slot
-from trainers.data.stream import Split, Stream
+from trainers.data.stream import Stream
 from trainers.data.stream_files import MultiSlotFiles
 from trainers.errors import DataError, NotSupportedError, UsageError
 
@@ -171,24 +171,10 @@ def test_broken_lines_are_passed_over_and_counted_with_their_neighbours(tmp_path
         ids(made(tmp_path, Servers({"a": [0, 20]})))
 
 
-class Trimmed(MultiSlotFiles):
-    """Its files have lost two records."""
-
-    def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
-        for split in super().splits(shards, rank, trainers):
-            yield split._replace(start=20, first=20)
-
-
 def test_files_whose_positions_mean_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text(0, 2))
     with pytest.raises(DataError, match="'a' of the stream 'test' ends at 20, and was read up to 30"):
         ids(made(tmp_path, Servers({"a": [0, 30]})))
-    with pytest.raises(DataError, match=r"records \[10, 20\) of 'a' in the stream 'test' were deleted"):
-        ids(
-            Stream(
-                Trimmed(tmp_path, use_var=SLOTS, name="test"), lambda: Servers({"a": [0, 10]}), batch_size=4
-            )
-        )
     with pytest.raises(DataError, match="'gone' of the stream 'test' is gone, and some servers have more"):
         ids(made(tmp_path, Servers({"gone": [0, 3]}, {})))
     assert ids(made(tmp_path, Servers({"gone": [0, 3]}))) == [[0, 1]], "all have it: it may leave"

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from fleetrun.envs.contract import Role
-from tests.support.broker import PARTITIONS, Broker
 from tests.support.cluster import Job, Process
 from tests.support.forking import Forker
 from tests.trainers.ps.test_recovery import in_training, restart, steps_said, wait_until
@@ -31,13 +30,11 @@ IDS = 30
 
 class Log:
     """The records of a stream, and how often each id is in them: files that grow, and others that come.
-    `parquet`: all of these, none of those; `broker`: messages of a topic instead.
+    `parquet`: all of these, none of those.
     """
 
-    def __init__(
-        self, folder: Path, rng: random.Random, *, parquet: bool = False, broker: Broker | None = None
-    ) -> None:
-        self.folder, self._parquet, self._broker = folder, parquet, broker
+    def __init__(self, folder: Path, rng: random.Random, *, parquet: bool = False) -> None:
+        self.folder, self._parquet = folder, parquet
         folder.mkdir()
         self._rng = rng
         self._half = ""
@@ -52,7 +49,7 @@ class Log:
 
     def grow(self, records: int = 20) -> None:
         """Also in the middle of a line."""
-        if self._parquet or self._broker:
+        if self._parquet:
             return
         for name in ("grows-0", "grows-1", "grows-2"):
             text = (self._half if name == "grows-0" else "") + "".join(
@@ -67,10 +64,6 @@ class Log:
     def add_file(self, records: int = 50) -> None:
         """At once, and in a directory of its own."""
         self._files += 1
-        if self._broker is not None:
-            lines = [self.line() for _ in range(self._rng.randrange(1, records))]
-            self._broker.send("records", self._files % PARTITIONS, lines)
-            return
         path = self.folder / f"day-{self._files % 3}" / f"part-{self._files}"
         path.parent.mkdir(exist_ok=True)
         hidden = path.with_name(f".{path.name}")
@@ -88,7 +81,7 @@ class Log:
 
     def finish(self) -> None:
         """The last line is complete, without an end."""
-        if self._parquet or self._broker:
+        if self._parquet:
             return
         with (self.folder / "grows-0").open("a") as file:
             file.write(self._half.rstrip("\n") or self.line().rstrip("\n"))
@@ -164,7 +157,6 @@ MODES: dict[str, dict[str, object]] = {
     "sync": {"sync": True},
     "async": {"asynchronous": {"send_queue_size": 8}},
     "parquet": {"parquet": True},
-    "kafka": {},
     "merged": {"asynchronous": {"max_merge_var_num": 3}, "prefetch": True},
 }
 
@@ -187,7 +179,6 @@ HELD = 5
         ("async", 3, 2),
         ("merged", 2, 2),
         ("parquet", 2, 3),
-        ("kafka", 2, 3),
     ],
 )
 def test_a_push_that_only_one_of_two_servers_has(
@@ -196,11 +187,8 @@ def test_a_push_that_only_one_of_two_servers_has(
     """The other is dead when trainers push a step. Then everybody is killed, and comes back with others, who
     cut batches otherwise.
     """
-    options = dict(MODES[mode])
-    kafka = Broker() if mode == "kafka" else None
-    if kafka is not None:
-        options["brokers"] = kafka.address
-    log = Log(tmp_path / "records", random.Random(3), parquet=mode == "parquet", broker=kafka)
+    options = MODES[mode]
+    log = Log(tmp_path / "records", random.Random(3), parquet=mode == "parquet")
     for _ in range(12):
         log.add_file()
         log.grow()
