@@ -1,4 +1,4 @@
-"""What docs/parameter-server.md says, held against the code: settings, commands, scripts and bytes."""
+"""What the pages on parameter servers say, held against the code: settings, commands, scripts and bytes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from trainers.ps.tables.storage import Storage
 from trainers.ps.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "parameter-server.md"
-TEXT = PAGE.read_text()
-PAGES = [PAGE, ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
+GUIDE = sorted((ROOT / "docs").glob("parameter-server*.md"))
+TEXT = "\n".join(page.read_text() for page in GUIDE)
+PAGES = [*GUIDE, ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
 
 SETTINGS = {
     "strategy.ps_configs": PsConfigs,
