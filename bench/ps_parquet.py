@@ -53,7 +53,7 @@ class Alone:
     def give(self, records: Records) -> None:
         return
 
-    def forget(self) -> None:
+    def forget(self, records: object) -> None:
         return
 
     def flush(self) -> None:

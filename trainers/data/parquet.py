@@ -90,6 +90,11 @@ class ParquetFiles:
         group = bisect_right(starts, start) - 1
         at, chunk = starts[group], -(-_CHUNK_ROWS // rows) * rows
         path = self._folder.path(shard)
+        if (found_rows := self._file(shard).metadata.num_rows) != starts[-1]:
+            raise DataError(
+                f"{path} has {found_rows} rows now, and had {starts[-1]}: it was replaced, so its positions "
+                "mean nothing. Give new files new names"
+            )
         wanted = list(dict.fromkeys(self._columns.values()))
         try:
             for found in self._file(shard).iter_batches(
@@ -104,6 +109,7 @@ class ParquetFiles:
                 at += len(found)
                 if at >= stop:
                     return
+            raise DataError(f"{path} became shorter: its rows end at {at}, and there were {starts[-1]}")
         except (OSError, ValueError) as problem:  # ArrowInvalid is a ValueError
             raise DataError(f"{path} cannot be read: {problem}") from problem
 

@@ -80,8 +80,8 @@ class Trainer(Protocol):
         """The next step is that of a batch with these records."""
         ...
 
-    def forget(self) -> None:
-        """The batch that was given last is not trained if it has not been."""
+    def forget(self, records: Records) -> None:
+        """The batch with these, which was given, is not trained if it has not been."""
         ...
 
     def flush(self) -> None:
@@ -155,12 +155,13 @@ class StreamPass(Iterator[Batch]):
 
     def __init__(self, stream: Stream, source: Source, trainer: Trainer) -> None:
         self._trainer = trainer
-        trainer.forget()
         reader = _Reader(stream, source, trainer)
         self._queue = reader.queue
         self._on: tuple[bool, ...] | None = None
         self._pieces = reader.pieces
-        self.close = weakref.finalize(self, reader.close)
+        self._last: list[Records] = []
+        self._reader = reader
+        self.close = weakref.finalize(self, _leave, reader, trainer, self._last)
         reader.start()
 
     def __next__(self) -> Batch:
@@ -183,7 +184,7 @@ class StreamPass(Iterator[Batch]):
                     progress.heartbeat()
                     item = self._queue.get()
         if item is None:
-            self.close()
+            self._reader.close()  # batches that were drawn may still have their turn
             raise StopIteration
         return item
 
@@ -197,6 +198,14 @@ class StreamPass(Iterator[Batch]):
             self._trainer.flush()
             self._on = on
         self._trainer.give(batch.records)
+        self._last[:] = [batch.records]
+
+
+def _leave(reader: _Reader, trainer: Trainer, last: Sequence[Records]) -> None:
+    """A loop is left: its last batch counts only if it was stepped."""
+    reader.close()
+    for records in last:
+        trainer.forget(records)
 
 
 class _Reader:

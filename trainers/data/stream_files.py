@@ -40,15 +40,18 @@ class Folder:
             raise NotSupportedError(
                 f"{remote[0]} is not a file of this machine; a stream reads files of a local or shared disk"
             )
-        if len(set(self._paths)) < len(self._paths):
-            raise UsageError("a stream has the same file twice")
+        if len({os.path.realpath(path) for path in self._paths}) < len(self._paths):
+            raise UsageError(f"a stream has the same file twice: {', '.join(self._paths)}")
         self._directory = self._paths[0] if len(self._paths) == 1 and Path(self._paths[0]).is_dir() else None
 
     @property
     def name(self) -> str:
-        """Of the stream, unless it is given another."""
-        more = len(self._paths) - 1
-        return f"{self._paths[0]} and {more} more" if more else self._paths[0]
+        """Of the stream, unless it is given another. Raises UsageError for a list, which may grow."""
+        if len(self._paths) > 1:
+            raise UsageError(
+                "a stream of several files needs a name=, by which servers know what they have counted of it"
+            )
+        return self._paths[0].rstrip("/") or "/"
 
     def names(self) -> list[str]:
         """All files that are there now. In a directory without those whose name begins with a dot or an
@@ -69,6 +72,8 @@ class Folder:
         for entry in entries:
             if entry.name.startswith(_HIDDEN):
                 continue
+            if entry.is_symlink() and entry.is_dir():
+                continue  # its files are met where they are, or not below this directory
             if entry.is_dir():
                 yield from self._below(entry.path, f"{prefix}{entry.name}/")
             else:
@@ -79,7 +84,11 @@ class Folder:
 
     def number(self, name: str) -> int:
         """By which files are divided among trainers: the same on all of them, and at all times."""
-        return self._paths.index(name) if self._directory is None else xxhash.xxh3_64_intdigest(name.encode())
+        return (
+            self._paths.index(name)
+            if self._directory is None
+            else xxhash.xxh3_64_intdigest(os.fsencode(name))
+        )
 
 
 class MultiSlotFiles:

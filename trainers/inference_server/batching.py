@@ -82,7 +82,12 @@ class Batcher:
                 continue
             self._told(sum(request.rows for request in batch))
             inputs = [request.inputs for request in batch]
-            version, results = await self.between_batches(lambda inputs=inputs: self._model.compute(inputs))  # type: ignore[misc]
+            try:
+                version, results = await self.between_batches(
+                    lambda inputs=inputs: self._model.compute(inputs)  # type: ignore[misc]
+                )
+            except Exception as error:  # noqa: BLE001  (others must still be answered)
+                version, results = self._model.version, [error] * len(batch)
             for request, result in zip(batch, results, strict=True):
                 if request.result.done():  # its client had no time left
                     continue

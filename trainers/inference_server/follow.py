@@ -87,7 +87,9 @@ class Follower:
         number = next(self._numbers)
         todo = self._continued(opened)
         if todo is not None:
+            applied, self._applied = self._applied, None  # if it fails half-way, all is read again
             self._apply(opened, todo, number)
+            self._applied = applied
         else:
             before = set(self._files)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,10 +18,13 @@ from trainers.serving.lookup import TABLES
 from trainers.storage.errors import LoadError
 from trainers.storage.safetensors import EVERY_TYPE, unpack
 
-FAILURES = (RuntimeError, IndexError, ValueError, AssertionError, MemoryError)
-"""What a program may raise."""
+_SMALLEST, _ANY_SIZE = 2, 1 << 40
+"""Torch says 2 where there is no least size: 0 and 1 are special to it."""
 
-_ANY_SIZE = 1 << 40
+_SIZE = r"L\['inputs'\]\[\d+\]\.size\(\)\[\d+\]"
+_EQUAL = re.compile(f"{_SIZE} == {_SIZE}")
+_RANGE = re.compile(rf"{_SIZE} (<|<=|>|>=) \d+|\d+ (<|<=|>|>=) {_SIZE}")
+"""Guards that are checked for each request: by the protocol, or by the program itself."""
 
 Outputs = dict[str, torch.Tensor]
 Result = Outputs | BaseException
@@ -58,6 +62,7 @@ class ServedProgram:
 
     def __init__(self, program: CacheFile, about: Mapping[str, Any]) -> None:
         exported = torch.export.load(program.path)
+        _refuse_what_depends_on_requests(exported)
         taken, given = _values(exported, len(about["inputs"]))
         self.inputs = [
             TensorSpec(each["name"], getattr(torch, each["type"]), tuple(each["shape"]))
@@ -70,7 +75,10 @@ class ServedProgram:
         ]
         tensors = [*taken, *(given[place] for place in self._places)]
         firsts = {_first(tensor) for tensor in tensors}
-        self.joins = len(firsts) == 1 and None not in firsts
+        inner = [str(size) for tensor in tensors for size in tensor.shape[1:]]
+        self.joins = len(firsts) == 1 and not any(
+            first is None or first in size for first in firsts for size in inner
+        )
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype not in DATATYPES:
                 raise LoadError(f"{spec.name!r} is {spec.dtype}, for which the protocol has no name")
@@ -79,7 +87,7 @@ class ServedProgram:
         self._module = exported.module() if self._checked else _unchecked(exported)
 
     def __call__(self, weights: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> Outputs:
-        """Raises what programs raise, see FAILURES."""
+        """Raises what the program raises, which may be anything."""
         with torch.inference_mode():
             if self._checked:
                 found = torch.utils._pytree.tree_leaves(self._module(weights, inputs))
@@ -87,12 +95,15 @@ class ServedProgram:
                 found = self._module(*weights, *inputs)
         return {spec.name: found[place] for spec, place in zip(self.outputs, self._places, strict=True)}
 
-    def example(self) -> tuple[torch.Tensor, ...]:
-        """Inputs of zeros."""
-        return tuple(
-            torch.zeros([2 if size is None else size for size in spec.shape], dtype=spec.dtype)
-            for spec in self.inputs
-        )
+    def example(self, rows: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
+        """Inputs that any program should take: small whole numbers, others between 0 and 1."""
+        found = []
+        for spec in self.inputs:
+            shape = [2 if size is None else size for size in spec.shape]
+            shape[:1] = [rows] if spec.shape and spec.shape[0] is None else shape[:1]
+            values = torch.rand(shape, generator=random)
+            found.append((values if spec.dtype.is_floating_point else values.round()).to(spec.dtype))
+        return tuple(found)
 
 
 class ServedModel:
@@ -133,32 +144,40 @@ class ServedModel:
         return id(reader)
 
     def warm_up(self) -> None:
-        """The first call compiles and allocates. A program that refuses zeros may do well with others."""
-        try:
-            self.program(self.weights, self.program.example())
-        except FAILURES:
-            return
+        """The first calls compile and allocate. They also show whether the rows of a batch depend on each
+        other, by a softmax over the batch for example: then requests are not computed together.
+        """
+        random = torch.Generator().manual_seed(1)
+        requests = [self.program.example(rows, random) for rows in (2, 3)]
+        alone = [self._one(request) for request in requests]
+        if self.program.joins:
+            self.program.joins = all(map(_alike, alone, self._together(requests)))
 
     def compute(self, requests: Sequence[tuple[torch.Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
         """The outputs, or what went wrong, of each. Requests of one call have equal types and shapes, but
         for the first size. If they cannot be computed together, each is alone: one may be wrong.
         """
-        if len(requests) == 1:
-            return self.version, [self._one(requests[0])]
-        rows = [request[0].shape[0] for request in requests]
-        joined = tuple(torch.cat(parts) for parts in zip(*requests, strict=True))
-        found = self._one(joined)
-        if isinstance(found, BaseException):
-            return self.version, [self._one(request) for request in requests]
-        parts = {name: torch.split(tensor, rows) for name, tensor in found.items()}
+        found = self._together(requests) if len(requests) > 1 else [None]
         return self.version, [
-            {name: pieces[place] for name, pieces in parts.items()} for place in range(len(rows))
+            self._one(request) if result is None else result
+            for request, result in zip(requests, found, strict=True)
         ]
+
+    def _together(self, requests: Sequence[tuple[torch.Tensor, ...]]) -> Sequence[Outputs | None]:
+        """None for each where they cannot be computed together."""
+        rows = [request[0].shape[0] for request in requests]
+        try:
+            joined = tuple(torch.cat(parts) for parts in zip(*requests, strict=True))
+            found = self.program(self.weights, joined)
+            parts = {name: torch.split(tensor, rows) for name, tensor in found.items()}
+        except Exception:  # noqa: BLE001  (whatever it is, one of them may be the reason)
+            return [None] * len(rows)
+        return [{name: pieces[place] for name, pieces in parts.items()} for place in range(len(rows))]
 
     def _one(self, inputs: tuple[torch.Tensor, ...]) -> Result:
         try:
             return self.program(self.weights, inputs)
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001  (a program may raise anything)
             return error
 
 
@@ -171,11 +190,15 @@ def check_values(version: ModelVersion, where: str) -> None:
     """Raises LoadError unless the values that are followed fit the program."""
     if version.values is None:
         return
+    check_tables(version.about.get("tables", {}), version.values, where)
     fixed = unpack(tensor_of(version.weights.mapped(private=True)), EVERY_TYPE)
     for name, flat in unpack(tensor_of(version.values.dense.mapped(private=True)), EVERY_TYPE).items():
-        if name in fixed:
-            _shaped(name, flat, fixed[name])
-    check_tables(version.about.get("tables", {}), version.values, where)
+        if name not in fixed:
+            raise LoadError(
+                f"{where} has values of {name!r}, which the bundle's program does not take: it is of another "
+                "model. Save it again with fleet.save_inference_model(..., rows=False)"
+            )
+        _shaped(name, flat, fixed[name])
 
 
 def _shaped(name: str, flat: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
@@ -196,9 +219,49 @@ def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[t
     return taken, given
 
 
+def _alike(one: Result, other: Outputs | None) -> bool:
+    """Whether a request got the same alone and together with another, but for rounding."""
+    if isinstance(one, BaseException) or other is None or one.keys() != other.keys():
+        return False
+    return all(
+        tensor.shape == other[name].shape
+        and torch.allclose(tensor.double(), other[name].double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        for name, tensor in one.items()
+    )
+
+
+def _refuse_what_depends_on_requests(exported: torch.export.ExportedProgram) -> None:
+    """Raises LoadError for a program that is another one for other sizes, which it does not check itself, or
+    that changes its weights with each request.
+    """
+    guards = [
+        guard for guard in _guards(exported) if not (_EQUAL.fullmatch(guard) or _RANGE.fullmatch(guard))
+    ]
+    if guards:
+        raise LoadError(
+            f"the program is right only where {guards[0]}: the model's forward() decides something by that. "
+            "Take such decisions out, and save it again"
+        )
+    for node in exported.graph.nodes:
+        changes = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+        if changes and node.args and getattr(node.args[0], "op", "") == "placeholder":
+            raise LoadError(
+                f"the program changes a value that it is given with each request ({node.target}); take that "
+                "out of the model's forward()"
+            )
+
+
+def _guards(exported: torch.export.ExportedProgram) -> list[str]:
+    """What torch.export took for granted of the sizes, as Python."""
+    return [guard for guard in getattr(exported, "_guards_code", ()) if guard]
+
+
 def _bounded(exported: torch.export.ExportedProgram) -> bool:
-    """Whether a size may not be as large as one likes."""
-    return any(bool(sizes.upper < _ANY_SIZE) for sizes in exported.range_constraints.values())
+    """Whether a size may not be as large, or as small, as one likes."""
+    return any(_RANGE.fullmatch(guard) for guard in _guards(exported)) or any(
+        bool(sizes.upper < _ANY_SIZE) or bool(sizes.lower > _SMALLEST)
+        for sizes in exported.range_constraints.values()
+    )
 
 
 def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:

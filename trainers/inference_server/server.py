@@ -178,7 +178,7 @@ class Server:
                 values = await asyncio.to_thread(follower.look, min(reads, default=0))
                 if values is not None:
                     await self._check(self._bundle or bundle, values)
-            except FleetError as error:
+            except (FleetError, OSError) as error:
                 if str(error) != said:
                     said = str(error)
                     glog(f"the former version is still served: {error}")

@@ -24,7 +24,7 @@ from aiohttp import web
 from trainers.errors import FleetError
 from trainers.inference_server.batching import Batcher, BusyError
 from trainers.inference_server.metrics import Metrics
-from trainers.inference_server.model import FAILURES, ModelVersion, ServedModel
+from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.inference_server.protocol import (
     InferRequest,
     RequestError,
@@ -128,11 +128,17 @@ class Handlers:
             raise _failed(503, f"{self._settings.max_waiting} requests are waiting already") from None
         except RequestError as error:
             raise _failed(400, str(error)) from None
+        except web.RequestPayloadError as error:
+            raise _failed(400, f"the body cannot be read: {_first_line(error)}") from None
+        except (web.HTTPException, ConnectionError):
+            raise
         except IndexError as error:  # an id that the program has no row for
             raise _failed(400, f"inputs: {_first_line(error)}") from None
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001  (a program may raise anything)
             glog(f"a request failed: {error}")
             raise _failed(500, f"the program failed: {_first_line(error)}") from None
+        if request.match_info.get("version") not in (None, version.version):
+            raise _failed(404, f"version {request.match_info['version']!r} is not served any more")
         pieces, json_size = encode_answer(self._settings.name, version.version, asked, outputs)
         headers: dict[str, str] = {"Content-Type": "application/json"}
         if json_size is not None:

@@ -133,3 +133,13 @@ def test_columns_that_are_not_slots(tmp_path: Path) -> None:
         ids(made(path, Servers()))
     with pytest.raises(UsageError, match="columns names 'x', which is not one of the slots"):
         ParquetFiles(path, use_var=SLOTS, columns={"x": "id"})
+
+
+def test_a_file_that_was_replaced_while_it_was_known_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 0, 8, 4)
+    source = ParquetFiles(tmp_path, use_var=SLOTS, columns={"weights": "w"}, name="test")
+    splits = list(source.splits(source.shards(), 0, 1))
+    write(tmp_path / "a.parquet", 100, 104, 4)
+    source._open = None  # another file was read in between
+    with pytest.raises(DataError, match="has 4 rows now, and had 8: it was replaced"):
+        list(source.read("a.parquet", splits[1].start, splits[1].stop, 4, grows=False))

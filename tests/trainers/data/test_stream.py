@@ -29,6 +29,7 @@ class Servers:
         self.place = rank, trainers
         self.interrupted = False
         self.given: list[Records] = []
+        self.forgotten: list[Records] = []
         self.flushed = threading.Event()
         self.flushes: list[int] = []
 
@@ -44,8 +45,8 @@ class Servers:
                 counted.add(*records[2:])
                 each[records.shard] = counted.ends
 
-    def forget(self) -> None:
-        return
+    def forget(self, records: Records) -> None:
+        self.forgotten.append(records)
 
     def flush(self) -> None:
         self.flushes.append(len(self.given))
@@ -145,6 +146,21 @@ def test_a_stream_that_waits_ends_when_the_process_is_to_stop(tmp_path: Path) ->
     assert ids(made(tmp_path, servers, follow=True)) == [[0, 1]]
 
 
+def test_a_loop_that_is_left_forgets_its_last_batch_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(text(0, 20))
+    servers = Servers()
+    stream, other = made(tmp_path, servers), made(tmp_path, servers)
+    batches = iter(stream)
+    next(batches)
+    next(iter(other))
+    assert servers.forgotten == [("test", "a", 40, 80)], "collected"
+    iter(stream)
+    assert servers.forgotten[1:] == [("test", "a", 0, 40)], "replaced by another pass"
+    for _ in stream:
+        break
+    assert servers.forgotten[2:] == [("test", "a", 80, 120)]
+
+
 def test_batches_are_taken_ahead_only_where_they_are_there(tmp_path: Path) -> None:
     """And count when it is their turn."""
     (tmp_path / "a").write_text(text(0, 20))
@@ -187,3 +203,22 @@ def test_files_whose_positions_mean_nothing(tmp_path: Path) -> None:
         MultiSlotFiles("s3://bucket/a", use_var=SLOTS)
     with pytest.raises(UsageError, match="until says when a stream that follows its source ends"):
         made(tmp_path, Servers(), until=lambda: True)
+
+
+def test_the_same_file_by_two_paths_is_refused_and_a_list_needs_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(UsageError, match="the same file twice"):
+        MultiSlotFiles([tmp_path / "a", tmp_path / "b"], use_var=[Slot("ids")], name="test")
+    (tmp_path / "c").touch()
+    with pytest.raises(UsageError, match="needs a name="):
+        MultiSlotFiles([tmp_path / "a", tmp_path / "c"], use_var=[Slot("ids")])
+    assert MultiSlotFiles(f"{tmp_path}/", use_var=[Slot("ids")]).name == str(tmp_path)
+
+
+def test_links_to_directories_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "day").mkdir()
+    (tmp_path / "day" / "a").touch()
+    (tmp_path / "latest").symlink_to(tmp_path / "day")
+    (tmp_path / "day" / "up").symlink_to(tmp_path)
+    assert MultiSlotFiles(tmp_path, use_var=[Slot("ids")]).shards() == ["day/a"]

@@ -324,7 +324,7 @@ class Service:
             new = positions.are_new(records)
         except DataError as error:
             raise Refusal(Code.MISMATCH, str(error)) from error
-        if new is not None:
+        if new is not None or positions.any:
             self._steps.go_back(request.number, self._members)
         if self._steps.counts(member, request.number, new):
             gradients, records = ((), ()) if new is False else (gradients, records)

@@ -75,6 +75,7 @@ class SharedTable:
         self._entries = 0
         self._free: Keys = np.empty(0, np.int64)
         self._used = 0
+        self._latest = 0
         self._replaced: list[tuple[int, Keys]] = []
         self._removed: list[tuple[int, Keys]] = []
 
@@ -89,6 +90,7 @@ class SharedTable:
         """
         count = len(keys)
         self._make_room(count)
+        self._latest = number
         words = torch.zeros(count, words_of(self.spec), dtype=torch.int64)
         values = values.to(self.spec.rows.dtype.dtype)
         size = self.spec.size * values.element_size()
@@ -103,6 +105,7 @@ class SharedTable:
     def remove(self, number: int, keys: torch.Tensor) -> None:
         """Rows that this version does not have."""
         self._make_room(len(keys))
+        self._latest = number
         slots, replaced = self._take(len(keys)), np.empty(len(keys), np.int64)
         count = remove_shared(*self._arrays(), number, keys.numpy(), slots, replaced)
         self._free = np.concatenate([self._free, slots[count:]])
@@ -114,9 +117,10 @@ class SharedTable:
         freed = [slots for version, slots in self._replaced if version <= number]
         self._replaced = [each for each in self._replaced if each[0] > number]
         for version, slots in self._removed:
-            if version <= number:
+            if version <= number:  # readers of the newest version may have read the entry a moment ago
                 buried = np.empty(len(slots), np.int64)
-                freed.append(buried[: bury(*self._arrays(), slots, buried)])
+                count = bury(*self._arrays(), slots, buried)
+                self._replaced.append((self._latest + 1, buried[:count]))
         self._removed = [each for each in self._removed if each[0] > number]
         self._free = np.concatenate([self._free, *freed])
 

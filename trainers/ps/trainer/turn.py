@@ -27,9 +27,10 @@ class Turn:
             )
         self._records = records
 
-    def forget(self) -> None:
-        """The loop is over: a batch without a step is not counted."""
-        self._records = None
+    def forget(self, records: Records) -> None:
+        """The loop that gave these is over: without a step they are not counted."""
+        if self._records is records:
+            self._records = None
 
     def take(self) -> list[Records]:
         """It is stepped: its records, if there is one."""

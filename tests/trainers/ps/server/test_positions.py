@@ -114,6 +114,21 @@ def test_a_dropped_step_gives_its_records_back_and_servers_may_be_steps_apart() 
     assert ends(bench) == [0, 40, 100, 130]
 
 
+def test_a_first_step_without_records_is_not_taken_for_an_old_one() -> None:
+    """After a change of trainers, on a server that is a step ahead of another."""
+    bench = Bench().opened()
+    for number in range(2):
+        push(bench, 0, number, (10 * number, 10 * number + 10))
+        push(bench, 1, number, (100 + 10 * number, 110 + 10 * number))
+    apply_new_trainers(new_trainers_record(1, "another"), bench.service._members, bench.steps)
+    assert bench.hello(0, LIFE).number == 4
+    before = counted(bench)
+    gradient = (Part(0, Field.VALUES, torch.ones(2), 1.0),)
+    assert bench.ask(Kind.PUSH, 0, number=3, parts=gradient, life=LIFE).kind is Kind.DONE
+    assert counted(bench) == before + 1
+    assert push(bench, 0, 4, (20, 30), life=LIFE).kind is Kind.DONE
+
+
 def test_intervals_are_sets_of_positions() -> None:
     rng = random.Random(1)
     for _ in range(300):

@@ -28,7 +28,11 @@ def test_a_batch_is_stepped_before_the_next_one_is_taken() -> None:
     with pytest.raises(UsageError, match=r"of the one before it, \[0, 10\) of 'part-0'; make one step"):
         turn.give(SECOND)
     turn.give(FIRST)
-    turn.forget()
+    turn.forget(SECOND)
+    with pytest.raises(UsageError):
+        turn.give(SECOND)
+    turn.give(FIRST)
+    turn.forget(FIRST)
     turn.give(SECOND)
     (part,) = records_part(turn.take())
     assert decode_records(part.data.numpy().tobytes()) == [SECOND]
