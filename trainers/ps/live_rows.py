@@ -20,10 +20,8 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.inspection import key_of
 from trainers.ps.transport import keys_of
-from trainers.ps.wire import Field, Kind, Part, bytes_part
+from trainers.ps.wire import NO_TRAINER, Field, Kind, Part, bytes_part
 
-NOBODY = (1 << 32) - 1
-"""The rank of a sender that is not a trainer."""
 _WITHIN_S = 10.0
 
 
@@ -31,7 +29,7 @@ def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> dict
     """The row of each key, and its server. Raises FleetError."""
     keys = [key_of(word) for word in words]
     parts = (bytes_part(Field.TEXT, name.encode()), Part(0, Field.KEYS, torch.tensor(keys)))
-    client = Client(endpoints, NOBODY, PsConfigs(), keys=keys_of(os.environ))
+    client = Client(endpoints, NO_TRAINER, PsConfigs(), keys=keys_of(os.environ), name="fleetrun tables")
     try:
         requests = [Request(server=number, kind=Kind.LOOK, parts=parts) for number in range(len(endpoints))]
         answers = [json.loads(reply.text) for reply in client.ask(requests, _WITHIN_S)]

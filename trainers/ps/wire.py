@@ -77,6 +77,9 @@ class Kind(IntEnum):
     LOOK = 28  # from anyone: what a table, TEXT, has of KEYS; changes nothing. Answer: TEXT, JSON
 
 
+NO_TRAINER = (1 << 32) - 1
+"""The rank of a sender that is not a trainer."""
+
 INITIAL, LOADED = 0, 1
 """Whether an ASSIGN has the first values, or others in their place, which leave optimizer state as it is."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainers.kernels.compiled import Flags, Keys, compiled
+from trainers.kernels.compiled import Flags, Keys, Mask, compiled
 from trainers.ps.kernels.index import finalize
 
 (
@@ -27,6 +27,31 @@ from trainers.ps.kernels.index import finalize
 do not count), keys of pulls that had no row, keys that an entry filter then admitted or refused, rows that
 a budget evicted, and rows that a shrink removed.
 """
+
+
+class TableCounts:
+    """The counters of one table. `row` (COUNTERS,) may be a part of an array in which a run counts requests
+    for all its tables.
+    """
+
+    def __init__(self) -> None:
+        self.row = np.zeros(COUNTERS, np.int64)
+
+    def missed(self, keys: int) -> None:
+        """Of a pull."""
+        self.row[MISSED_KEYS] += keys
+
+    def filtered(self, admitted: Mask) -> None:
+        """By an entry filter."""
+        count = np.count_nonzero(admitted)
+        self.row[ADMITTED] += count
+        self.row[REFUSED] += len(admitted) - count
+
+    def evicted(self, keys: Keys) -> None:
+        self.row[EVICTED] += len(keys)
+
+    def removed(self, keys: Keys) -> None:
+        self.row[REMOVED] += len(keys)
 
 
 REGISTERS, SAMPLED = 512, 64

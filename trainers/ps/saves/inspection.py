@@ -35,6 +35,7 @@ from trainers.ps.saves.read import (
     read_shards,
 )
 from trainers.ps.saves.write import Chunk, Removed
+from trainers.ps.tables.looking import described
 from trainers.ps.tables.spec import TableKind, TableSpec, holders
 from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 
@@ -153,7 +154,7 @@ def shown(where: str, name: str, *words: str) -> dict[str, Any]:
         if isinstance(chunk, DenseRows) or (isinstance(chunk, Candidates) and each.save < len(servers) - 1):
             continue  # a candidate of an earlier save has a row now, or is in the last one too
         for place in np.flatnonzero(np.isin(chunk.keys.numpy(), keys)).tolist():
-            found[int(chunk.keys[place])] = _row(each, chunk, place)
+            found[int(chunk.keys[place])] = _row(chunk, place)
     return {"table": name, "rows": [{"key": key, **row} for key, row in found.items()]}
 
 
@@ -168,18 +169,12 @@ def key_of(word: str) -> int:
     return key
 
 
-def _row(found: Found, chunk: SparseRows | Removed | Candidates, place: int) -> dict[str, Any]:
+def _row(chunk: SparseRows | Removed | Candidates, place: int) -> dict[str, Any]:
     if isinstance(chunk, Removed):
         return {"state": "removed"}
     if isinstance(chunk, Candidates):
         return {"state": "candidate", "pulls": float(chunk.counts[place])}
-    row: dict[str, Any] = {"state": "row", "values": chunk.values[place].float().tolist()}
-    if chunk.state:
-        row["optimizer"] = [each[place].tolist() for each in chunk.state]
-    statistics = [] if chunk.statistics is None else chunk.statistics[place].tolist()
-    if len(statistics) >= 3:
-        row |= dict(zip(("shows", "clicks", "unseen_days"), statistics, strict=False))
-    return row
+    return described("row", chunk, place)
 
 
 def compared(where: str, other: str, *names: str) -> dict[str, Any]:

@@ -36,12 +36,10 @@ from trainers.ps.saves.publication import (
 )
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.transport import CurveKeys
-from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
+from trainers.ps.wire import NO_TRAINER, Code, Field, Kind, Message, bytes_part
 from trainers.storage.errors import SaveError
 from trainers.storage.manifest import FileRecord
 
-_RANK = (1 << 32) - 1
-"""In messages, where trainers have theirs."""
 _POLL_S = 0.05
 _CUT_S = 1.0
 """How long servers have to reach a step before training counts as paused."""
@@ -311,7 +309,7 @@ class Publisher:
     def _client_now(self) -> Client:
         if self._client is None:
             self._client = Client(
-                self._endpoints, _RANK, self._configs, keys=self._keys, name="the publisher"
+                self._endpoints, NO_TRAINER, self._configs, keys=self._keys, name="the publisher"
             )
         return self._client
 

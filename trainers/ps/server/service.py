@@ -10,20 +10,19 @@ Every request that changes what must survive a restart goes through `record` fir
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from trainers.data.positions import Records, decode_records
 from trainers.errors import DataError
 from trainers.ps.durable.journal import DurabilityError
-from trainers.ps.server.looking import answer_look
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest, SaveRunner
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
+from trainers.ps.server.versions import OF_PUBLISHER, Versions
 from trainers.ps.tables.spec import FullError
 from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, bytes_part
 
@@ -40,6 +39,8 @@ ANY_GATHER = 0
 """The count of a trainer that has completed no gather: it joins the current one of the others."""
 _MAX_GATHER = 1 << 62
 
+_MOST_LOOKED = 1000
+"""Keys of a LOOK."""
 _SHRUNK_AT_ONCE = 8192
 """Rows of a slice of a shrink, about 3 ms: other requests are answered between two of them."""
 
@@ -67,13 +68,6 @@ class Service:
         record: Callable[[Message], None] | None = None,
         publisher: Publisher | None = None,
     ) -> None:
-        self._publisher = publisher
-        self._publisher_life = 0
-        """Incarnation of the publisher that spoke last."""
-        self._changes = 0
-        """Of the tables without a step."""
-        self._refreshes: dict[Sender, tuple[int, int]] = {}
-        """The last REFRESH of a trainer: the sequence of its request, and the publisher's ticket."""
         self._members = members
         self._store = store
         self._steps = steps
@@ -87,6 +81,9 @@ class Service:
         self._shrunk: dict[Sender, tuple[int, int]] = {}
         """The last shrink of a trainer: the sequence of its request, and how many rows were removed."""
         self._collectives = Collectives(members, lambda request: self._record(request), self._refuse_if_lost)
+        self._versions = Versions(
+            store, steps, saving, publisher, sync=sync, record=lambda request: self._record(request)
+        )
         self._handlers: dict[Kind, Callable[[Member, Message], Message | None]] = {
             Kind.ASSIGN: self._assign,
             Kind.READY: self._ready,
@@ -102,12 +99,6 @@ class Service:
             Kind.GATHER: self._collectives.gather,
             Kind.REFRESH: self._refresh,
             Kind.POSITIONS: self._positions_of,
-        }
-        self._of_publisher: dict[Kind, Callable[[Message], Message | None]] = {
-            Kind.PUBLISH: self._publish,
-            Kind.WRITTEN: self._written,
-            Kind.PUBLISHED: self._published,
-            Kind.MERGE: self._merge,
         }
 
     @property
@@ -187,7 +178,7 @@ class Service:
     def _break_deadlock(self) -> list[Outgoing]:
         if (why := self._pending.find_deadlock(self._members.active(), self._needs_others)) is None:
             return []
-        stopped = [each for each in self._pending.all() if each.request.kind not in self._of_publisher]
+        stopped = [each for each in self._pending.all() if each.request.kind not in OF_PUBLISHER]
         for each in stopped:
             self._pending.remove(each.request)
         self._collectives.reset()
@@ -198,7 +189,7 @@ class Service:
 
     def _needs_others(self, request: Message) -> bool:
         """Whether a request waits for other trainers, not for a disk or for a connection to close."""
-        if request.kind in self._of_publisher:
+        if request.kind in OF_PUBLISHER:
             return False
         if self._members.incarnation(request.rank) != request.incarnation or request.kind is Kind.SHRINK:
             return False  # a trainer that was replaced, or is about to replace one, waits for no other
@@ -234,11 +225,10 @@ class Service:
         try:
             if request.kind is Kind.HELLO:
                 return self._hello(route, request, reachable)
-            if request.kind in self._of_publisher:
-                if request.incarnation != self._publisher_life:  # one was killed, or has begun anew
-                    self._publisher_life = request.incarnation
+            if request.kind in OF_PUBLISHER:
+                if self._versions.is_of_another(request):
                     self._pending.drop_others(_sender(request))
-                return self._of_publisher[request.kind](request)
+                return self._versions.answer(request)
             if request.kind is Kind.LOOK:
                 return self._look(request)
             handler = self._handlers.get(request.kind)
@@ -281,7 +271,6 @@ class Service:
             if loaded:
                 member.applied.add(request.sequence)
             self._store.assign(request.parts, keep_state=loaded)
-            self._changes += 1
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
@@ -368,7 +357,15 @@ class Service:
 
     def _look(self, request: Message) -> Message:
         self._require_ready()
-        found = answer_look(self._store.tables.values(), request.parts)
+        if [part.field for part in request.parts] != [Field.TEXT, Field.KEYS]:
+            raise Refusal(Code.BAD_MESSAGE, "a LOOK needs the name of a table and keys")
+        keys = request.parts[1].data.numpy()
+        if len(keys) > _MOST_LOOKED:
+            raise Refusal(Code.BAD_MESSAGE, f"a LOOK for {len(keys)} keys; at most {_MOST_LOOKED}")
+        try:
+            found = json.dumps(self._store.look(request.text, keys))
+        except OSError as error:  # of rows on disk
+            raise Refusal(Code.FAILED, str(error)) from error
         return request.reply(Kind.DATA, number=self._steps.step, parts=(_text(found),))
 
     def _finish(self, member: Member, request: Message) -> Message | None:
@@ -411,65 +408,12 @@ class Service:
         self._saving.end(request.text, saved=request.number == 1)
         return request.reply(Kind.DONE)
 
-    def _publish(self, request: Message) -> Message | None:
-        """Cut the tables for a version: of sync training exactly as of the step that is asked for, which all
-        servers have at some time.
-        """
-        step = self._steps.step
-        if not request.parts:
-            busy = self._store.shrinking or (self._saving.tables_in_use and not self._saving.of_version)
-            code = Code.NOT_READY if busy or not self._store.ready else Code.NONE
-            return request.reply(Kind.DONE, number=step, code=code, parts=(_text(str(self._changes)),))
-        version = SaveRequest.decode(request.text)
-        if self._saving.known(version.id):
-            return request.reply(Kind.DONE, number=request.number if self._sync else step)
-        if self._sync and self._store.ready and step > request.number:
-            return request.reply(Kind.DONE, number=step)
-        if not self._store.ready or (self._sync and step < request.number):
-            return None
-        self._saving.end_former(version)
-        if self._saving.tables_in_use or self._store.shrinking:
-            return None
-        tables = list(self._store.tables.values())
-        cut = Message(kind=Kind.PUBLISH, parts=(_text(version.id),))
-        buffers = {} if self._publisher is None else self._publisher.buffers
-        if not self._saving.publish(version, step, tables, buffers, lambda: self._record(cut)):
-            return request.reply(Kind.DONE, number=step, code=Code.MISMATCH)
-        return request.reply(Kind.DONE, number=step)
-
-    def _written(self, request: Message) -> Message | None:
-        record = self._saving.written(request.text)
-        return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
-
-    def _published(self, request: Message) -> Message:
-        self._saving.end(request.text, saved=request.number == 1)
-        return request.reply(Kind.DONE, number=self._steps.step)
-
-    def _merge(self, request: Message) -> Message | None:
-        try:
-            record = self._saving.merge(SaveRequest.decode(request.text))
-        except Refusal as refusal:  # the publisher has other requests under way
-            text = (_text(str(refusal)),)
-            return request.reply(Kind.DONE, code=Code.FAILED, parts=text)
-        return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
-
     def _refresh(self, member: Member, request: Message) -> Message | None:
-        """Publish a version that has everything that the sender has pushed, and the buffers that it sends."""
-        if self._publisher is None:
-            raise Refusal(Code.FAILED, "server 0 publishes nothing; set ps_configs publish for the servers")
         self._require_ready()
         if not self._steps.may_pull(member, request.number, self._members.active()):
             self._refuse_if_lost()
             return None
-        sequence, ticket = self._refreshes.get(_sender(request), (0, 0))
-        if request.sequence > sequence:
-            self._publisher.keep(_buffers(request.parts))
-            ticket = self._publisher.ask()
-            self._refreshes[_sender(request)] = request.sequence, ticket
-        answer = self._publisher.answer(ticket)
-        if isinstance(answer, str):
-            raise Refusal(Code.FAILED, answer)
-        return None if answer is None else request.reply(Kind.DONE, number=answer)
+        return self._versions.refresh(request)
 
     def _abandon_orphaned_save(self) -> None:
         """The trainer of the running save is gone, so nothing will commit it."""
@@ -499,7 +443,6 @@ class Service:
             self._record(request)
             member.applied.add(request.sequence)
             self._store.begin_shrink(checked)
-            self._changes += 1
             self._shrink_of = request
             self._shrink_some()
             if self._store.shrinking:
@@ -528,7 +471,7 @@ class Service:
             return "the initial values of trainer 0"
         if request.kind is Kind.HELLO:
             return f"the connection of the former trainer {request.rank} to close"
-        if request.kind in (Kind.SAVE, Kind.SHRINK, Kind.REFRESH, *self._of_publisher):
+        if request.kind in (Kind.SAVE, Kind.SHRINK, Kind.REFRESH, *OF_PUBLISHER):
             return "the tables to be written or shrunk"
         active = self._members.active()
         if request.kind in COLLECTIVE_KINDS:
@@ -717,16 +660,6 @@ def _same(one: Message | None, other: Message) -> bool:
 
 def _sender(request: Message) -> Sender:
     return (request.rank, request.incarnation)
-
-
-def _buffers(parts: Sequence[Part]) -> dict[str, torch.Tensor]:
-    names, values = parts[::2], parts[1::2]
-    if [part.field for part in parts] != [Field.TEXT, Field.VALUES] * len(values):
-        raise Refusal(Code.BAD_MESSAGE, "a REFRESH needs a TEXT and a VALUES part for each buffer")
-    return {
-        name.data.numpy().tobytes().decode("utf-8", "replace"): each.data.float()
-        for name, each in zip(names, values, strict=True)
-    }
 
 
 def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]]:

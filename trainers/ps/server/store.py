@@ -13,17 +13,19 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainers.kernels.compiled import Keys
 from trainers.process.log import glog
 from trainers.ps.kernels.batch import all_finite, merge_runs
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
+from trainers.ps.tables.looking import look
 from trainers.ps.tables.run import (
     NOT_IN,
     Lines,
@@ -330,6 +332,8 @@ class Store:
         self._removed = 0
         self.ready = False
         self.skipped = 0
+        self.changes = 0
+        """Of the tables, but for those of steps and of time."""
 
     @property
     def tables(self) -> Mapping[int, AnyTable]:
@@ -392,9 +396,18 @@ class Store:
 
     def assign(self, parts: Sequence[Part], *, keep_state: bool = False) -> None:
         """Set values. `keep_state`: also optimizer state and statistics of rows stay as they are."""
+        self.changes += 1
         for each in self.read_assign(parts):
             table = self._tables[each.table]
             (table.revise if keep_state else table.assign)(each.keys, each.values)
+
+    def look(self, name: str, keys: Keys) -> dict[str, list[Any]]:
+        """`rows` of the sparse table of this name, one for each key (see `tables.looking`); without such a
+        table the names of those that there are, in `tables`. Changes nothing. Raises OSError for a disk that
+        cannot be read.
+        """
+        sparse = {each.spec.name: each for each in self._tables.values() if isinstance(each, SparseTable)}
+        return {"rows": look(sparse[name], keys)} if name in sparse else {"tables": sorted(sparse)}
 
     def read_assign(self, parts: Sequence[Part]) -> list[Gradient]:
         """The values, checked; changes nothing."""
@@ -531,6 +544,7 @@ class Store:
     def begin_shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> None:
         """From now on the tables are as if they had been shrunk here; `shrink_some` does it."""
         self._removed = 0
+        self.changes += 1
         for table, policy in checked:
             table.begin_shrink(policy)
             self._shrinking.append(table)

@@ -34,10 +34,10 @@ def look(table: SparseTable, keys: Keys) -> list[Looked]:
     alive = set(_alive(storage, keys, slots).tolist())
     for number, place in enumerate(here.tolist()):
         rows = split_records(storage, records[number : number + 1], row_states)
-        found[place] = _row("row", rows) if place in alive else {"state": "evicted"}
+        found[place] = described("row", rows) if place in alive else {"state": "evicted"}
     if disk is not None:
         for place, record in disk.look(keys):
-            found[place] = _row("row on disk", split_records(storage, record, row_states))
+            found[place] = described("row on disk", split_records(storage, record, row_states))
     return found
 
 
@@ -52,11 +52,12 @@ def _alive(storage: Storage, keys: Keys, slots: Keys) -> Keys:
     return here[~evicted]
 
 
-def _row(state: str, rows: SparseRows) -> Looked:
-    row: Looked = {"state": state, "values": rows.values[0].float().tolist()}
+def described(state: str, rows: SparseRows, place: int = 0) -> Looked:
+    """One of these rows, as `look` has it."""
+    row: Looked = {"state": state, "values": rows.values[place].float().tolist()}
     if rows.state:
-        row["optimizer"] = [each[0].tolist() for each in rows.state]
-    statistics = [] if rows.statistics is None else rows.statistics[0].tolist()
+        row["optimizer"] = [each[place].tolist() for each in rows.state]
+    statistics = [] if rows.statistics is None else rows.statistics[place].tolist()
     if len(statistics) >= 3:
         row |= dict(zip(("shows", "clicks", "unseen_days"), statistics, strict=False))
     return row

@@ -16,6 +16,7 @@ import torch
 
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
+from trainers.ps.kernels.counts import TableCounts
 from trainers.ps.kernels.eviction import FLOORS, find_evicted
 from trainers.ps.kernels.rows import (
     DTYPE,
@@ -38,7 +39,6 @@ from trainers.ps.kernels.rows import (
     write,
 )
 from trainers.ps.tables.budget import Budget, Budgets, Clock
-from trainers.ps.tables.counts import TableCounts
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, make_dense, numbers_of
 from trainers.ps.tables.disk import RowsOnDisk, TieredCut
 from trainers.ps.tables.removal import BoundedRows, PassingDay

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from trainers.process.log import glog
 from trainers.ps.saves.read import SparseValues, open_saves, read_values
+from trainers.ps.saves.write import codes_of
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit
 from trainers.serving.lookup import RowsElsewhere
@@ -30,10 +31,7 @@ _LAST_KEY = (1 << 63) - 1
 
 
 class Int8Rows(torch.nn.Module):
-    """Rows (n, dim) in 8 bits by place: the values of a row are offset + scale * code, codes from 0 to 255
-    between its smallest and its largest value, as in FBGEMM's 8-bit row-wise quantization. A value is off by
-    half the row's scale at most, but for the rounding of float32.
-    """
+    """Rows (n, dim) in 8 bits by place, as `saves.write.codes_of` makes them."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -42,13 +40,10 @@ class Int8Rows(torch.nn.Module):
     def __init__(self, rows: torch.Tensor) -> None:
         super().__init__()
         self._dtype = rows.dtype
-        values = rows.float()
-        low = values.amin(1, keepdim=True)
-        scale = (values.amax(1, keepdim=True) - low) / 255
-        codes = ((values - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0, 255)
-        self.register_buffer("codes", codes.to(torch.uint8))
-        self.register_buffer("scales", scale)
-        self.register_buffer("offsets", low)
+        codes, scales = codes_of(rows.float())
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales[:, :1].contiguous())
+        self.register_buffer("offsets", scales[:, 1:].contiguous())
 
     @property
     def largest_error(self) -> float:

@@ -16,9 +16,7 @@ from trainers.ps.saves import write
 from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest
-from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
-
-RANK = (1 << 32) - 1
+from trainers.ps.wire import NO_TRAINER, Code, Field, Kind, Message, Part, bytes_part
 
 
 class Published(Bench):
@@ -31,7 +29,7 @@ class Published(Bench):
         self.opened()
 
     def order(self, kind: Kind, text: str, number: int = 0) -> Message:
-        return self.ask(kind, RANK, self.life, number, (bytes_part(Field.TEXT, text.encode()),))
+        return self.ask(kind, NO_TRAINER, self.life, number, (bytes_part(Field.TEXT, text.encode()),))
 
     def cut(
         self, id: str, step: int, *after: str, mode: SaveMode = SaveMode.INCREMENT, row_type: str = ""

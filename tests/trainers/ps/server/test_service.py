@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from trainers.ps.live_rows import NOBODY
 from trainers.ps.server.members import Members
 from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRunner
@@ -19,7 +18,7 @@ from trainers.ps.server.store import Store
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
-from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.wire import LOADED, NO_TRAINER, Code, Field, Kind, Message, Part, bytes_part
 
 pytestmark = pytest.mark.slow
 
@@ -717,7 +716,7 @@ def _random_part(rng: random.Random) -> Part:
 
 def look(bench: Bench, table: str, *keys: int) -> Message:
     parts = (bytes_part(Field.TEXT, table.encode()), Part(0, Field.KEYS, torch.tensor(keys)))
-    return bench.ask(Kind.LOOK, NOBODY, 77, parts=parts)
+    return bench.ask(Kind.LOOK, NO_TRAINER, 77, parts=parts)
 
 
 def test_anyone_may_look_at_rows_and_nothing_changes() -> None:
@@ -732,4 +731,4 @@ def test_anyone_may_look_at_rows_and_nothing_changes() -> None:
     assert len(bench.recorded) == before
     assert json.loads(look(bench, "e", 3).text) == {"rows": [{"state": "no row"}]}
     assert look(bench, "e", *range(1001)).code is Code.BAD_MESSAGE
-    assert bench.ask(Kind.LOOK, NOBODY, 77, parts=WANT).code is Code.BAD_MESSAGE
+    assert bench.ask(Kind.LOOK, NO_TRAINER, 77, parts=WANT).code is Code.BAD_MESSAGE

@@ -1,0 +1,122 @@
+"""What a server answers about versions of its tables: to the publisher, a client that is no trainer, and to
+trainers that want one now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trainers.ps.server.members import Refusal
+from trainers.ps.server.publisher import Publisher
+from trainers.ps.server.saving import SaveRequest, SaveRunner
+from trainers.ps.server.steps import Steps
+from trainers.ps.server.store import Store
+from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
+
+OF_PUBLISHER = (Kind.PUBLISH, Kind.WRITTEN, Kind.PUBLISHED, Kind.MERGE)
+"""Requests of the publisher."""
+
+
+class Versions:
+    """`record` may raise Refusal, as `answer` and `refresh` do. None as an answer: later."""
+
+    def __init__(
+        self,
+        store: Store,
+        steps: Steps,
+        saving: SaveRunner,
+        publisher: Publisher | None,
+        *,
+        sync: bool,
+        record: Callable[[Message], None],
+    ) -> None:
+        self._store, self._steps, self._saving = store, steps, saving
+        self._publisher = publisher
+        self._sync = sync
+        self._record = record
+        self._life = 0
+        """Incarnation of the publisher that spoke last."""
+        self._refreshes: dict[tuple[int, int], tuple[int, int]] = {}
+        """The last REFRESH of a trainer: the sequence of its request, and the publisher's ticket."""
+
+    def is_of_another(self, request: Message) -> bool:
+        """Whether another publisher speaks than before: that one was killed, or has begun anew."""
+        before, self._life = self._life, request.incarnation
+        return before != self._life
+
+    def answer(self, request: Message) -> Message | None:
+        """To a request of OF_PUBLISHER."""
+        match request.kind:
+            case Kind.PUBLISH if request.parts:
+                return self._cut(request)
+            case Kind.PUBLISH:
+                return self._state(request)
+            case Kind.WRITTEN:
+                return _with(request, self._saving.written(request.text))
+            case Kind.MERGE:
+                return self._merge(request)
+            case _:
+                self._saving.end(request.text, saved=request.number == 1)
+                return request.reply(Kind.DONE, number=self._steps.step)
+
+    def refresh(self, request: Message) -> Message | None:
+        """To a trainer: a version that has everything that it has pushed, and the buffers that it sends."""
+        if self._publisher is None:
+            raise Refusal(Code.FAILED, "server 0 publishes nothing; set ps_configs publish for the servers")
+        sender = request.rank, request.incarnation
+        sequence, ticket = self._refreshes.get(sender, (0, 0))
+        if request.sequence > sequence:
+            self._publisher.keep(_buffers(request.parts))
+            ticket = self._publisher.ask()
+            self._refreshes[sender] = request.sequence, ticket
+        answer = self._publisher.answer(ticket)
+        if isinstance(answer, str):
+            raise Refusal(Code.FAILED, answer)
+        return None if answer is None else request.reply(Kind.DONE, number=answer)
+
+    def _state(self, request: Message) -> Message:
+        busy = self._store.shrinking or (self._saving.tables_in_use and not self._saving.of_version)
+        code = Code.NOT_READY if busy or not self._store.ready else Code.NONE
+        changes = bytes_part(Field.TEXT, str(self._store.changes).encode())
+        return request.reply(Kind.DONE, number=self._steps.step, code=code, parts=(changes,))
+
+    def _cut(self, request: Message) -> Message | None:
+        """Cut the tables: in sync training as of the step that is asked for, which all servers have once."""
+        step, version = self._steps.step, SaveRequest.decode(request.text)
+        if self._saving.known(version.id):
+            return request.reply(Kind.DONE, number=request.number if self._sync else step)
+        if self._sync and self._store.ready and step > request.number:
+            return request.reply(Kind.DONE, number=step)
+        if not self._store.ready or (self._sync and step < request.number):
+            return None
+        self._saving.end_former(version)
+        if self._saving.tables_in_use or self._store.shrinking:
+            return None
+        tables = list(self._store.tables.values())
+        buffers = {} if self._publisher is None else self._publisher.buffers
+        cut = Message(kind=Kind.PUBLISH, parts=(bytes_part(Field.TEXT, version.id.encode()),))
+        follows = self._saving.publish(version, step, tables, buffers, lambda: self._record(cut))
+        return request.reply(Kind.DONE, number=step, code=Code.NONE if follows else Code.MISMATCH)
+
+    def _merge(self, request: Message) -> Message | None:
+        try:
+            return _with(request, self._saving.merge(SaveRequest.decode(request.text)))
+        except Refusal as refusal:  # as an answer: the publisher has other requests under way
+            text = (bytes_part(Field.TEXT, str(refusal).encode()),)
+            return request.reply(Kind.DONE, code=Code.FAILED, parts=text)
+
+
+def _with(request: Message, record: bytes | None) -> Message | None:
+    return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
+
+
+def _buffers(parts: Sequence[Part]) -> dict[str, torch.Tensor]:
+    names, values = parts[::2], parts[1::2]
+    if [part.field for part in parts] != [Field.TEXT, Field.VALUES] * len(values):
+        raise Refusal(Code.BAD_MESSAGE, "a REFRESH needs a TEXT and a VALUES part for each buffer")
+    return {
+        name.data.numpy().tobytes().decode("utf-8", "replace"): each.data.float()
+        for name, each in zip(names, values, strict=True)
+    }
