@@ -184,14 +184,19 @@ def table_of(found: Found) -> str:
     lines = [table_line(head), table_line(["---"] + ["---:"] * (len(head) - 1))]
     none = statistics.median(found["none"]["speed"])
     for name, figures in found.items():
-        speeds = figures["speed"]
-        middle = statistics.median(speeds)
-        cells = [f"**{middle:,.0f}** [{min(speeds):,.0f}-{max(speeds):,.0f}]", f"{middle / none:.2f}"]
-        for figure, digits in (("cpu", 2), ("longest", 0)):
-            has = figure in figures
-            cells.append(f"{statistics.median(figures[figure]):.{digits}f}" if has else "-")
-        lines.append(table_line([name, *cells]))
+        lines.append(table_line([name, *cells_of(figures, none)]))
     return "\n".join(lines)
+
+
+def cells_of(figures: dict[str, list[float]], of: float) -> list[str]:
+    """Pushes a second, the same as a part `of` others, server CPU and the longest pause."""
+    speeds = figures["speed"]
+    middle = statistics.median(speeds)
+    cells = [f"**{middle:,.0f}** [{min(speeds):,.0f}-{max(speeds):,.0f}]", f"{middle / of:.2f}"]
+    for figure, digits in (("cpu", 2), ("longest", 0)):
+        has = figure in figures
+        cells.append(f"{statistics.median(figures[figure]):.{digits}f}" if has else "-")
+    return cells
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from _marks import check_marks, publish
 from _ps_served import Served, table_line
-from ps_durability import BLOCKS, KEYS, Pushes, specs, take_turn
+from ps_durability import BLOCKS, KEYS, Pushes, cells_of, specs, take_turn
 
 from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.trainer.worker import SaveCoordinator
@@ -117,12 +117,7 @@ def table_of(found: Found) -> str:
     lines = [table_line(head), table_line(["---"] + ["---:"] * (len(head) - 1))]
     nothing = statistics.median(found["nothing"]["speed"])
     for name, figures in found.items():
-        speeds = figures["speed"]
-        middle = statistics.median(speeds)
-        cells = [f"**{middle:,.0f}** [{min(speeds):,.0f}-{max(speeds):,.0f}]", f"{middle / nothing:.2f}"]
-        cells += [
-            f"{statistics.median(figures[each]):.{digits}f}" for each, digits in (("cpu", 2), ("longest", 0))
-        ]
+        cells = cells_of(figures, nothing)
         if sizes := figures.get("increment"):
             size = statistics.median(sizes)
             cells.append(f"{size / 1e6:.1f}")

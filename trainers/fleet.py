@@ -280,8 +280,8 @@ class Fleet:
         self._runtime_for("init_worker").init_worker()
 
     def publish(self, *, buffers: bool = False) -> int:
-        """Publish a version of all tables now, with everything that this trainer has pushed, for those who
-        serve them; returns its number. Needs `strategy.ps_configs` `publish`, by which the servers publish at
+        """Publish a version of all tables for serving now, with everything that this trainer has pushed;
+        returns its number. Needs `strategy.ps_configs` `publish`, by which the servers publish at
         an interval anyway. In sync training the version is of one step, which other trainers may wait for.
         `buffers`: those of this trainer's model are in it and in later ones, as float32; so are its dense
         parameters where no server has them (`strategy.dense = "allreduce"`).

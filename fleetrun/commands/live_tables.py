@@ -12,7 +12,7 @@ from fleetrun.console.text import printable
 from fleetrun.control.client import Running
 from fleetrun.control.node_status import unfolded
 from fleetrun.control.usage import objects_in
-from fleetrun.doctor.facts import figure, size
+from fleetrun.doctor.facts import figure, plural, size
 
 COLUMNS = {
     "table": Column("TABLE"),
@@ -117,7 +117,7 @@ def _ratio(part: float, whole: float) -> float | None:
 def heading(found: Status, now: float | None = None) -> str:
     """`ads (pod abcdef): 2 servers, step 300, log 3.1 MiB, oldest snapshot 12 s ago`"""
     servers = found["servers"]
-    parts = [f"{len(servers)} server{'s' if len(servers) != 1 else ''}"]
+    parts = [plural(len(servers), "server")]
     if steps := [each["step"] for each in servers if "step" in each]:
         parts.append(f"step {_span(steps)}")
     if logs := [each["log_bytes"] for each in servers if "log_bytes" in each]:
@@ -133,10 +133,11 @@ def heading(found: Status, now: float | None = None) -> str:
 
 
 def _staleness(servers: Sequence[Status]) -> str:
-    """`2 steps and 31 ms stale (p99: 5, 80 ms)`, of the server with the most."""
+    """`2 steps and 31 ms stale (p99: 5 and 80 ms)`, of the server with the most."""
     most = {name: max(each[name] for each in servers) for name in servers[0] if name.startswith("stale_")}
+    steps = "step" if most["stale_steps_p50"] == 1 else "steps"
     return (
-        f"{figure(most['stale_steps_p50'])} steps and {figure(most['stale_ms_p50'])} ms stale "
+        f"{figure(most['stale_steps_p50'])} {steps} and {figure(most['stale_ms_p50'])} ms stale "
         f"(p99: {figure(most['stale_steps_p99'])} and {figure(most['stale_ms_p99'])} ms)"
     )
 

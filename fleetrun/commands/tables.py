@@ -20,7 +20,7 @@ from fleetrun.commands.output import Cell, Column, output_width, print_json, pri
 from fleetrun.commands.status import SilentError, answering
 from fleetrun.console.text import printable
 from fleetrun.control.client import TIMEOUT, NoAnswer, Running, ask
-from fleetrun.doctor.facts import size
+from fleetrun.doctor.facts import plural, size
 from fleetrun.envs.contract import TOKEN
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
@@ -119,13 +119,13 @@ def list_tables(where: str | None, as_json: bool) -> int:
     if as_json:
         print_json(found)
         return 0
-    deltas = f" and {found['deltas']} deltas" if found["deltas"] else ""
+    deltas = f" and {plural(found['deltas'], 'delta')}" if found["deltas"] else ""
     version = ""
     if "version" in found:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["time"]))
         version = f"version {found['version']} of {since}, "
     write(
-        f"{printable(found['save'])}: {version}step {found['step']}, {found['servers']} servers, "
+        f"{printable(found['save'])}: {version}step {found['step']}, {plural(found['servers'], 'server')}, "
         f"mode {found['mode']}{deltas}, {size(found['bytes'])}\n"
     )
     for each in found["tables"]:

@@ -38,7 +38,7 @@ def test_numbers_are_summed_over_servers_and_means_weighed_by_rows():
     assert line["hottest"] == "8 (75%)"
 
 
-def test_a_table_that_nobody_uses():
+def test_a_table_without_requests():
     document = found(server(0, tables={"user": {"rows": 3, "pulled_keys_s": 0.0}}), server(1, tables=None))
     (user,) = document["tables"]
     assert (user["keys_per_pull"], user["miss_ratio"], user["skew"]) == (None, None, None)
@@ -53,6 +53,6 @@ def test_the_first_line_has_the_servers():
     other = {"step": 1200, "log_bytes": 1024, "snapshot_time": 95.0, **staler}
     document = found(server(0, tables={}, server=one), server(1, tables={}, server=other), server(2))
     assert heading(document, now=100.0) == (
-        "ads (pod abcdef): 2 servers, step 10 to 1,200, log 2 KiB, oldest snapshot 30 s ago, pushes 1 steps "
+        "ads (pod abcdef): 2 servers, step 10 to 1,200, log 2 KiB, oldest snapshot 30 s ago, pushes 1 step "
         "and 12 ms stale (p99: 7 and 80 ms), no report from server 2"
     )

@@ -32,7 +32,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tables_of_a_save_as_a_list_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer("tables", ["saved"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("saved: step 17, 1 servers, mode all, ")
+    assert first.startswith("saved: step 17, 1 server, mode all, ")
     assert [line.split() for line in lines] == [
         ["TABLE", "ROWS", "VALUES", "TYPE", "RULE", "UPDATES", "SERVERS"],
         ["users", "1", "3", "float32", "Adagrad", "1", "1"],

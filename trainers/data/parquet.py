@@ -1,7 +1,7 @@
 """Parquet files of a stream: slots out of columns, row groups divided among trainers.
 
-pyarrow (`pip install 'fleetrun[parquet]'`) reads and decodes; only the columns of the slots are read. Files
-and whose they are belong to `stream_files`, what was read of them to `stream`.
+pyarrow (`pip install 'fleetrun[parquet]'`) reads and decodes; only the columns of the slots are read. Files,
+and which trainer reads each, belong to `stream_files`, what was read of them to `stream`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A batch has consecutive records of one shard. Its push says which, and each server keeps them with its rows
 (`positions`). So a trainer that begins asks the servers, and trains what not all of them have: first what
 some have, cut where they differ, so that a server takes a batch whole or not at all. Where records come from
-is the sources' business (`textstream`, `parquet`); what is counted is the servers'.
+is up to the sources (`stream_files`, `parquet`), what has been counted to the servers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Source(Protocol):
 
 
 class Trainer(Protocol):
-    """Whom the batches are for."""
+    """The trainer that the batches are for."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -258,8 +258,8 @@ class _Reader:
             partly = {shard for shard, servers in self._have.items() if len(servers) > 1}
             if gone := sorted(partly.difference(shards)):
                 raise DataError(
-                    f"{gone[0]!r} of the stream {self._source.name!r} is gone, and some servers have more of "
-                    "its records than others; put it back until they have the same"
+                    f"{gone[0]!r} of the stream {self._source.name!r} is not there any more, and some "
+                    "servers have more of its records than others; put it back until they have the same"
                 )
             shards = [shard for shard in shards if shard in partly]
         for split in self._source.splits(shards, self._rank, self._trainers):

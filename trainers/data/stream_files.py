@@ -1,4 +1,5 @@
-"""Files of a stream: which there are, whose they are, and MultiSlot text in them, also while it grows.
+"""Files of a stream: which there are, which trainer reads each, and MultiSlot text in them, also while it
+grows.
 
 Batches and what was read of them belong to `stream`.
 """

@@ -130,7 +130,7 @@ def _locked(folder: Path) -> int:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """The system releases the lock of a dead process. A folder without a lock is about to get one."""
+    """The system releases the lock of a process that has ended; a folder without one is about to get it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder / "lock", os.O_RDWR)
         try:

@@ -339,7 +339,7 @@ class Server:
     async def _stop(self) -> None:
         """SIGTERM, the grace period, SIGKILL."""
         self._end.set()
-        self._listening.close()  # else connections would wait here for nobody
+        self._listening.close()  # else connections would wait here without an answer
         running = list(self._running)
         for worker in running:
             worker.leave()

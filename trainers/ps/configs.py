@@ -55,7 +55,7 @@ class PsConfigs:
 
     `server_threads`: how many threads a server has for the rows of one large request.
 
-    `publish`: a folder or URL to which the servers write versions of all tables for those who serve them, one
+    `publish`: a folder or URL to which the servers write versions of all tables for serving, one
     every `publish_interval_s` if anything has changed. `publish_dtype`: the type of the values of rows there;
     empty: as their tables have them.
     """

@@ -191,7 +191,9 @@ def test_files_whose_positions_mean_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text(0, 2))
     with pytest.raises(DataError, match="'a' of the stream 'test' ends at 20, and was read up to 30"):
         ids(made(tmp_path, Servers({"a": [0, 30]})))
-    with pytest.raises(DataError, match="'gone' of the stream 'test' is gone, and some servers have more"):
+    with pytest.raises(
+        DataError, match="'gone' of the stream 'test' is not there any more, and some servers have more"
+    ):
         ids(made(tmp_path, Servers({"gone": [0, 3]}, {})))
     assert ids(made(tmp_path, Servers({"gone": [0, 3]}))) == [[0, 1]], "all have it: it may leave"
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"x"))

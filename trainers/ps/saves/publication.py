@@ -1,4 +1,4 @@
-"""A published folder: versions of all tables for those who serve them, each a save of values in a chain of
+"""A published folder: versions of all tables for serving, each a save of values in a chain of
 the last base and what has changed since.
 
     manifest.json    version 7, a base: save-...-1f    version 8, an increment: save-...-2a    version 9: ...
@@ -147,7 +147,7 @@ class Published:
         try:
             found = manifest_of(folder)
             if found is None and self.manifest is not None:
-                raise SaveError(f"{folder.path(MANIFEST)} is gone")
+                raise SaveError(f"{folder.path(MANIFEST)} is not there any more")
             if found != self.manifest:
                 raise OthersError(others_text(folder))
             size = sum(

@@ -99,7 +99,7 @@ class ServerPlan:
 
 
 class Server:
-    """Binds and recovers at construction, serves in `run`. `tell`: see TableMeter; None: nobody listens."""
+    """Binds and recovers at construction, serves in `run`. `tell`: see TableMeter; None: reports nothing."""
 
     def __init__(self, plan: ServerPlan, tell: Tell | None = None) -> None:
         self._plan = plan

@@ -37,12 +37,12 @@ class Versions:
         self._sync = sync
         self._record = record
         self._life = 0
-        """Incarnation of the publisher that spoke last."""
+        """Incarnation of the publisher that asked last."""
         self._refreshes: dict[tuple[int, int], tuple[int, int]] = {}
         """The last REFRESH of a trainer: the sequence of its request, and the publisher's ticket."""
 
     def is_of_another(self, request: Message) -> bool:
-        """Whether another publisher speaks than before: that one was killed, or has begun anew."""
+        """Whether another publisher asks than before: that one was killed, or has begun anew."""
         before, self._life = self._life, request.incarnation
         return before != self._life
 
