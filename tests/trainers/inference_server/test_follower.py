@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +124,29 @@ def test_what_is_damaged_is_not_served_and_leaves_nothing_behind(tmp_path: Path,
     mended = follower.look(good.number)
     assert mended is not None
     assert source.is_in(mended)
+
+
+def test_a_delta_that_was_read_half_is_not_continued_with_another(tmp_path: Path, cache: Cache) -> None:
+    source = Source(tmp_path / "saved")
+    follower = Follower(str(source.where), cache)
+    source.train(1).save()
+    good = follower.look(0)
+    assert good is not None
+    shutil.copytree(source.where, tmp_path / "kept")
+    other = copy.deepcopy(source)
+    source.train(12).save(SaveMode.DELTA)
+    assert source._last is not None
+    last = sorted((source.where / source._last).glob("*.safetensors"))[-1]
+    content = last.read_bytes()
+    last.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(LoadError, match="damaged"):
+        follower.look(good.number)
+    shutil.rmtree(source.where)
+    (tmp_path / "kept").rename(source.where)
+    other.train(3).save(SaveMode.DELTA)
+    found = follower.look(good.number)
+    assert found is not None
+    assert other.is_in(found)
 
 
 def test_a_bundle_that_does_not_fit_what_it_should_follow(tmp_path: Path) -> None:
