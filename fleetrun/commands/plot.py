@@ -24,8 +24,8 @@ from fleetrun.host.interpreter import check_package
     "--log_dir", "--log-dir", metavar="DIR", help="The folder with the logs of the job.  [default: log]"
 )
 def command(job: str | None, output: str | None, log_dir: str | None) -> int:
-    """Plot a job that is running or has ended: loss and speed of each process over time, restarts, and when
-    each process started and ended.
+    """Plot a job that is running or has ended: loss and speed of each process over time, the values that
+    scripts report by name, tables of parameter servers, restarts, and when each process started and ended.
 
     JOB is the name of a job, its pod, or the beginning of either. The default is the only job that is running
     here, or else the last one that ran. The data comes from the record of the job,
@@ -44,13 +44,20 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
       2  the command line is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
     """
     check_package("matplotlib", "fleetrun plot", "plot")
-    from fleetrun.plots.figure import check_name, write_plot  # late: few commands plot
+    from fleetrun.plots.figure import (
+        MOST_NAMED,
+        check_name,
+        named_panels,
+        write_plot,
+    )  # late: few commands plot
 
     found = find_any(job, Path(log_dir) if log_dir is not None else None)
     to = check_name(output or f"{found.job or 'job'}.{found.pod}.png".replace(os.sep, "_"))
     history = history_of(found)
     drawn = write_plot(history, to, time.time() if history.running else None)
     click.echo(str(to))
-    if not drawn.curves:
+    if not drawn.curves and not drawn.values:
         click.echo("No process reported progress; see docs/progress.md.", err=True)
+    if left := [title for title, _ in named_panels(drawn)[MOST_NAMED:]]:
+        click.echo(f"Not drawn: {', '.join(left)}: a plot has {MOST_NAMED} named values at most.", err=True)
     return 0

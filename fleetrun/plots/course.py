@@ -1,5 +1,6 @@
-"""The data of a plot, from the record of a job: loss and speed of each process, thinned for drawing, when
-each process ran, and what happened to the job. The record is not trusted: every value is checked.
+"""The data of a plot, from the record of a job: loss and speed of each process, named values and tables,
+thinned for drawing, when each process ran, and what happened to the job. The record is not trusted: every
+value is checked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ RoleAndRank = tuple[str, int]
 """Role and rank."""
 
 _ROLES = {"ps": "server"}  # as messages call them
+_OF_TABLES = {
+    "rows": "rows",
+    "pulled_keys_s": "keys pulled per second",
+}
 _LONGEST = 40  # characters of a name
 _LARGEST = 1e30  # larger values are treated as infinite
 _MOST_RANKS = 1 << 16
@@ -82,10 +87,32 @@ class Curve:
 
 
 @dataclass(slots=True)
+class Series:
+    """A named value over time, or a number of a table. NaN breaks the line."""
+
+    times: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def point(self, time: float, value: float) -> None:
+        self.times.append(time)
+        self.values.append(value)
+
+    def gap(self, time: float) -> None:
+        if self.values and not math.isnan(self.values[-1]):
+            self.point(time, math.nan)
+
+    @property
+    def last(self) -> float:
+        """The newest number; NaN if there is none."""
+        return next((value for value in reversed(self.values) if not math.isnan(value)), math.nan)
+
+
+@dataclass(slots=True)
 class Course:
     """One launch. `restarts` and `hangs` are times; `code` is the exit code, None if not known. `late`:
     times, and the part of the minute before it for which others waited for a rank; 0 for those not listed.
-    `spans`: what the time went into.
+    `spans`: what the time went into. `values`: series by the name of the value, and by process.
+    `tables`: by a name for readers, then by table, over all servers.
     """
 
     begin: float
@@ -97,6 +124,8 @@ class Course:
     hangs: list[float] = field(default_factory=list)
     late: list[tuple[float, dict[int, float]]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    values: dict[str, dict[RoleAndRank, Series]] = field(default_factory=dict)
+    tables: dict[str, dict[str, Series]] = field(default_factory=dict)
     code: int | None = None
     reason: str = ""
 
@@ -128,6 +157,7 @@ class _Reader:
         self.course = Course(math.inf, -math.inf)
         self._open: dict[str, tuple[float, int]] = {}
         self._goodput = Goodput()
+        self._of_servers: dict[tuple[str, str], dict[RoleAndRank, float]] = {}
 
     def take(self, event: Event, at: float) -> None:
         self.course.begin = min(self.course.begin, at)
@@ -170,6 +200,9 @@ class _Reader:
         key = self._key(event)
         if key in self.course.curves:
             self.course.curves[key].gap(at)
+        for series in self.course.values.values():
+            if key in series:
+                series[key].gap(at)
 
     def exited(self, event: Event, at: float) -> None:
         code = event.get("code")
@@ -200,11 +233,36 @@ class _Reader:
         key = self._key(event)
         if key is None:
             return
+        self._take_values(key, event, at)
+        self._take_tables(key, event, at)
+        if not any(event.get(name) is not None for name in ("step", "samples", "loss", "rate")):
+            return
         curve = self.course.curves.setdefault(key, Curve(*key))
         loss = _number(event.get("loss"))
         curve.point(at, loss, _positive(event.get("rate")), _positive(event.get("step")))
         if event.get("loss") is not None and not abs(loss) < _LARGEST:
             curve.broken.append(at)
+
+    def _take_values(self, key: RoleAndRank, event: Event, at: float) -> None:
+        values = event.get("values")
+        for name, value in values.items() if isinstance(values, dict) else ():
+            number = _number(value)
+            number = number if abs(number) < _LARGEST else math.nan
+            self.course.values.setdefault(name, {}).setdefault(key, Series()).point(at, number)
+
+    def _take_tables(self, key: RoleAndRank, event: Event, at: float) -> None:
+        """A table's number is the sum of what each server said last."""
+        tables = event.get("tables")
+        for table, numbers in tables.items() if isinstance(tables, dict) else ():
+            for what, title in _OF_TABLES.items():
+                number = _positive(numbers.get(what)) if isinstance(numbers, dict) else math.nan
+                if math.isnan(number):
+                    continue
+                said = self._of_servers.setdefault((what, table), {})
+                said[key] = number
+                self.course.tables.setdefault(title, {}).setdefault(table, Series()).point(
+                    at, math.fsum(said.values())
+                )
 
     def _key(self, event: Event) -> RoleAndRank | None:
         """Role and rank: the number in the name `trainer.0` is only the index on this node."""
@@ -263,21 +321,33 @@ _FEW = 12  # points of a curve
 
 def thinned(curve: Curve, most: int) -> Curve:
     """The curve with at most about `most` points, each the mean of its neighbours. Gaps stay."""
-    stride = math.ceil(len(curve.times) / most)
-    if stride < 2:
+    if len(curve.times) <= most:
         return curve
-    thin = Curve(curve.role, curve.rank, broken=curve.broken)
-    for start in range(0, len(curve.times), stride):
+    times, losses, paces, steps = _thinned(most, curve.times, curve.losses, curve.paces, curve.steps)
+    return Curve(curve.role, curve.rank, times, losses, paces, steps, curve.broken)
+
+
+def thinned_series(series: Series, most: int) -> Series:
+    """The same of a series."""
+    return Series(*_thinned(most, series.times, series.values))
+
+
+def _thinned(most: int, times: list[float], *columns: list[float]) -> list[list[float]]:
+    stride = max(1, math.ceil(len(times) / most))
+    thin: list[list[float]] = [[], *([] for _ in columns)]
+    for start in range(0, len(times), stride):
         piece = slice(start, start + stride)
-        if any(map(_is_gap, curve.losses[piece], curve.paces[piece], curve.steps[piece])):
-            thin.gap(curve.times[start])
-        means = (_mean(each[piece]) for each in (curve.times, curve.losses, curve.paces, curve.steps))
-        thin.point(*means)
+        rows = zip(*(column[piece] for column in columns), strict=True)
+        if start and any(all(map(math.isnan, row)) for row in rows):
+            for column, value in zip(thin, (times[start], *(math.nan for _ in columns)), strict=True):
+                column.append(value)
+        for column, values in zip(thin, (times, *columns), strict=True):
+            column.append(_mean(values[piece]))
     return thin
 
 
 def middle(
-    curves: Sequence[Curve], values: Sequence[Sequence[float]], bins: int
+    curves: Sequence[Curve | Series], values: Sequence[Sequence[float]], bins: int
 ) -> tuple[list[float], list[float]]:
     """The median curve: times, and for each of `bins` equal spans the median of the curves' means in it. NaN
     if fewer than half of the curves have a value there.
@@ -331,7 +401,3 @@ def pace_of_steps(curve: Curve) -> list[float]:
         seconds = curve.times[number] - curve.times[number - 1]
         paces.append(steps / seconds if steps >= 0 and seconds > 0 else math.nan)
     return paces
-
-
-def _is_gap(loss: float, pace: float, step: float) -> bool:
-    return math.isnan(loss) and math.isnan(pace) and math.isnan(step)

@@ -1,5 +1,5 @@
-"""The plot of a job as a file: loss and speed of each process over time, restarts and hangs, and when each
-process started and ended.
+"""The plot of a job as a file: loss and speed of each process over time, the values that it named, tables of
+parameter servers, restarts and hangs, and when each process started and ended.
 
 matplotlib takes a second to import, so the functions that use it import what they need.
 """
@@ -13,18 +13,33 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import localtime, strftime
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.errors import UsageError
-from fleetrun.plots.course import Course, Curve, Fate, course, lonely, median, middle, pace_of_steps, thinned
+from fleetrun.plots.course import (
+    Course,
+    Curve,
+    Fate,
+    Series,
+    course,
+    lonely,
+    median,
+    middle,
+    pace_of_steps,
+    thinned,
+    thinned_series,
+)
 from fleetrun.record.goodput import Kind
 from fleetrun.record.history import History, events_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    _Fill = Callable[[Axes, Course, Sequence[Curve], Sequence[str], float], None]
 
 KINDS = ("png", "svg", "pdf")
 _WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Source Han Sans SC", "SimHei")
@@ -63,7 +78,11 @@ _POINTS = 2000
 _BINS = 240
 _NAMED_ROWS = 24
 _MOST_LOOKS = 480
+MOST_NAMED = 8
+"""Panels of named values."""
 _MANY_MARKS, _MOST_MARKS = 50, 500  # more than the first are drawn pale; more than the second are thinned out
+_HEIGHT = 2.2  # of a panel, in inches
+_LONGEST_LABEL = 34  # letters that fit beside it
 _UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (3 * 86400.0, 3600.0, "hours"))
 
 STYLE: Any = {
@@ -169,7 +188,7 @@ def _subtitle(history: History, found: Course) -> str:
         parts.append("running")
     else:
         parts.append("end not known")
-    if not found.curves:
+    if not found.curves and not found.values:
         parts.append("no process reported progress")
     return _one_line("  ·  ".join(parts))
 
@@ -184,12 +203,15 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
     from matplotlib.figure import Figure
 
     curves = [thinned(each, _POINTS) for _, each in sorted(course.curves.items())]
-    upper = [panel for panel in (_loss, _pace) if curves and (panel is _pace or course.lossy)]
+    upper: list[_Fill] = [panel for panel in (_loss, _pace) if curves and (panel is _pace or course.lossy)]
     upper += [_late] if course.late else []
+    named = named_panels(course)[:MOST_NAMED] + _of_tables(course)
     rows = max(1, len(course.lives))
+    upper += [partial(_series, title=title, lines=lines) for title, lines in named]
     upper += [_spent] if any(span.kind is Kind.STEPS for span in course.spans) else []
     lives = min(5.0, max(0.9, 0.24 * rows + 0.5))
-    ratios = [*({_late: 1.4, _spent: 0.45}.get(panel, 2.2) for panel in upper), lives]
+    heights: dict[_Fill, float] = {_late: 1.4, _spent: 0.45}
+    ratios = [*(heights.get(panel, _HEIGHT) for panel in upper), lives]
     figure = Figure(figsize=(10.0, 1.3 + sum(ratios)), layout="constrained")
     panels = list(figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0])
     scale, unit = _scale(course.end - course.begin)
@@ -248,8 +270,47 @@ def _name_slowest(panel: Axes, curves: Sequence[Curve], values: Sequence[Sequenc
         )  # fmt: skip
 
 
+def named_panels(course: Course) -> list[tuple[str, dict[str, Series]]]:
+    """Each named value has a panel with a line for each process; names with a / share that of the words
+    before it.
+    """
+    panels: dict[str, dict[str, Series]] = {}
+    for name, by_process in course.values.items():
+        title, _, line = name.rpartition("/") if "/" in name.strip("/") else (name, "", "")
+        for (role, rank), series in sorted(by_process.items()):
+            process = Curve(role, rank).title
+            several = len(by_process) > 1
+            label = f"{line}, {process}" if line and several else line or process
+            panels.setdefault(title, {})[label] = series
+    return list(panels.items())
+
+
+def _of_tables(course: Course) -> list[tuple[str, dict[str, Series]]]:
+    panels = []
+    for title, by_table in course.tables.items():
+        largest = sorted(by_table, key=lambda table: -max(by_table[table].last, 0))[:FEW]
+        of = f"{title}, the {FEW} largest of {len(by_table)} tables" if len(by_table) > FEW else title
+        panels.append((of, {table: by_table[table] for table in sorted(largest)}))
+    return panels
+
+
+def _series(
+    panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float,
+    *, title: str, lines: dict[str, Series],
+) -> None:  # fmt: skip
+    panel.set_ylabel(_one_line(title, _LONGEST_LABEL))
+    thin = [thinned_series(each, _POINTS) for each in lines.values()]
+    _lines(panel, course, thin, [each.values for each in thin], _colours(len(thin)), scale)
+    if 1 < len(lines) <= FEW:
+        names = [_one_line(name, 40) for name in lines]
+        panel.legend(
+            panel.lines, names, loc="lower left", bbox_to_anchor=(0, 0.98), ncols=FEW,
+            borderpad=0.2, handlelength=1.2, columnspacing=1.2,
+        )  # fmt: skip
+
+
 def _lines(
-    panel: Axes, course: Course, curves: Sequence[Curve], values: Sequence[Sequence[float]],
+    panel: Axes, course: Course, curves: Sequence[Curve | Series], values: Sequence[Sequence[float]],
     colours: Sequence[str], scale: float,
 ) -> None:  # fmt: skip
     many = len(curves) > FEW
@@ -319,10 +380,11 @@ def _lives(panel: Axes, course: Course, scale: float) -> None:
             )  # fmt: skip
             if fate is Fate.FAILED:
                 failures += [(begin + width, row) for begin, width in spans]
-    panel.plot(
-        [end for end, _ in failures], [row for _, row in failures], "x", color="black", markersize=5,
-        markeredgewidth=1.4, clip_on=False,
-    )  # fmt: skip
+    if failures:  # an empty line would be at the corner of the picture
+        panel.plot(
+            [end for end, _ in failures], [row for _, row in failures], "x", color="black", markersize=5,
+            markeredgewidth=1.4, clip_on=False,
+        )  # fmt: skip
     step = math.ceil(len(names) / _NAMED_ROWS) or 1
     panel.set_yticks(range(0, len(names), step), [course.titles.get(each, each) for each in names[::step]])
     panel.set_ylim(max(1, len(names)) - 0.4, -0.6)

@@ -15,9 +15,14 @@ from fleetrun.envs.progress_report import Report
 from fleetrun.values import replace
 
 WINDOW = 10.0  # seconds over which the rate is measured
-_PAUSES = ((60.0, 1.0), (3600.0, 10.0), (math.inf, 60.0))
-"""(up to that age of a process, seconds between its lines in the record): a long job must not fill a disk."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_PAUSES = 60
+"""Between two lines of a process in the record is a 60th of its age, within these bounds in seconds: a long
+job must not fill a disk, and a plot of a short one has points enough.
+"""
 _POINTS = 128
+_TABLES_IN_RECORD = 50
+_OF_TABLES = ("rows", "pulled_keys_s")
 
 
 Tables = Mapping[str, Mapping[str, float]]
@@ -94,7 +99,7 @@ class Track:
         if self.latest is None or not self._news:
             return False
         now = self.latest.received
-        pause = next(pause for until, pause in _PAUSES if now - self._first < until)
+        pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, (now - self._first) / _PAUSES))
         return self._noted is None or now - self._noted >= pause
 
     @property
@@ -116,6 +121,7 @@ class Track:
             "values": {name: json_number(value) for name, value in latest.values.items()},
             "rate": None if rate is None else round(rate, 3),
             "age": round(max(0.0, now - self._told), 3),
+            **({"tables": _recorded(latest.tables)} if latest.tables else {}),
         }
 
     def _count(self, report: Report) -> None:
@@ -140,7 +146,20 @@ def _apart(one: _Point, other: _Point) -> float:
 
 def _counts(report: Report) -> bool:
     """Whether it has numbers; activities and heartbeats are not recorded."""
-    return report.step is not None or report.loss is not None or bool(report.samples or report.values)
+    return (
+        report.step is not None
+        or report.loss is not None
+        or bool(report.samples or report.values or report.tables)
+    )
+
+
+def _recorded(tables: Tables) -> dict[str, dict[str, float]]:
+    """The largest tables, and of each what a plot draws: hundreds have dozens of numbers each."""
+    largest = sorted(tables, key=lambda name: -tables[name].get("rows", 0))[:_TABLES_IN_RECORD]
+    return {
+        name: {what: tables[name][what] for what in _OF_TABLES if what in tables[name]}
+        for name in sorted(largest)
+    }
 
 
 def json_number(number: float | None) -> float | str | None:

@@ -77,6 +77,33 @@ def test_an_end_that_is_not_on_record_is_the_next_start():
     assert lives(course(said)) == [(1, 5, Fate.UNKNOWN, 0), (5, 6, Fate.OK, 1)]
 
 
+def test_named_values_are_series_of_each_process_that_break_at_a_restart():
+    said = [launch("trainer.0", "trainer.1"), started(0, "trainer.0"), started(0, "trainer.1")]
+    said += [progress(at, "trainer.0", values={"lr": at / 10, "AUC/train": 0.5}) for at in (1, 2)]
+    said += [progress(3, "trainer.1", values={"lr": "nan"}), exited(4, "trainer.0", 1)]
+    said += [started(5, "trainer.0", 1), progress(6, "trainer.0", values={"lr": 0.6, "odd": [1]})]
+    found = course(said)
+    assert not found.curves, "values alone are neither loss nor speed"
+    lr = found.values["lr"]
+    assert plain(lr["trainer", 0].values) == [0.1, 0.2, None, 0.6]
+    assert [time - BEGIN for time in lr["trainer", 0].times] == [1, 2, 5, 6]
+    assert plain(lr["trainer", 1].values) == [None]
+    assert found.values["AUC/train"].keys() == {("trainer", 0)}
+    assert plain(found.values["odd"]["trainer", 0].values) == [None]
+
+
+def test_a_number_of_a_table_is_the_sum_of_what_each_server_said_last():
+    said = [launch("ps.0", "ps.1")]
+    rows = [(1, 0, 10.0), (2, 1, 5.0), (3, 0, 20.0)]
+    said += [progress(at, f"ps.{rank}", tables={"user": {"rows": count}}) for at, rank, count in rows]
+    said += [progress(4, "ps.1", tables={"user": {"rows": -1, "other": 3}, "item": 7, "cold": {"rows": "x"}})]
+    found = course(said)
+    assert not found.curves
+    assert found.tables.keys() == {"rows"}
+    assert found.tables["rows"].keys() == {"user"}
+    assert found.tables["rows"]["user"].values == [10, 15, 25]
+
+
 def test_a_clock_that_was_set_back_makes_no_negative_life():
     found = course([launch("trainer.0"), started(10, "trainer.0"), exited(4, "trainer.0")])
     assert lives(found) == [(10, 10, Fate.OK, 0)]

@@ -62,6 +62,42 @@ def test_many_processes_are_a_ladder_with_the_slowest_by_name(tmp_path):
     assert found.count("trainer 6") == 1
 
 
+def panel_of(drawn, label):
+    return next(each for each in drawn.axes if each.get_ylabel() == label)
+
+
+def test_names_before_a_slash_share_a_panel():
+    said = training(["trainer.0", "trainer.1"])
+    said += [progress(5, f"trainer.{rank}", values={"lr": 0.1, "AUC/all": 0.5}) for rank in (0, 1)]
+    said += [progress(6, "trainer.0", values={"AUC/new users": 0.25, "/": 1, "$x_y^{": 2})]
+    drawn = draw(course(said), "", "")
+    shared = panel_of(drawn, "AUC")
+    names = [text.get_text() for text in shared.get_legend().get_texts()]
+    assert names == ["all, trainer 0", "all, trainer 1", "new users"]
+    assert [list(line.get_ydata()) for line in shared.lines] == [[0.5], [0.5], [0.25]]
+    assert len(panel_of(drawn, "lr").lines) == 2
+    assert panel_of(drawn, "/").lines
+    assert panel_of(drawn, "$x_y^{").lines
+
+
+def test_the_largest_tables_have_panels(tmp_path):
+    many = {f"t{number}": {"rows": 10.0 + number, "pulled_keys_s": 1.0} for number in range(9)}
+    drawn = draw(course([launch("ps.0"), progress(5, "ps.0", tables=many)]), "", "")
+    rows = panel_of(drawn, "rows, the 8 largest of 9 tables")
+    assert [text.get_text() for text in rows.get_legend().get_texts()] == [f"t{n}" for n in range(1, 9)]
+    drawn.savefig(tmp_path / "tables.png")
+
+
+def test_nothing_is_below_the_lives_of_processes_that_all_completed(tmp_path):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    drawn = draw(course(training(["trainer.0"])), "", "")
+    drawn.savefig(tmp_path / "all.png")
+    renderer = FigureCanvasAgg(drawn).get_renderer()
+    artists = drawn.axes[-1].get_default_bbox_extra_artists()
+    assert all(artist.get_tightbbox(renderer).y0 > 1 for artist in artists if artist.get_tightbbox(renderer))
+
+
 def test_restarts_and_hangs_are_lines_through_all_panels():
     said = [event(40, "restarting"), event(60, "restarting"), event(70, "hung")]
     found = course([*training(["trainer.0"]), *said])

@@ -112,7 +112,7 @@ def test_tables_come_in_several_datagrams_and_keep_their_last_numbers():
     assert track.latest is not None
     assert track.latest.tables == {**many, "t7": {"rows": 70}}
     assert track.latest.server == {"step": 3}
-    assert not track.unnoted, "the record has none of it"
+    assert track.unnoted
 
 
 # ---- The pace of a process, and what of it goes into the record.
@@ -216,8 +216,9 @@ def test_the_record_gets_the_first_and_then_one_a_second():
 
 def test_and_after_a_minute_fewer_and_after_an_hour_one_a_minute():
     times = notes(Track(), [report(float(n), step=n) for n in range(5000)])
-    assert times[:62] == [*range(60), 69, 79]
-    assert times[-3:] == [4859, 4919, 4979]
+    assert times[:64] == [*range(61), 62, 64, 66]
+    assert [time for time in times if 600 <= time < 630] == [605, 616, 627]
+    assert times[-3:] == [4868, 4928, 4988]
 
 
 def test_signs_of_life_and_activities_are_not_for_the_record():
@@ -227,6 +228,14 @@ def test_signs_of_life_and_activities_are_not_for_the_record():
     )
     assert not track.unnoted
     assert notes(track, [report(3.0, step=1)]) == [3.0]
+
+
+def test_of_tables_the_record_gets_what_is_drawn_of_the_largest():
+    track = Track()
+    tables = {f"t{number}": {"rows": number, "bytes": 1} for number in range(52)}
+    assert notes(track, [report(1.0, tables=tables)]) == [1.0]
+    said = track.note(1.0)["tables"]
+    assert (len(said), said["t51"], "t1" in said, "t2" in said) == (50, {"rows": 51}, False, True)
 
 
 def test_a_note_says_all_that_is_known_in_plain_numbers():
