@@ -97,7 +97,9 @@ RUNTIME_PARTS = {
         "metrics", "notice", "optimizer", "process", "progress", "roles", "errors",
     },
     "": {"fleet", "static", "collective", "data", "process", "progress"},
-    "examples": {"", "fleet", "static", "collective", "ps", "data", "metrics", "roles", "zoo", "errors", "progress"},
+    "examples": {
+        "", "fleet", "static", "collective", "ps", "data", "metrics", "roles", "zoo", "errors", "progress",
+    },
 }  # fmt: skip
 
 # Of what is below it the console takes values, and the loop; nothing that acts.

@@ -22,6 +22,7 @@ _PACKAGES = ("aiohttp", "prometheus_client")
 @click.argument("bundle")
 @click.option("--host", default="127.0.0.1", help="Address to listen at; 0.0.0.0: all of this machine.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: any free one.")
+@click.option("--grpc_port", type=click.IntRange(0, 65535), help="For gRPC too; 0: any free one.")
 @click.option("--name", help="Of the model, in paths and answers.  [default: the last word of BUNDLE]")
 @click.option("--workers", type=click.IntRange(1, 512), default=1, help="Processes that answer.")
 @click.option("--threads", type=click.IntRange(1), help="Of each worker.  [default: CPUs / workers]")
@@ -51,6 +52,7 @@ def command(
     bundle: str,
     host: str,
     port: int,
+    grpc_port: int | None,
     name: str | None,
     workers: int,
     threads: int | None,
@@ -65,8 +67,8 @@ def command(
     grace: float,
 ) -> None:
     """Answer requests with a saved model: BUNDLE is the folder or URL that fleet.save_inference_model was
-    given. HTTP by the Open Inference Protocol version 2, JSON or binary. SIGTERM stops it when requests that
-    have begun are answered; SIGHUP loads the bundle again, without a request lost.
+    given. The Open Inference Protocol version 2, over HTTP in JSON or binary, and over gRPC. SIGTERM stops it
+    when requests that have begun are answered; SIGHUP loads the bundle again, without a request lost.
 
     With --follow the values of tables and dense parameters are those that a parameter-server job publishes
     there (ps_configs publish), and each new version is served once it is there.
@@ -85,6 +87,8 @@ def command(
     """
     for package in _PACKAGES:
         check_package(package, "fleetrun serve", "serve")
+    if grpc_port is not None:
+        check_package("grpc_tools", "fleetrun serve --grpc_port", "grpc")
     found = name or bundle.rstrip("/").rpartition("/")[2]
     if not found or not set(found) <= _NAME:
         raise UsageError(
@@ -96,6 +100,7 @@ def command(
         "name": found,
         "host": host,
         "port": port,
+        "grpc_port": grpc_port,
         "workers": workers,
         "threads": threads or max(1, len(os.sched_getaffinity(0)) // workers),
         "cache": cache,

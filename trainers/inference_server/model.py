@@ -120,6 +120,16 @@ class ServedModel:
         self.weights: tuple[torch.Tensor, ...] = ()
         self.swap(version)
 
+    def described(self, name: str) -> dict[str, Any]:
+        """The model's metadata, as the protocol has it."""
+        return {
+            "name": name,
+            "versions": [self.version.version],
+            "platform": "pytorch_torch_export",
+            "inputs": [spec.described() for spec in self.program.inputs],
+            "outputs": [spec.described() for spec in self.program.outputs],
+        }
+
     def swap(self, version: ModelVersion) -> None:
         """From now on compute with this version, which must be of the same program. Raises LoadError."""
         weights = self._fixed

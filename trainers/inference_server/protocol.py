@@ -38,6 +38,14 @@ class RequestError(ValueError):
     """A request that cannot be answered; the message begins with the name of the field."""
 
 
+class RefusedError(Exception):
+    """A request that has no answer. `status`: that of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """An input or output; a size of None: any."""
@@ -59,6 +67,15 @@ class InferRequest:
     id: str | None
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferAnswer:
+    """`version`: which all of the outputs are of."""
+
+    request: InferRequest
+    version: str
+    outputs: Mapping[str, torch.Tensor]
 
 
 def decode_request(
@@ -89,14 +106,12 @@ def decode_request(
     return InferRequest(id, tuple(given[name] for name in wanted), _outputs(request, outputs, all_binary))
 
 
-def encode_answer(
-    model: str, version: str, request: InferRequest, outputs: Mapping[str, torch.Tensor]
-) -> tuple[list[bytes | memoryview], int | None]:
+def encode_answer(model: str, answer: InferAnswer) -> tuple[list[bytes | memoryview], int | None]:
     """The body in pieces, and the header's Inference-Header-Content-Length; None: all of it is JSON."""
     pieces: list[bytes | memoryview] = []
     entries = []
-    for name, binary in request.outputs:
-        tensor = outputs[name].contiguous()
+    for name, binary in answer.request.outputs:
+        tensor = answer.outputs[name].contiguous()
         entry: dict[str, Any] = {
             "name": name,
             "datatype": DATATYPES[tensor.dtype],
@@ -108,11 +123,11 @@ def encode_answer(
         else:
             entry["data"] = _numbers(tensor)
         entries.append(entry)
-    head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": entries}
-    if request.id is not None:
-        head["id"] = request.id
+    head: dict[str, Any] = {"model_name": model, "model_version": answer.version, "outputs": entries}
+    if answer.request.id is not None:
+        head["id"] = answer.request.id
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
-    binary_any = any(binary for _, binary in request.outputs)
+    binary_any = any(binary for _, binary in answer.request.outputs)
     return [text, *pieces], len(text) if binary_any else None
 
 

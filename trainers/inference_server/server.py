@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -93,8 +93,12 @@ class Server:
     """From `run` to a signal."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._settings = settings
         self._listening = _listening(settings.host, settings.port)
+        self._grpc: socket.socket | None = None
+        if settings.grpc_port is not None:
+            self._grpc = _bound(settings.host, settings.grpc_port, socket.SO_REUSEPORT)
+            settings = replace(settings, grpc_port=self._grpc.getsockname()[1])
+        self._settings = settings
         self._cache = Cache(settings.cache)
         self._metrics = self._cache.path / "metrics"
         self._metrics.mkdir()
@@ -142,9 +146,9 @@ class Server:
         version = self._tell(bundle, self._workers)
         if not all([await worker.ready(version.sequence) for worker in self._workers]):
             return  # `_ended` says why
-        host, port = self._listening.getsockname()[:2]
-        address = f"[{host}]" if ":" in host else host
-        sys.stdout.write(f"{self._settings.name} {version.version} is served at http://{address}:{port}\n")
+        places = [f"http://{_address(self._listening)}"]
+        places += [] if self._grpc is None else [f"grpc://{_address(self._grpc)}"]
+        sys.stdout.write(f"{self._settings.name} {version.version} is served at {' and '.join(places)}\n")
         sys.stdout.flush()
         if self._follower is not None:
             self._spawn(self._follow(self._follower, bundle))
@@ -340,6 +344,8 @@ class Server:
         """SIGTERM, the grace period, SIGKILL."""
         self._end.set()
         self._listening.close()  # else connections would wait here without an answer
+        if self._grpc is not None:
+            self._grpc.close()
         running = list(self._running)
         for worker in running:
             worker.leave()
@@ -356,15 +362,26 @@ class Server:
 
 def _listening(host: str, port: int) -> socket.socket:
     """Raises ServeError."""
+    listening = _bound(host, port, socket.SO_REUSEADDR)
+    listening.listen(1024)
+    return listening
+
+
+def _bound(host: str, port: int, option: int) -> socket.socket:
+    """With SO_REUSEPORT workers listen there themselves, and nobody else can. Raises ServeError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(1024)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind(address)
     except OSError as error:
         raise ServeError(f"{host}:{port} cannot be served at: {error.strerror or error}") from error
-    return listening
+    return bound
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_program(where: str, program: torch.Tensor) -> None:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """`fleetrun`: its version; `bundle`: folder or URL; `port` 0: any free one; `threads`: of torch in each
+    """`fleetrun`: its version; `bundle`: folder or URL; `port` 0: any free one; `grpc_port` as well,
+    None: no gRPC; `threads`: of torch in each
     worker; `cache`: where the files that workers share are; `follow`: a published folder or
     URL, "": none, looked at every `poll_s`; `max_body`: bytes of a request; `max_rows`: of a
     request; `max_batch_rows`: of requests that are computed together, 0: each alone; `max_waiting`: requests
@@ -20,6 +21,7 @@ class ServeSettings:
     name: str
     host: str
     port: int
+    grpc_port: int | None
     workers: int
     threads: int
     cache: str

@@ -1,4 +1,4 @@
-"""A worker: answers requests over HTTP with the model that the server tells it to map. `python -m
+"""A worker: answers requests over HTTP and gRPC with the model that the server tells it to map. `python -m
 trainers.inference_server.worker SETTINGS LISTENING CONTROL`, the last two are descriptors.
 
 Over the control socket come JSON lines: first whether to accept at once or when ready, then the versions to
@@ -14,10 +14,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -26,13 +26,18 @@ from trainers.inference_server.batching import Batcher, BusyError
 from trainers.inference_server.metrics import Metrics
 from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.inference_server.protocol import (
+    InferAnswer,
     InferRequest,
+    RefusedError,
     RequestError,
     decode_request,
     encode_answer,
 )
 from trainers.inference_server.settings import ServeSettings
 from trainers.process.log import glog
+
+if TYPE_CHECKING:
+    import grpc.aio
 
 JSON_SIZE = "Inference-Header-Content-Length"
 _LAST_S = 1.0
@@ -86,12 +91,15 @@ class Handlers:
     async def _live(self, request: web.Request) -> web.Response:
         return web.json_response({"live": True})
 
+    @property
+    def ready(self) -> bool:
+        return self._model is not None and not self.stopping
+
     async def _ready(self, request: web.Request) -> web.Response:
-        ready = self._model is not None and not self.stopping
-        return web.json_response({"ready": ready}, status=200 if ready else 503)
+        return web.json_response({"ready": self.ready}, status=200 if self.ready else 503)
 
     async def _model_ready(self, request: web.Request) -> web.Response:
-        self._served(request)
+        self.served(*_place(request))
         return await self._ready(request)
 
     async def _server_metadata(self, request: web.Request) -> web.Response:
@@ -99,52 +107,52 @@ class Handlers:
         return web.json_response({**about, "extensions": ["binary_tensor_data"]})
 
     async def _metadata(self, request: web.Request) -> web.Response:
-        model = self._served(request)
-        program = model.program
-        return web.json_response(
-            {
-                "name": self._settings.name,
-                "versions": [model.version.version],
-                "platform": "pytorch_torch_export",
-                "inputs": [spec.described() for spec in program.inputs],
-                "outputs": [spec.described() for spec in program.outputs],
-            }
-        )
+        name, version = _place(request)
+        return web.json_response(self.served(name, version).described(name))
 
     async def _infer(self, request: web.Request) -> web.Response:
-        started = time.perf_counter()
-        model = self._served(request)
-        read = False
-        try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                body = await request.read()
-                read = True
-                asked = self._decoded(model, body, request.headers.get(JSON_SIZE))
-                assert self._batcher is not None
-                version, outputs = await self._batcher.submit(asked.inputs)
-        except TimeoutError:
-            raise _failed(504 if read else 408, f"no answer within {self._settings.timeout_s:g} s") from None
-        except BusyError:
-            raise _failed(503, f"{self._settings.max_waiting} requests are waiting already") from None
-        except RequestError as error:
-            raise _failed(400, str(error)) from None
-        except web.RequestPayloadError as error:
-            raise _failed(400, f"the body cannot be read: {_first_line(error)}") from None
-        except (web.HTTPException, ConnectionError):
-            raise
-        except IndexError as error:  # an id that the program has no row for
-            raise _failed(400, f"inputs: {_first_line(error)}") from None
-        except Exception as error:  # noqa: BLE001  (a program may raise anything)
-            glog(f"a request failed: {error}")
-            raise _failed(500, f"the program failed: {_first_line(error)}") from None
-        if request.match_info.get("version") not in (None, version.version):
-            raise _failed(404, f"version {request.match_info['version']!r} is not served any more")
-        pieces, json_size = encode_answer(self._settings.name, version.version, asked, outputs)
+        name, version = _place(request)
+        answer = await self.infer(name, version, request.read, request.headers.get(JSON_SIZE))
+        pieces, json_size = encode_answer(name, answer)
         headers: dict[str, str] = {"Content-Type": "application/json"}
         if json_size is not None:
             headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(json_size)}
-        self._metrics.answered(_rows(asked), time.perf_counter() - started)
         return web.Response(body=b"".join(pieces), headers=headers)
+
+    async def infer(
+        self, name: str, version: str | None, read: Callable[[], Awaitable[bytes]], json_size: str | None
+    ) -> InferAnswer:
+        """`read`: the body. Raises RefusedError."""
+        started = time.perf_counter()
+        model = self.served(name, version)
+        arrived = False
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                body = await read()
+                arrived = True
+                asked = self._decoded(model, body, json_size)
+                assert self._batcher is not None
+                used, outputs = await self._batcher.submit(asked.inputs)
+        except TimeoutError:
+            status = 504 if arrived else 408
+            raise RefusedError(status, f"no answer within {self._settings.timeout_s:g} s") from None
+        except BusyError:
+            raise RefusedError(503, f"{self._settings.max_waiting} requests are waiting already") from None
+        except RequestError as error:
+            raise RefusedError(400, str(error)) from None
+        except web.RequestPayloadError as error:
+            raise RefusedError(400, f"the body cannot be read: {_first_line(error)}") from None
+        except (web.HTTPException, ConnectionError):
+            raise
+        except IndexError as error:  # an id that the program has no row for
+            raise RefusedError(400, f"inputs: {_first_line(error)}") from None
+        except Exception as error:  # noqa: BLE001  (a program may raise anything)
+            glog(f"a request failed: {error}")
+            raise RefusedError(500, f"the program failed: {_first_line(error)}") from None
+        if version not in (None, used.version):
+            raise RefusedError(404, f"version {version!r} is not served any more")
+        self._metrics.answered(_rows(asked), time.perf_counter() - started)
+        return InferAnswer(asked, used.version, outputs)
 
     async def _scraped(self, request: web.Request) -> web.Response:
         text, kind = await asyncio.to_thread(self._metrics.text)
@@ -167,17 +175,21 @@ class Handlers:
                     )
         return asked
 
-    def _served(self, request: web.Request) -> ServedModel:
-        """The model of the path."""
-        name, version = request.match_info["model"], request.match_info.get("version")
+    def served(self, name: str, version: str | None) -> ServedModel:
+        """Raises RefusedError unless this model is served, in this version."""
         if name != self._settings.name:
-            raise _failed(404, f"there is no model {name!r}; the model is {self._settings.name!r}")
+            raise RefusedError(404, f"there is no model {name!r}; the model is {self._settings.name!r}")
         if self._model is None:
-            raise _failed(503, "the model is being loaded")
+            raise RefusedError(503, "the model is being loaded")
         served = self._model.version.version
         if version not in (None, served):
-            raise _failed(404, f"version {version!r} is not served; the version is {served!r}")
+            raise RefusedError(404, f"version {version!r} is not served; the version is {served!r}")
         return self._model
+
+
+def _place(request: web.Request) -> tuple[str, str | None]:
+    """The model of the path, and its version if it has one."""
+    return request.match_info["model"], request.match_info.get("version")
 
 
 def _rows(asked: InferRequest) -> int:
@@ -186,18 +198,6 @@ def _rows(asked: InferRequest) -> int:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _failed(status: int, message: str) -> web.HTTPException:
-    kinds: Mapping[int, type[web.HTTPException]] = {
-        400: web.HTTPBadRequest,
-        404: web.HTTPNotFound,
-        408: web.HTTPRequestTimeout,
-        500: web.HTTPInternalServerError,
-        503: web.HTTPServiceUnavailable,
-        504: web.HTTPGatewayTimeout,
-    }
-    return kinds[status](text=message)
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -210,6 +210,8 @@ def _completed(handlers: Handlers, metrics: Metrics) -> Any:
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             response = await handler(request)
+        except RefusedError as error:
+            response = web.json_response({"error": str(error)}, status=error.status)
         except web.HTTPException as error:
             response = web.json_response({"error": error.text}, status=error.status)
         metrics.request(request.path.rpartition("/")[2], response.status)
@@ -220,6 +222,37 @@ def _completed(handlers: Handlers, metrics: Metrics) -> Any:
     return answer
 
 
+class _Site:
+    """The ports: of HTTP, and of gRPC if there is one."""
+
+    def __init__(
+        self, settings: ServeSettings, handlers: Handlers, metrics: Metrics, http: web.SockSite
+    ) -> None:
+        self._settings, self._handlers, self._metrics, self._http = settings, handlers, metrics, http
+        self._grpc: grpc.aio.Server | None = None
+        self._open = False
+
+    async def start(self) -> None:
+        """Once."""
+        if self._open:
+            return
+        self._open = True
+        await self._http.start()
+        if self._settings.grpc_port is not None:
+            from trainers.inference_server import rpc  # late: its extra may not be there
+
+            self._grpc = await rpc.start(self._settings, self._handlers, self._metrics.request)
+
+    async def stop(self) -> None:
+        """Requests that have begun are answered."""
+        if self._open:
+            await self._http.stop()
+            last = asyncio.create_task(asyncio.sleep(_LAST_S))
+            if self._grpc is not None:
+                await self._grpc.stop(self._settings.grace_s)
+            await last
+
+
 async def work(settings: ServeSettings, listening: socket.socket, control: socket.socket) -> None:
     """Until SIGTERM, or until the server is gone; requests that have begun are answered."""
     metrics = Metrics()
@@ -228,7 +261,7 @@ async def work(settings: ServeSettings, listening: socket.socket, control: socke
     app.add_routes(handlers.routes())
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=settings.grace_s, handle_signals=False)
     await runner.setup()
-    site = web.SockSite(runner, listening)
+    site = _Site(settings, handlers, metrics, web.SockSite(runner, listening))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -237,9 +270,7 @@ async def work(settings: ServeSettings, listening: socket.socket, control: socke
     told = asyncio.create_task(_follow(lines, answers, handlers, site, stop))
     await stop.wait()
     handlers.stopping = True
-    if site in runner.sites:
-        await site.stop()
-        await asyncio.sleep(_LAST_S)
+    await site.stop()
     await runner.cleanup()
     handlers.close()
     told.cancel()
@@ -251,20 +282,17 @@ async def _follow(
     lines: asyncio.StreamReader,
     answers: asyncio.StreamWriter,
     handlers: Handlers,
-    site: web.SockSite,
+    site: _Site,
     stop: asyncio.Event,
 ) -> None:
     """Do what the server says until it is gone. Raises LoadError, OSError."""
     try:
-        started = json.loads(await lines.readline() or b"false")
-        if started:
+        if json.loads(await lines.readline() or b"false"):
             await site.start()
         while line := await lines.readline():
             version = ModelVersion.decode(line)
             await handlers.serve(version)
-            if not started:
-                await site.start()
-                started = True
+            await site.start()
             number = 0 if version.values is None else version.values.number
             answers.write(f"{version.sequence} {number}\n".encode())
     finally:

@@ -12,6 +12,7 @@ import torch
 from tests.support.inference import decoded, encoded, in_json
 from trainers.inference_server.protocol import (
     DATATYPES,
+    InferAnswer,
     InferRequest,
     RequestError,
     TensorSpec,
@@ -55,7 +56,7 @@ def test_every_type_in_binary_and_in_json(dtype):
     plain = decode_request(text, None, spec, ["t"])
     assert torch.equal(plain.inputs[0], tensor)
     for each in (asked, plain):
-        pieces, json_size = encode_answer("m", "9", each, {"t": tensor})
+        pieces, json_size = encode_answer("m", InferAnswer(each, "9", {"t": tensor}))
         size = None if json_size is None else str(json_size)
         version, outputs = decoded(b"".join(pieces), size)
         assert version == "9"
@@ -66,7 +67,7 @@ def test_only_the_outputs_that_are_wanted_each_as_it_is_wanted():
     wanted = {"outputs": [{"name": "side", "parameters": {"binary_data": True}}, {"name": "score"}]}
     asked = decode({**request(), **wanted})
     outputs = {"score": torch.tensor([0.5, float("nan")]), "side": torch.tensor([[1]])}
-    pieces, json_size = encode_answer("m", "9", asked, outputs)
+    pieces, json_size = encode_answer("m", InferAnswer(asked, "9", outputs))
     assert json_size == len(pieces[0])
     head = json.loads(pieces[0])
     assert [entry["name"] for entry in head["outputs"]] == ["side", "score"]
