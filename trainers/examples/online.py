@@ -22,7 +22,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,9 +159,12 @@ class Server:
         self._port, self._bundle = folder / f"{bundle}.port", bundle
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Until it answers; the process ends if it does not."""
+        until = time.monotonic() + 300
         with progress.activity(f"waiting for {self._bundle} to be served"):
             while self.scores(np.ones((1, 2), np.int64)) is None:
+                if time.monotonic() > until:
+                    sys.exit(f"{self._bundle} is not served after 300 s: see the logs of evaluators 1 and 2")
                 time.sleep(0.2)
 
     def scores(self, ids: Ids) -> torch.Tensor | None:
@@ -235,7 +237,6 @@ def click(folder: Path, args: argparse.Namespace) -> None:
             print(f"{tick // 4} s:", *(f"{name} {value:.3f}" for name, value in values.items()), flush=True)
         due += 1 / 4
         time.sleep(max(0.0, due - time.monotonic()))
-    (folder / "over").touch()
 
 
 # ---- Serving
@@ -262,13 +263,15 @@ def main() -> None:
     if role != "evaluator":
         train(folder, args)
         return
-    published = ("--follow", str(folder / "published"))
-    do: Sequence[Callable[[], None]] = (
-        lambda: click(folder, args),
-        lambda: serve(folder / "program", *published),
-        lambda: serve(folder / "saved"),
-    )
-    do[int(number)]()
+    if number == "0":
+        try:
+            click(folder, args)
+        finally:
+            (folder / "over").touch()
+    elif number == "1":
+        serve(folder / "program", "--follow", str(folder / "published"))
+    else:
+        serve(folder / "saved")
 
 
 if __name__ == "__main__":
