@@ -132,7 +132,7 @@ class _ForkedJob(Job):
         self._forker = forker
 
     def _run(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> Forked:
-        log.touch()
+        log.write_bytes(b"")  # another job in the folder may have had it
         return self._forker.start(command, environ, self._folder, log)
 
 
