@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainers.collective.group import get_rank, get_world_size, init_parallel_env
     from trainers.data.dataset import InMemoryDataset, QueueDataset
     from trainers.data.generator import MultiSlotDataGenerator
+    from trainers.data.kafka import KafkaTopic
     from trainers.data.parquet import ParquetFiles
     from trainers.data.slots import Slot
     from trainers.data.stream_files import MultiSlotFiles
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataParallel",
     "InMemoryDataset",
+    "KafkaTopic",
     "MultiSlotDataGenerator",
     "MultiSlotFiles",
     "ParquetFiles",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {
     "DataParallel": "trainers.collective.data_parallel",
     "InMemoryDataset": "trainers.data.dataset",
+    "KafkaTopic": "trainers.data.kafka",
     "MultiSlotDataGenerator": "trainers.data.generator",
     "MultiSlotFiles": "trainers.data.stream_files",
     "ParquetFiles": "trainers.data.parquet",

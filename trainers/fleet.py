@@ -229,8 +229,8 @@ class Fleet:
         """The records of a source, batch by batch, each of which counts once in the tables of the parameter
         servers: through restarts of trainers and servers, and with another number of trainers after one.
 
-        `source`: `MultiSlotFiles` or `ParquetFiles` of `trainers`; all trainers name the same, and its shards
-        are divided among them. Make one optimizer step for each batch. `batch_size`: records,
+        `source`: `MultiSlotFiles`, `ParquetFiles` or `KafkaTopic` of `trainers`; all trainers name the same,
+        and its shards are divided among them. Make one optimizer step for each batch. `batch_size`: records,
         at most: a batch is of one shard, and of what there is. `follow`: wait for new records, which are
         looked for every `poll_s` seconds, until the function `until`, which another thread calls, says that
         no more come (or for ever), or this process is to stop. `queue_size`: batches that may wait.

@@ -3,12 +3,13 @@
 A batch has consecutive records of one shard. Its push says which, and each server keeps them with its rows
 (`positions`). So a trainer that begins asks the servers, and trains what not all of them have: first what
 some have, cut where they differ, so that a server takes a batch whole or not at all. Where records come from
-is up to the sources (`stream_files`, `parquet`), what has been counted to the servers.
+is up to the sources (`stream_files`, `parquet`, `kafka`), what has been counted to the servers.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,19 +21,32 @@ from trainers.data.positions import Intervals, Piece, Records, missing, of_serve
 from trainers.data.reading import HandOver
 from trainers.data.slots import Batch
 from trainers.errors import DataError, UsageError
+from trainers.process.log import glog
+
+_TELL_S = 30.0
+
+
+class UnavailableError(Exception):
+    """A source cannot be read now; the stream waits, and looks again."""
 
 
 class Split(NamedTuple):
-    """Positions [start, stop) of a shard, to be read by one trainer. `size`: of the whole shard, by now."""
+    """Positions [start, stop) of a shard, to be read by one trainer. `size`: of the whole shard, by now.
+    `first`: where the shard begins by now; `leaves_out`: what was before may be lost.
+    """
 
     shard: str
     start: int
     stop: int
     size: int
+    first: int = 0
+    leaves_out: bool = False
 
 
 class Source(Protocol):
-    """Shards of records. `name` is the same in every start of the job."""
+    """Shards of records. `name` is the same in every start of the job. Its methods may raise UnavailableError
+    until they can be answered.
+    """
 
     name: str
 
@@ -236,21 +250,40 @@ class _Reader:
     def _run(self) -> None:
         stream = self._stream
         with self.queue.producer():
-            self._look(grows=stream.follow, begun=True)
+            going = self._look(grows=stream.follow, begun=True)
             last = False
-            while not last and not self._stop.is_set():
+            while going and not last:
                 last = not stream.follow or (stream.until is not None and stream.until())
                 self._found = False
-                self._look(grows=not last, begun=False)
-                if not last and not self._found:
-                    if self._trainer.interrupted:
-                        return
-                    if self.queue.peek() is None:
-                        self.queue.put(_Idle.IDLE, 0)
-                    self._stop.wait(stream.poll_s)
+                going = self._look(grows=not last, begun=False)
+                if going and not last and not self._found:
+                    going = self._idle()
 
-    def _look(self, *, grows: bool, begun: bool) -> None:
-        """Read what there is of this trainer's. `begun`: only what some servers have, before all else: in
+    def _idle(self) -> bool:
+        """Wait for what comes. False: this process is to stop."""
+        if self._trainer.interrupted:
+            return False
+        if self.queue.peek() is None:
+            self.queue.put(_Idle.IDLE, 0)
+        return not self._stop.wait(self._stream.poll_s)
+
+    def _look(self, *, grows: bool, begun: bool) -> bool:
+        """Read what there is, as soon as it can be read. False: this process is to stop before."""
+        told = -_TELL_S
+        while not self._stop.is_set():
+            try:
+                self._read_all(grows=grows, begun=begun)
+                return not self._stop.is_set()
+            except UnavailableError as problem:
+                if time.monotonic() - told >= _TELL_S:
+                    told = time.monotonic()
+                    glog(f"the stream {self._source.name!r} waits: {problem}")
+            if not self._idle():
+                return False
+        return False
+
+    def _read_all(self, *, grows: bool, begun: bool) -> None:
+        """What there is of this trainer's. `begun`: only what some servers have, before all else: in
         sync training servers may be a step apart, and that step has to be made first.
         """
         shards = self._source.shards()
@@ -276,22 +309,33 @@ class _Reader:
         if read > split.size:
             raise DataError(
                 f"{split.shard!r} of the stream {self._source.name!r} ends at {split.size}, and was read up "
-                f"to {read}: it was cut or replaced, so its positions mean nothing. Give new files new names"
+                f"to {read}: it was cut or replaced, so its positions mean nothing. Give what is new "
+                "another name"
             )
+        begun = min((each.ends[0] for each in servers if each.ends), default=split.first)
+        if begun < split.first and not split.leaves_out:
+            for piece in missing(servers, begun, split.first):
+                raise DataError(
+                    f"records [{piece.start}, {piece.stop}) of {split.shard!r} in the stream "
+                    f"{self._source.name!r} were deleted before all servers had them, and it begins at "
+                    f"{split.first} now"
+                )
 
     def _read(self, split: Split, piece: Piece, servers: Sequence[Intervals], *, grows: bool) -> None:
         at = piece.start
         batches = self._source.read(
             split.shard, piece.start, piece.stop, self._stream.batch_size, grows=grows
         )
-        for batch, behind in batches:
-            if batch is not None:
-                records = Records(self._source.name, split.shard, at, behind)
-                if any(piece.on):
-                    self.pieces[split.shard, at] = piece.on
-                self._found = True
-                if not self.queue.put(replace(batch, records=records)):
-                    return
-            at = behind
-        for each in servers if at > piece.start else ():
-            each.add(piece.start, at)
+        try:
+            for batch, behind in batches:
+                if batch is not None:
+                    records = Records(self._source.name, split.shard, at, behind)
+                    if any(piece.on):
+                        self.pieces[split.shard, at] = piece.on
+                    self._found = True
+                    if not self.queue.put(replace(batch, records=records)):
+                        return
+                at = behind
+        finally:  # also what came before the source could not be read
+            for each in servers if at > piece.start else ():
+                each.add(piece.start, at)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from trainers import fleet
+from trainers.data.kafka import KafkaTopic
 from trainers.data.parquet import ParquetFiles
 from trainers.data.slots import Batch, Slot
+from trainers.data.stream import Source
 from trainers.data.stream_files import MultiSlotFiles
 from trainers.ps import Constant, SparseEmbedding
 
@@ -22,7 +24,7 @@ SLOTS = [Slot("id"), Slot("words", length=None)]
 
 @dataclass
 class Options:
-    """The stream is the folder's directory `records`. `follow`: until a
+    """The stream is the folder's directory `records`, or a topic of this name at `brokers`. `follow`: until a
     file `over` is in the folder. `save`: the tables, into the folder's `saved`, at the end. `hold`: before
     the push of this step, counted by each process, wait for a file `go` in the folder.
     """
@@ -38,6 +40,7 @@ class Options:
     pause_ms: int = 0
     hold: int = -1
     parquet: bool = False
+    brokers: str = ""
 
 
 class Model(torch.nn.Module):
@@ -72,8 +75,12 @@ def main() -> None:
         return fleet.run_server()
     fleet.init_worker()
     print("joined", flush=True)
-    kind = ParquetFiles if options.parquet else MultiSlotFiles
-    source = kind(folder / "records", use_var=SLOTS, name="records")
+    source: Source
+    if options.brokers:
+        source = KafkaTopic("records", brokers=options.brokers, use_var=SLOTS)
+    else:
+        kind = ParquetFiles if options.parquet else MultiSlotFiles
+        source = kind(folder / "records", use_var=SLOTS, name="records")
     until = (folder / "over").exists if options.follow else None
     batches = fleet.stream(
         source, batch_size=options.batch_size, follow=options.follow, until=until, poll_s=0.01

@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 from trainers.data.loop import prefetched
 from trainers.data.positions import Intervals, Records
 from trainers.data.slots import Batch, Slot
-from trainers.data.stream import Stream
+from trainers.data.stream import Split, Stream, UnavailableError
 from trainers.data.stream_files import MultiSlotFiles
 from trainers.errors import DataError, NotSupportedError, UsageError
 
@@ -187,10 +187,60 @@ def test_broken_lines_are_passed_over_and_counted_with_their_neighbours(tmp_path
         ids(made(tmp_path, Servers({"a": [0, 20]})))
 
 
+class Away(MultiSlotFiles):
+    """Files of a disk that is away at each second call, or `gone`."""
+
+    calls, gone = 0, False
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.gone or self.calls % 2:
+            raise UnavailableError("the disk is away")
+
+    def shards(self) -> list[str]:
+        self._call()
+        return super().shards()
+
+    def read(
+        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
+    ) -> Iterator[tuple[Batch | None, int]]:
+        for each in super().read(shard, start, stop, rows, grows=grows):
+            yield each
+            self._call()
+
+
+def test_a_source_that_cannot_be_read_is_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").write_text(text(0, 20))
+    servers = Servers({"a": [0, 10]}, {"a": [0, 20]})
+    source = Away(tmp_path, use_var=SLOTS, name="test")
+    stream = Stream(source, lambda: servers, batch_size=4, poll_s=0.001)
+    assert ids(stream) == [[1], [2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
+    assert servers.have == [{"a": [0, 200]}] * 2
+    assert "the stream 'test' waits: the disk is away" in capfd.readouterr().err
+    source.gone = servers.interrupted = True
+    assert ids(stream) == [], "this process is to stop"
+
+
+class Trimmed(MultiSlotFiles):
+    """Its files have lost two records."""
+
+    def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
+        for split in super().splits(shards, rank, trainers):
+            yield split._replace(start=20, first=20)
+
+
 def test_files_whose_positions_mean_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text(0, 2))
     with pytest.raises(DataError, match="'a' of the stream 'test' ends at 20, and was read up to 30"):
         ids(made(tmp_path, Servers({"a": [0, 30]})))
+    with pytest.raises(DataError, match=r"records \[10, 20\) of 'a' in the stream 'test' were deleted"):
+        ids(
+            Stream(
+                Trimmed(tmp_path, use_var=SLOTS, name="test"), lambda: Servers({"a": [0, 10]}), batch_size=4
+            )
+        )
     with pytest.raises(
         DataError, match="'gone' of the stream 'test' is not there any more, and some servers have more"
     ):

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fleetrun.envs.contract import Role
+from tests.support.broker import PARTITIONS, Broker
 from tests.support.cluster import Job, Process
 from tests.support.forking import Forker
 from tests.trainers.ps.test_recovery import in_training, restart, steps_said, wait_until
@@ -30,11 +31,13 @@ IDS = 30
 
 class Log:
     """The records of a stream, and how often each id is in them: files that grow, and others that come.
-    `parquet`: all of these, none of those.
+    `parquet`: all of these, none of those; `broker`: messages of a topic instead.
     """
 
-    def __init__(self, folder: Path, rng: random.Random, *, parquet: bool = False) -> None:
-        self.folder, self._parquet = folder, parquet
+    def __init__(
+        self, folder: Path, rng: random.Random, *, parquet: bool = False, broker: Broker | None = None
+    ) -> None:
+        self.folder, self._parquet, self._broker = folder, parquet, broker
         folder.mkdir()
         self._rng = rng
         self._half = ""
@@ -48,8 +51,11 @@ class Log:
         return f"1 {found[0]} {len(found[1])} {' '.join(map(str, found[1]))}\n"
 
     def grow(self, records: int = 20) -> None:
-        """Also in the middle of a line."""
-        if self._parquet:
+        """Also in the middle of a line. Each partition of a topic gets messages."""
+        if self._broker is not None:
+            for partition in range(PARTITIONS):
+                self._send(partition, self._rng.randrange(1, records))
+        if self._parquet or self._broker:
             return
         for name in ("grows-0", "grows-1", "grows-2"):
             text = (self._half if name == "grows-0" else "") + "".join(
@@ -64,6 +70,9 @@ class Log:
     def add_file(self, records: int = 50) -> None:
         """At once, and in a directory of its own."""
         self._files += 1
+        if self._broker is not None:
+            self._send(self._files % PARTITIONS, self._rng.randrange(1, records))
+            return
         path = self.folder / f"day-{self._files % 3}" / f"part-{self._files}"
         path.parent.mkdir(exist_ok=True)
         hidden = path.with_name(f".{path.name}")
@@ -79,9 +88,13 @@ class Log:
             hidden.write_text("".join(lines))
         hidden.rename(path)
 
+    def _send(self, partition: int, records: int) -> None:
+        assert self._broker is not None
+        self._broker.send("records", partition, [self.line() for _ in range(records)])
+
     def finish(self) -> None:
         """The last line is complete, without an end."""
-        if self._parquet:
+        if self._parquet or self._broker:
             return
         with (self.folder / "grows-0").open("a") as file:
             file.write(self._half.rstrip("\n") or self.line().rstrip("\n"))
@@ -131,10 +144,20 @@ def is_up(process: Process) -> bool:
     return in_training(process, "step") or "joined" in process.output
 
 
-def run(forker: Forker, folder: Path, kills: int, seed: int, trainers: list[int], **options: object) -> None:
+def run(
+    forker: Forker,
+    folder: Path,
+    kills: int,
+    seed: int,
+    trainers: list[int],
+    broker: Broker | None = None,
+    **options: object,
+) -> None:
     """Several starts of a job with so many trainers each, all killed at the end; then one trains the rest."""
     rng = random.Random(seed)
-    log = Log(folder / "records", rng)
+    log = Log(folder / "records", rng, broker=broker)
+    if broker is not None:
+        options["brokers"] = broker.address
     command = streaming(folder, pause_ms=2, **options)
     for number in trainers:
         with forker.job(folder, trainers=number, servers=2) as job:
@@ -157,15 +180,18 @@ MODES: dict[str, dict[str, object]] = {
     "sync": {"sync": True},
     "async": {"asynchronous": {"send_queue_size": 8}},
     "parquet": {"parquet": True},
+    "kafka": {},
     "merged": {"asynchronous": {"max_merge_var_num": 3}, "prefetch": True},
 }
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "merged"])
+@pytest.mark.parametrize("source", ["files", "kafka"])
 def test_each_record_counts_once_through_kills_and_with_other_trainers(
-    forker: Forker, tmp_path: Path, mode: str
+    forker: Forker, tmp_path: Path, mode: str, source: str
 ) -> None:
-    run(forker, tmp_path, KILLS, SEED, [2, 3], **MODES[mode])
+    broker = Broker() if source == "kafka" else None
+    run(forker, tmp_path, KILLS, SEED, [2, 3], broker, **MODES[mode])
 
 
 HELD = 5
@@ -179,6 +205,7 @@ HELD = 5
         ("async", 3, 2),
         ("merged", 2, 2),
         ("parquet", 2, 3),
+        ("kafka", 2, 3),
     ],
 )
 def test_a_push_that_only_one_of_two_servers_has(
@@ -187,8 +214,11 @@ def test_a_push_that_only_one_of_two_servers_has(
     """The other is dead when trainers push a step. Then everybody is killed, and comes back with others, who
     cut batches otherwise.
     """
-    options = MODES[mode]
-    log = Log(tmp_path / "records", random.Random(3), parquet=mode == "parquet")
+    options = dict(MODES[mode])
+    kafka = Broker() if mode == "kafka" else None
+    if kafka is not None:
+        options["brokers"] = kafka.address
+    log = Log(tmp_path / "records", random.Random(3), parquet=mode == "parquet", broker=kafka)
     for _ in range(12):
         log.add_file()
         log.grow()

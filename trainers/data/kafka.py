@@ -1,0 +1,291 @@
+"""A Kafka topic as a stream: a line of MultiSlot text in each message, partitions divided among trainers.
+
+confluent-kafka (`pip install 'fleetrun[kafka]'`) talks to the brokers. Its consumer groups and commits are
+not used: the parameter servers know what was read (`stream`).
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from trainers.data.multislot import BrokenLines, Parser
+from trainers.data.slots import Batch, Layout, UseVar
+from trainers.data.sources import FileSource
+from trainers.data.stream import Split, UnavailableError
+from trainers.data.warm import warm_up
+from trainers.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import confluent_kafka as ck
+
+_LOOK_S = 0.2
+_LONGEST_QUIET_S = 60.0
+_MOST = 10_000
+"""Messages at a time."""
+
+Config = dict[str, str | int | float | bool]
+Answer = TypeVar("Answer")
+
+
+class KafkaTopic:
+    """The messages of a topic: a Source. Positions are offsets; each partition is read by one trainer, also
+    those that the topic gets later.
+
+    `brokers`: "host:port,host:port". `config`: other settings of librdkafka, such as those of security; by
+    "auto.offset.reset" "earliest", records that were deleted before they could be trained are left out,
+    otherwise they are an error. `name`: of the stream on the parameter servers, by default the topic; a topic
+    that is made anew needs another. `max_bad_lines`: broken messages that this process passes over before one
+    is an error. `timeout_s`: brokers that do not answer are waited for so long.
+    """
+
+    _ask_s = 5.0
+    _quiet_s = 10.0
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        brokers: str,
+        use_var: UseVar,
+        config: Config | None = None,
+        name: str = "",
+        max_bad_lines: int = 0,
+        timeout_s: float = 600.0,
+    ) -> None:
+        try:
+            import confluent_kafka
+        except ImportError as error:
+            raise UsageError(
+                "KafkaTopic needs confluent-kafka, which is not installed; pip install 'fleetrun[kafka]'"
+            ) from error
+        self._kafka = confluent_kafka
+        self._topic, self._brokers = topic, brokers
+        self._layout = Layout.of(use_var)
+        self._broken = BrokenLines(max_bad_lines)
+        self.name = name or topic
+        given = dict(config or {})
+        self._leaves_out = given.pop("auto.offset.reset", "error") == "earliest"
+        self._config: Config = {
+            "bootstrap.servers": brokers,
+            "group.id": self.name,
+            "queued.max.messages.kbytes": 16_384,
+            "fetch.wait.max.ms": 100,  # the next partition is read after it
+            **given,
+            "auto.offset.reset": "error",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+        self._said = ""
+        self._asking: ck.Consumer | None = None
+        self._silence = _Silence(timeout_s)
+        self._messages = _Messages(topic, self._consumer, self._refused, _Silence(timeout_s), self._quiet_s)
+        self._seen = False
+        self._ends: dict[int, int] = {}
+        self._empty: dict[int, tuple[int, int]] = {}
+        """Where a partition ends in offsets without examples: from, to."""
+
+    @property
+    def skipped_lines(self) -> int:
+        return self._broken.count
+
+    def shards(self) -> list[str]:
+        answer = self._ask(lambda asking: asking.list_topics(self._topic, timeout=self._ask_s))
+        found = answer.topics[self._topic]
+        if found.error is not None:
+            if refused := self._refused(found.error):
+                raise refused
+            if self._seen or found.error.code() == self._kafka.KafkaError.LEADER_NOT_AVAILABLE:
+                raise self._silence.error(f"topic {self._topic!r} cannot be read: {found.error.str()}")
+            raise DataError(
+                f"topic {self._topic!r} of {self._brokers} cannot be read: {found.error.str()}; make it "
+                "before the job starts"
+            )
+        self._seen = True
+        self._silence.ends()
+        return [f"{self._topic}/{number}" for number in sorted(found.partitions)]
+
+    def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
+        for shard in shards:
+            number = _number(shard)
+            if number % trainers == rank:
+                first, behind = self._watermarks(number)
+                self._ends[number] = stop = behind
+                at, end = self._empty.get(number, (behind, behind))
+                if end == behind:
+                    stop = at
+                if at < first <= end:
+                    first = at  # no examples were deleted
+                yield Split(shard, min(first, stop), stop, behind, first, self._leaves_out)
+
+    def read(
+        self, shard: str, start: int, stop: int, rows: int, *, grows: bool
+    ) -> Iterator[tuple[Batch | None, int]]:
+        """What has no examples is counted with the batch behind it."""
+        warm_up()
+        number, counted = _number(shard), start
+        empty, end = self._empty.get(number, (start, start))
+        at = min(end, stop) if empty == start else start
+        while at < stop:
+            name = f"{shard} from offset {at}"
+            values, at = self._messages.take(number, at, stop, rows)
+            batch = self._batch(name, values)
+            if batch is not None:
+                yield batch, at
+                counted = at
+        if counted < stop == self._ends[number]:
+            self._empty[number] = counted, stop
+        elif counted < stop:
+            yield None, stop
+
+    def _batch(self, name: str, values: Sequence[bytes]) -> Batch | None:
+        """None: they have no examples."""
+        parser = Parser(self._layout, max(1, len(values)), self._broken, most=1)
+        text = b"".join(value.rstrip(b"\r\n").replace(b"\n", b"|") + b"\n" for value in values)
+        found = [each for each in parser.read(FileSource(name, io.BytesIO(text))) if len(each)]
+        columns = found[0] if found else parser.rest()
+        return columns.batch() if len(columns) else None
+
+    def _watermarks(self, number: int) -> tuple[int, int]:
+        where = self._kafka.TopicPartition(self._topic, number)
+        found: tuple[int, int] = self._ask(
+            lambda asking: asking.get_watermark_offsets(where, timeout=self._ask_s)
+        )
+        self._silence.ends()
+        return found
+
+    def _ask(self, question: Callable[[ck.Consumer], Answer]) -> Answer:
+        if self._asking is None:
+            self._asking = self._consumer()
+        self._said = ""
+        try:
+            return question(self._asking)
+        except self._kafka.KafkaException as problem:
+            error = problem.args[0]
+            self._asking.poll(0)  # by which it says more
+            raise self._refused(error) or self._silence.error(
+                f"{self._brokers} do not answer about topic {self._topic!r}: {self._said or error.str()}"
+            ) from problem
+        finally:
+            self._asking.poll(0)
+
+    def _consumer(self) -> ck.Consumer:
+        try:
+            return self._kafka.Consumer({**self._config, "error_cb": self._hear})
+        except (self._kafka.KafkaException, ValueError, TypeError) as problem:
+            raise UsageError(f"config of the topic {self._topic!r}: {problem}") from problem
+
+    def _hear(self, error: ck.KafkaError) -> None:
+        self._said = error.str()
+
+    def _refused(self, error: ck.KafkaError) -> DataError | None:
+        """An error that waiting does not mend."""
+        kinds = self._kafka.KafkaError
+        if error.code() in (
+            kinds.TOPIC_AUTHORIZATION_FAILED,
+            kinds.GROUP_AUTHORIZATION_FAILED,
+            kinds.CLUSTER_AUTHORIZATION_FAILED,
+        ):
+            return DataError(f"{self._brokers} refuse topic {self._topic!r}: {error.str()}")
+        return None
+
+
+class _Silence:
+    """Since when brokers give no answer, and for how long that may be."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._since: float | None = None
+
+    def ends(self) -> None:
+        self._since = None
+
+    def error(self, what: str) -> UnavailableError | DataError:
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since < self._timeout:
+            return UnavailableError(what)
+        return DataError(f"{what}, for {self._timeout:g} s (timeout_s)")
+
+
+class _Messages:
+    """A consumer that reads one partition at a time, and what it gives next, if that is known. One that gives
+    nothing of what is there for `quiet_s` seconds is replaced; the next one has twice as long.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        make: Callable[[], ck.Consumer],
+        refused: Callable[[ck.KafkaError], DataError | None],
+        silence: _Silence,
+        quiet_s: float,
+    ) -> None:
+        import confluent_kafka
+
+        self._kafka = confluent_kafka
+        self._topic, self._make, self._refused = topic, make, refused
+        self._consumer: ck.Consumer | None = None
+        self._next: tuple[int, int] | None = None
+        self._silence = silence
+        self._quiet_s = quiet_s
+        self._quiet = quiet_s
+
+    def take(self, number: int, start: int, stop: int, most: int) -> tuple[list[bytes], int]:
+        """The values of at most so many messages of a partition, from offset `start` on and before `stop`,
+        which the brokers have said is there, and the offset behind them. Offsets may have no message: those
+        of markers of transactions, and of what was compacted.
+
+        Raises UnavailableError when nothing comes.
+        """
+        consumer = self._at(number, start)
+        values: list[bytes] = []
+        at, deadline = start, time.monotonic() + self._quiet
+        while at < stop and len(values) < most:
+            for message in consumer.consume(min(most - len(values), stop - at, _MOST), timeout=_LOOK_S):
+                error, offset = message.error(), message.offset()
+                if error is not None and error.code() != self._kafka.KafkaError._PARTITION_EOF:
+                    return self._broke_off(values, at, error.str(), self._refused(error))
+                if message.partition() != number or offset is None or offset < at:
+                    continue  # of what was read before
+                if offset >= stop:
+                    self._good()
+                    return values, stop  # the last offsets before it have no messages
+                if error is None:
+                    values.append(message.value() or b"")
+                    at, deadline = offset + 1, time.monotonic() + self._quiet
+            if at < stop and time.monotonic() > deadline:
+                self._quiet = min(2 * self._quiet, _LONGEST_QUIET_S)
+                return self._broke_off(values, at, f"nothing came, and there is more, up to {stop}")
+        self._next = number, at
+        self._good()
+        return values, at
+
+    def _at(self, number: int, start: int) -> ck.Consumer:
+        if self._consumer is None:
+            self._consumer, self._next = self._make(), None
+        if self._next != (number, start):
+            self._consumer.assign([self._kafka.TopicPartition(self._topic, number, start)])
+        self._next = None
+        return self._consumer
+
+    def _good(self) -> None:
+        self._silence.ends()
+        self._quiet = self._quiet_s
+
+    def _broke_off(
+        self, values: list[bytes], at: int, why: str, refused: DataError | None = None
+    ) -> tuple[list[bytes], int]:
+        """What came before; if nothing did, raises."""
+        if self._consumer is not None:
+            self._consumer.close()
+        self._consumer = None
+        if values:
+            return values, at
+        raise refused or self._silence.error(f"{self._topic!r} cannot be read from offset {at} on: {why}")
+
+
+def _number(shard: str) -> int:
+    return int(shard.rpartition("/")[2])
