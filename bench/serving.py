@@ -94,7 +94,7 @@ def job(folder: Path, interval: float) -> Iterator[None]:
     env = {**os.environ, "INTERVAL_S": str(interval), "OMP_NUM_THREADS": "1"}
     with (folder / "job.out").open("wb") as out:
         process = subprocess.Popen(
-            [*FLEETRUN, "--server_num=1", "--trainer_num=1", "--max_restart=20", f"--log_dir={folder}/log",
+            [*FLEETRUN, "--server_num=1", "--trainer_num=1", "--warm", f"--log_dir={folder}/log",
              str(Path(__file__).with_name("_serving_job.py")), str(folder)],
             env=env, stdout=out, stderr=out,
         )  # fmt: skip

@@ -74,6 +74,38 @@ def test_a_restart_continues_in_the_standby(fleetrun: Fleetrun, installed: Path)
     assert launch.err.count("peak memory") == 2
 
 
+SERVED = """
+import torch
+from trainers import fleet
+fleet.init()
+strategy = fleet.DistributedStrategy()
+strategy.ps_configs = {"durability": "log"}
+model = fleet.distributed_model(torch.nn.Linear(2, 1))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+if fleet.is_server():
+    fleet.init_server()
+    tell("at", ATTEMPT, os.getpid())
+    fleet.run_server()
+else:
+    fleet.init_worker()
+    for _ in range(2):
+        optimizer.minimize(model(torch.ones(1, 2)).sum())
+        wait_for_go()
+    fleet.stop_worker()
+"""
+
+
+def test_a_parameter_server_is_restarted_in_its_standby(fleetrun: Fleetrun):
+    launch = fleetrun.start("--warm", "--server_num=1", "--trainer_num=1", fleetrun.script(SERVED))
+    launch.until_err(f"2 standbys are {READY}")
+    before = standbys(launch)
+    os.kill(pids(launch)[0], signal.SIGKILL)
+    launch.until_told(" at 1")
+    assert pids(launch)[1] in before
+    launch.go()
+    assert launch.wait() == 0, launch
+
+
 LOOK = """
 import json, resource, threading, warnings
 def look():

@@ -97,7 +97,7 @@ _LOSS = ""  # next to the names of scalars, which are never empty
 
 class Meter:
     """`mark`: the id of this process. Without a channel there is no launcher, and all of this costs
-    nothing. `begun` is called at the first step.
+    nothing. `begun` is called at the first step; where there are none, when the work begins.
     """
 
     def __init__(
@@ -297,6 +297,12 @@ class Meter:
             self._activities.remove(activity)
         if activity.told:
             self._send()
+
+    def begins_to_serve(self) -> None:
+        """This process makes no steps; its work begins now."""
+        if self._channel is not None:
+            self._begun()
+            self._beat()
 
     # ---- telling
 

@@ -288,6 +288,7 @@ class ServerRuntime(_ServedRuntime):
     def run_server(self) -> None:
         if self._server is None:
             raise UsageError("fleet.run_server() was called before fleet.init_server()")
+        progress.meter.begins_to_serve()
         with _enough_memory():
             self._server.run()
         if self._server.dismissed:
