@@ -131,27 +131,25 @@ class ServedModel:
         }
 
     def swap(self, version: ModelVersion) -> None:
-        """From now on compute with this version, which must be of the same program. Raises LoadError."""
-        weights = self._fixed
+        """From now on compute with this version, which must be of the same program. Raises LoadError,
+        OSError; then the former version stays.
+        """
+        weights, tables = self._fixed, self._tables
         if (values := version.values) is not None:
             dense = unpack(tensor_of(values.dense.mapped(private=True)), EVERY_TYPE)
             weights = {name: _shaped(name, dense.get(name), own) for name, own in weights.items()}
-            for weight, table in version.about.get("tables", {}).items():
-                weights[weight] = torch.tensor(self._open(values.tables[table["name"]], table["name"]))
+            wanted = {weight: table["name"] for weight, table in version.about.get("tables", {}).items()}
+            tables = {
+                name: SharedRows(values.tables[name], map_file, self._tables.get(name))
+                for name in wanted.values()
+            }
+            weights |= {weight: torch.tensor(id(tables[name])) for weight, name in wanted.items()}
         self.weights = tuple(weights[name] for name in version.about["weights"])
-        self.version = version
-
-    def _open(self, version: SharedVersion, name: str) -> int:
-        """Where the program finds this version of a table."""
-        reader = self._tables.get(name)
-        if reader is not None and reader.reads(version):
-            reader.swap(version)
-        else:
-            if reader is not None:
-                del TABLES[id(reader)]
-            self._tables[name] = reader = SharedRows(version, map_file)
-            TABLES[id(reader)] = reader
-        return id(reader)
+        TABLES.update((id(reader), reader) for reader in tables.values())
+        for former in self._tables.values():
+            if former not in tables.values():
+                del TABLES[id(former)]
+        self._tables, self.version = tables, version
 
     def warm_up(self) -> None:
         """The first calls compile and allocate. They also show whether the rows of a batch depend on each

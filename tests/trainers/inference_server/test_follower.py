@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ import torch
 from tests.support.inference import served
 from tests.trainers.inference_server.test_server import save as save_bundle
 from tests.trainers.ps.saved.tables import LEAN, WORDS, MemoryTable, dense_spec, save
+from trainers.export import save_program
 from trainers.inference_server.files import Cache, map_file, tensor_of
 from trainers.inference_server.follow import Followed, Follower
+from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.tables.shared import SharedRows
 from trainers.ps.trainer.stand_ins import initial_rows
+from trainers.serving.bundle import read_bundle
+from trainers.serving.lookup import RowsElsewhere
 from trainers.storage.errors import LoadError
 from trainers.storage.safetensors import EVERY_TYPE, unpack
 
@@ -147,6 +152,62 @@ def test_a_delta_that_was_read_half_is_not_continued_with_another(tmp_path: Path
     found = follower.look(good.number)
     assert found is not None
     assert other.is_in(found)
+
+
+class Rows(torch.nn.Module):
+    """The rows of both tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(1, WORDS.size)
+        self.lean = torch.nn.Embedding(1, LEAN.size)
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"words": self.words(ids), "lean": self.lean(ids).float()}
+
+    def elsewhere(self) -> dict[torch.nn.Module, torch.nn.Module]:
+        """What stands for its embeddings in a program without rows."""
+        return {
+            module: RowsElsewhere(spec.name, spec.size, spec.rows.dtype.dtype, None, None)
+            for module, spec in ((self.words, WORDS), (self.lean, LEAN))
+        }
+
+
+@pytest.mark.parametrize("lost", ["words", "lean"])
+def test_a_version_that_cannot_be_mapped_as_a_whole_is_not_mapped_at_all(
+    tmp_path: Path, cache: Cache, lost: str
+) -> None:
+    source = Source(tmp_path / "saved")
+    follower = Follower(str(source.where), cache)
+    source.train(1).save()
+    first = follower.look(0)
+    source.train(2).save()
+    second = follower.look(0)
+    assert first is not None
+    assert second is not None
+    net = Rows().eval()
+    save_program(tmp_path / "bundle", net, torch.zeros(2, dtype=torch.long), None, net.elsewhere())
+    bundle = read_bundle(tmp_path / "bundle", "inference", ("program", "weights"))
+    files = {part: cache.write(f"{part}.pt2", [content.numpy()]) for part, content in bundle.contents.items()}
+    version = ModelVersion(sequence=1, version="1", about=bundle.about, values=first, **files)
+    model = ServedModel(version)
+    _, (before,) = model.compute([(KEYS,)])
+    records = Path(second.tables[lost].records)
+    records.rename(tmp_path / "away")
+    other = replace(version, sequence=2, version="2", values=second)
+    with pytest.raises(FileNotFoundError):
+        model.swap(other)
+    served, (after,) = model.compute([(KEYS,)])
+    assert isinstance(before, dict)
+    assert isinstance(after, dict), after
+    assert served is version
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    (tmp_path / "away").rename(records)
+    model.swap(other)
+    served, (after,) = model.compute([(KEYS,)])
+    assert isinstance(after, dict)
+    assert served is other
+    assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_bundle_that_does_not_fit_what_it_should_follow(tmp_path: Path) -> None:

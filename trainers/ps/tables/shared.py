@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -176,33 +176,28 @@ class SharedTable:
 
 
 class SharedRows:
-    """The side that reads. `mapped`: a file's bytes, writable although nothing is written: it is what kernels
-    are compiled for.
+    """The side that reads one version. `mapped`: a file's bytes, writable although nothing is written: it is
+    what kernels are compiled for. `before`: the reader of another version, whose files are not mapped again.
     """
 
-    def __init__(self, version: SharedVersion, mapped: Callable[[str], NDArray[Any]]) -> None:
-        self._mapped = mapped
+    def __init__(
+        self,
+        version: SharedVersion,
+        mapped: Callable[[str], NDArray[Any]],
+        before: SharedRows | None = None,
+    ) -> None:
         self.spec = spec = TableSpec.decode(bytes.fromhex(version.spec))
         init = spec.rows.init
         self._fresh = Fresh(
             int(init.kind), np.float32(init.a), np.float32(init.b), np.uint64(init.seed), np.float32(0)
         )
         self._stride = HEAD + words_of(spec)
-        self._version = replace(version, index="", records="")
-        self.swap(version)
-
-    def reads(self, version: SharedVersion) -> bool:
-        """Whether `swap` can read it: it is one of the same table."""
-        return (version.spec, version.secret) == (self._version.spec, self._version.secret)
-
-    def swap(self, version: SharedVersion) -> None:
-        """From now on read this version of the same table."""
-        if version.index != self._version.index:
-            self._index: Words = self._mapped(version.index).view(np.uint64)
-        if version.records != self._version.records:
-            self._records: Keys = self._mapped(version.records).view(np.int64)
-        self._secret: Words = np.array(version.secret, np.uint64)
         self._version = version
+        self._secret: Words = np.array(version.secret, np.uint64)
+        same_index = before is not None and before._version.index == version.index
+        same_records = before is not None and before._version.records == version.records
+        self._index: Words = before._index if same_index else mapped(version.index).view(np.uint64)
+        self._records: Keys = before._records if same_records else mapped(version.records).view(np.int64)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(n, dim) of the table's type, for ids (n,) int64; initial values where there is no row."""

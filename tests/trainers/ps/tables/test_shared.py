@@ -86,9 +86,8 @@ def test_readers_of_each_version_find_its_rows_through_growth_removal_and_reuse(
                     expected[place] = wanted[key]
             assert torch.equal(found, expected), (version, reader)
     last, _ = readers[-1]
-    first = readers[0][0]
-    first.swap(table.version(39))
-    assert torch.equal(first.rows(torch.tensor(pool)), last.rows(torch.tensor(pool)))
+    other = SharedRows(table.version(39), files.made.__getitem__, readers[0][0])
+    assert torch.equal(other.rows(torch.tensor(pool)), last.rows(torch.tensor(pool)))
     assert last.rows(torch.empty(0, dtype=torch.int64)).shape == (0, dim)
 
 
@@ -118,7 +117,7 @@ def test_without_space_nothing_is_lost() -> None:
     assert torch.equal(reader.rows(keys), rows_for(spec, keys, 1))
     files.space = 1 << 30
     table.put(2, many, rows_for(spec, many, 2))
-    reader.swap(table.version(2))
+    reader = SharedRows(table.version(2), files.made.__getitem__, reader)
     assert torch.equal(reader.rows(many), rows_for(spec, many, 2))
 
 
@@ -138,7 +137,7 @@ def test_a_reader_sees_whole_rows_of_its_version_while_others_are_written() -> N
         while not over.is_set():
             with lock:
                 version = table.version(current)
-            reader.swap(version)
+            reader = SharedRows(version, files.made.__getitem__, reader)
             read = version.number
             found = reader.rows(keys)
             if not bool((found == version.number).all()):
