@@ -56,16 +56,38 @@ class Bags(torch.nn.Module):
         if input.dim() == 2 and offsets is None:
             weights = None if per_sample_weights is None else per_sample_weights[..., None]
             return _COMBINED[self._mode](rows if weights is None else rows * weights, kept[..., None])
-        place = torch.where(kept, torch.arange(1, len(input) + 1, device=input.device), 0)
-        return functional.embedding_bag(
-            place,
-            torch.cat([torch.zeros_like(rows[:1]), rows]),
-            offsets,
-            mode=self._mode,
-            per_sample_weights=per_sample_weights,
-            include_last_offset=self._last,
-            padding_idx=0,
+        return self._divided(rows, kept, offsets, per_sample_weights)
+
+    def _divided(
+        self,
+        rows: torch.Tensor,
+        kept: torch.Tensor,
+        offsets: torch.Tensor | None,
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Bags of flat ids, each from its offset to the next one."""
+        if offsets is None:
+            raise UsageError("an EmbeddingBag needs ids (batch, ids of a bag), or flat ids and offsets")
+        places = torch.arange(rows.shape[0], device=rows.device)
+        fit = (offsets == offsets.cummax(0).values) & (offsets <= rows.shape[0])
+        torch._assert_async(
+            fit.all() & (offsets[:1] == 0).all(),
+            "offsets must begin with 0, must not fall, and end within the ids",
         )
+        bag = torch.searchsorted(offsets.to(torch.int64), places, right=True)
+        count = offsets.shape[0] - int(self._last)
+        empty = rows.new_zeros(offsets.shape[0] + 1, rows.shape[1])  # 0: of no bag
+        if self._mode == "max":
+            lowest = torch.where(kept[:, None], rows, -math.inf)
+            spread = bag[:, None].expand(-1, rows.shape[1])
+            found = torch.full_like(empty, -math.inf).scatter_reduce(0, spread, lowest, "amax")
+            return torch.where(found > -math.inf, found, 0.0)[1 : count + 1]
+        rows = torch.where(kept[:, None], rows if weights is None else rows * weights[:, None], 0.0)
+        sums = empty.index_add(0, bag, rows)
+        if self._mode == "mean":
+            counts = empty[:, 0].index_add(0, bag, kept.to(rows.dtype))
+            sums = sums / counts.clamp(min=1)[:, None]
+        return sums[1 : count + 1]
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
         if self.rows is not None:
