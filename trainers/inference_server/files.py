@@ -65,15 +65,22 @@ class Cache:
     def make(self, name: str, size: int, *, reserve: bool = True) -> CacheFile:
         """A new file of zeros. Raises LoadError when there is no space to reserve."""
         file = CacheFile(str(self.path / name), size)
-        descriptor = os.open(file.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.truncate(descriptor, size)
-        os.close(descriptor)
-        if reserve:
-            try:
+        try:
+            descriptor = os.open(file.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise no_room(error, self.path, size) from error
+        try:
+            os.truncate(descriptor, size)
+            if reserve:
                 self.reserve(file, size)
-            except LoadError:
-                self.remove(file)
-                raise
+        except OSError as error:
+            self.remove(file)
+            raise no_room(error, self.path, size) from error
+        except LoadError:
+            self.remove(file)
+            raise
+        finally:
+            os.close(descriptor)
         return file
 
     def reserve(self, file: CacheFile, stop: int) -> None:

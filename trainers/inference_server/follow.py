@@ -86,20 +86,17 @@ class Follower:
         opened = open_saves(self._where)
         number = next(self._numbers)
         todo = self._continued(opened)
-        if todo is not None:
-            applied, self._applied = self._applied, None  # if it fails half-way, all is read again
-            self._apply(opened, todo, number)
-            self._applied = applied
-        else:
-            before = set(self._files)
-            try:
+        before = set(self._files)
+        self._applied = None  # if it fails half-way, all is read again
+        try:
+            if todo is None:
                 self._begin(opened)
-                self._apply(opened, opened.saves, number)
-            except LoadError:
-                for path in self._files.keys() - before:
-                    self._cache.remove(self._files.pop(path))
-                raise
-        return self._followed(opened, number)
+            self._apply(opened, opened.saves if todo is None else todo, number)
+            return self._followed(opened, number)
+        except LoadError:
+            for path in self._files.keys() - before:
+                self._cache.remove(self._files.pop(path))
+            raise
 
     def _continued(self, opened: OpenFolder) -> Sequence[OpenSave] | None:
         """The saves that follow what is here; None: it is another chain."""
@@ -116,7 +113,6 @@ class Follower:
 
     def _begin(self, opened: OpenFolder) -> None:
         """Other files; those of the former tables go when no worker reads them any more."""
-        self._applied = None
         self._dense = {}
         self._tables = {}
         files = _TableFiles(self._cache, self._files, self._names)

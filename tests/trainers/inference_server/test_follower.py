@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from tests.support.inference import served
 from tests.trainers.inference_server.test_server import save as save_bundle
 from tests.trainers.ps.saved.tables import LEAN, WORDS, MemoryTable, dense_spec, save
 from trainers.export import save_program
-from trainers.inference_server.files import Cache, map_file, tensor_of
+from trainers.inference_server.files import Cache, CacheFile, map_file, no_room, tensor_of
 from trainers.inference_server.follow import Followed, Follower
 from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.ps.saves.manifest import SaveMode
@@ -152,6 +153,43 @@ def test_a_delta_that_was_read_half_is_not_continued_with_another(tmp_path: Path
     found = follower.look(good.number)
     assert found is not None
     assert other.is_in(found)
+
+
+class SmallCache(Cache):
+    """On a disk where a file may have so many bytes."""
+
+    space = 0
+
+    def reserve(self, file: CacheFile, stop: int) -> None:
+        if stop > self.space:
+            raise no_room(OSError(errno.ENOSPC, "full"), self.path, stop)
+        super().reserve(file, stop)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_full_disk_keeps_no_file_of_what_did_not_fit(tmp_path: Path, whole: bool) -> None:
+    source = Source(tmp_path / "saved")
+    cache = SmallCache(str(tmp_path / "cache"))
+    cache.space = 1 << 30
+    follower = Follower(str(source.where), cache)
+    source.train(1).save()
+    good = follower.look(0)
+    assert good is not None
+    source.words[0].put(range(1000, 3000), 5)  # the files have to grow
+    source.save(SaveMode.ALL if whole else SaveMode.DELTA)
+    before = set(cache.path.iterdir())
+    found, failures = None, 0
+    while found is None:
+        cache.space = 1 << (8 + failures)
+        try:
+            found = follower.look(good.number)
+        except LoadError:
+            failures += 1
+            assert set(cache.path.iterdir()) == before, cache.space
+    assert failures > 5, "it has failed at the first file, and at later ones"
+    served_now = SharedRows(found.tables["words"], map_file)
+    assert torch.equal(served_now.rows(torch.tensor([2999]))[0], source.words[0].rows[2999][0])
+    cache.close()
 
 
 class Rows(torch.nn.Module):

@@ -194,10 +194,14 @@ class SharedRows:
         self._stride = HEAD + words_of(spec)
         self._version = version
         self._secret: Words = np.array(version.secret, np.uint64)
-        same_index = before is not None and before._version.index == version.index
-        same_records = before is not None and before._version.records == version.records
-        self._index: Words = before._index if same_index else mapped(version.index).view(np.uint64)
-        self._records: Keys = before._records if same_records else mapped(version.records).view(np.int64)
+        if before is not None and before._version.index == version.index:
+            self._index: Words = before._index
+        else:
+            self._index = mapped(version.index).view(np.uint64)
+        if before is not None and before._version.records == version.records:
+            self._records: Keys = before._records
+        else:
+            self._records = mapped(version.records).view(np.int64)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(n, dim) of the table's type, for ids (n,) int64; initial values where there is no row."""
