@@ -219,7 +219,7 @@ def _from_json(where: str, data: Any, shape: tuple[int, ...], dtype: torch.dtype
     if found.ndim > 1 and found.shape != shape:
         raise RequestError(f"{where}.data is nested as {list(found.shape)}; shape is {list(shape)}")
     if found.size:
-        _check_numbers(where, found, dtype)
+        _check_numbers(where, data, found, dtype)
     if dtype.is_floating_point:
         values = torch.from_numpy(found.astype(np.float64)).to(dtype)
         if found.size and not bool(values.isfinite().all()):
@@ -228,16 +228,24 @@ def _from_json(where: str, data: Any, shape: tuple[int, ...], dtype: torch.dtype
     return torch.from_numpy(found.astype(np.int64)).to(dtype).view(shape)
 
 
-def _check_numbers(where: str, found: NDArray[Any], dtype: torch.dtype) -> None:
+def _check_numbers(where: str, data: list[Any], found: NDArray[Any], dtype: torch.dtype) -> None:
     kinds, what = ("if", "numbers") if dtype.is_floating_point else ("i", "whole numbers")
     if dtype is torch.bool:
         kinds, what = "b", "true and false"
+    elif _has_flag(data):  # numpy takes true for 1
+        raise RequestError(f"{where}.data has true or false; {DATATYPES[dtype]} has {what}")
     if found.dtype.kind not in kinds:
         raise RequestError(f"{where}.data is not all {what}, as {DATATYPES[dtype]} has them")
     if kinds == "i":
         limits = torch.iinfo(dtype)
         if found.min() < limits.min or found.max() > limits.max:
             raise RequestError(f"{where}.data has a number that is not a {DATATYPES[dtype]}")
+
+
+def _has_flag(data: list[Any]) -> bool:
+    """Whether a boolean is anywhere in a nested list."""
+    kinds = set(map(type, data))
+    return bool in kinds or (list in kinds and any(map(_has_flag, data)))
 
 
 def _outputs(

@@ -108,6 +108,8 @@ def changed(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (changed("inputs", 1, "data", to=[1, 2, 3, 1 << 63]), "inputs[1] (ids).data"),
         (changed("inputs", 1, "data", to=[1, 2, 3, "4"]), "inputs[1] (ids).data"),
         (changed("inputs", 0, "data", to=[1, None]), "inputs[0] (x).data"),
+        (changed("inputs", 0, "data", to=[0.5, True]), "inputs[0] (x).data has true or false"),
+        (changed("inputs", 1, "data", to=[[1, 2], [3, False]]), "inputs[1] (ids).data has true or false"),
         (changed("inputs", 0, "data", to=[1, 1e300]), "inputs[0] (x).data"),
         (changed("inputs", 0, "data", to=None), "inputs[0] (x).data is missing"),
         (changed("inputs", 0, "parameters", to={"binary_data_size": 8}), "inputs[0] (x).data is there"),
