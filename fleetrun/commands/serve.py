@@ -46,6 +46,12 @@ _PACKAGES = ("aiohttp", "prometheus_client")
     "--timeout", type=click.FloatRange(0, min_open=True), default=10.0, help="Seconds of a request."
 )
 @click.option(
+    "--keepalive",
+    type=click.FloatRange(0, min_open=True),
+    default=75.0,
+    help="Seconds of a connection without a request; more than those of a proxy.",
+)
+@click.option(
     "--grace", type=click.FloatRange(0), default=30.0, help="Seconds that a stop waits for answers."
 )
 def command(
@@ -64,6 +70,7 @@ def command(
     max_batch: int,
     max_waiting: int,
     timeout: float,
+    keepalive: float,
     grace: float,
 ) -> None:
     """Answer requests with a saved model: BUNDLE is the folder or URL that fleet.save_inference_model was
@@ -111,6 +118,7 @@ def command(
         "max_batch_rows": max_batch,
         "max_waiting": max_waiting,
         "timeout_s": timeout,
+        "keepalive_s": keepalive,
         "grace_s": grace,
     }
     words = helper_command(_MODULE, json.dumps(settings))

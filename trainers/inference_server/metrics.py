@@ -1,5 +1,6 @@
 """What Prometheus scrapes, over all workers. The library shares the values of processes in mapped files, in
-the folder of PROMETHEUS_MULTIPROC_DIR, which the server sets.
+the folder of PROMETHEUS_MULTIPROC_DIR, which the server sets for them. What it answers itself while no worker
+can is not counted.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ _PATHS = ("infer", "ready", "live", "metrics")
 
 
 class Metrics:
-    """Those of this process, and a way to all."""
+    """Those of this process, and a way to all. `folder`: where the workers' are."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         none = CollectorRegistry()  # what is scraped comes from the files of all processes
         self._requests = Counter(
             "fleetrun_serve_requests", "Requests by path and status.", ["path", "status"], registry=none
@@ -64,5 +66,5 @@ class Metrics:
     def text(self) -> tuple[bytes, str]:
         """Of all workers, and its content type."""
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the library's
+        multiprocess.MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]  # the library's
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

@@ -1,5 +1,6 @@
 """`fleetrun serve`: holds the port, reads the bundle into files that workers map, keeps so many workers
-running and tells them which version to serve. It answers no request itself.
+running and tells them which version to serve. Itself it answers only while none of them can, that it is not
+ready.
 
 SIGTERM and SIGINT stop it when requests that have begun are answered; SIGHUP reads the bundle again, and new
 workers take the place of the old ones without a request lost. When it is killed, its workers end.
@@ -19,21 +20,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from aiohttp import web
 from prometheus_client import multiprocess
 
 from trainers.errors import FleetError
 from trainers.inference import KIND
 from trainers.inference_server.files import Cache, CacheFile, tensor_of
 from trainers.inference_server.follow import Followed, Follower
+from trainers.inference_server.metrics import Metrics
 from trainers.inference_server.model import ModelVersion, check_values
 from trainers.inference_server.settings import ServeSettings
+from trainers.inference_server.worker import LAST_S, Handlers, runner_of
 from trainers.process.log import glog
 from trainers.serving.bundle import read_bundle
 from trainers.serving.program import pickled
 from trainers.storage.errors import LoadError
 
 _RETRY_S = 1.0
-"""Between two starts of a worker that ends."""
+_LONGEST_S = 30.0
+"""Before another start in place of a worker that has ended before it could serve: the first pause, which
+doubles with each, and the longest.
+"""
 
 
 class ServeError(FleetError):
@@ -52,13 +59,15 @@ class _Bundle:
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """One that runs. `sequence`: of the version that it serves, 0 before the first; `reads`: the smallest
-    number of followed values that it may be reading, None while it reads none.
+    """One that runs. `failed`: how many in a row before it, in its place, could not serve before they ended;
+    `sequence`: of the version that it serves, 0 before the first; `reads`: the smallest number of followed
+    values that it may be reading, None while it reads none.
     """
 
     process: asyncio.subprocess.Process
     commands: asyncio.StreamWriter
     answers: asyncio.StreamReader
+    failed: int = 0
     bundle: _Bundle | None = None
     sequence: int = 0
     reads: int | None = None
@@ -69,6 +78,10 @@ class _Worker:
         if self.reads is None and version.values is not None:
             self.reads = version.values.number
         self.commands.write(version.encode())
+
+    @property
+    def serving(self) -> bool:
+        return self.sequence > 0 and not self.leaving and self.process.returncode is None
 
     def served(self, sequence: int, number: int) -> None:
         """It serves this version, with these followed values."""
@@ -110,6 +123,9 @@ class Server:
         self._workers: list[_Worker] = []  # which take requests, or will
         self._running: set[_Worker] = set()  # also those that leave
         self._tasks: set[asyncio.Task[None]] = set()
+        self._not_ready: web.AppRunner | None = None
+        self._answering = asyncio.Lock()
+        self._served = asyncio.Event()  # by any worker so far
         self._end = asyncio.Event()
         self._error: FleetError | None = None
         self._reload = asyncio.Event()
@@ -121,8 +137,8 @@ class Server:
             loop.add_signal_handler(number, self._end.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         try:
-            for _ in range(self._settings.workers):
-                self._workers.append(await self._start(accept=True))
+            await self._answer()
+            self._workers += [await self._start() for _ in range(self._settings.workers)]
             self._spawn(self._serve())
             await self._end.wait()
             if self._error is not None:
@@ -144,8 +160,9 @@ class Server:
             return
         self._bundle = bundle
         version = self._tell(bundle, self._workers)
-        if not all([await worker.ready(version.sequence) for worker in self._workers]):
-            return  # `_ended` says why
+        for worker in list(self._workers):
+            await worker.ready(version.sequence)
+        await self._served.wait()  # of those that have ended `_ended` takes care
         places = [f"http://{_address(self._listening)}"]
         places += [] if self._grpc is None else [f"grpc://{_address(self._grpc)}"]
         sys.stdout.write(f"{self._settings.name} {version.version} is served at {' and '.join(places)}\n")
@@ -163,7 +180,7 @@ class Server:
         while True:
             try:
                 values = await asyncio.to_thread(follower.look, 0)
-            except LoadError as error:
+            except (LoadError, OSError) as error:
                 if str(error) != said:
                     said = str(error)
                     glog(f"waiting for a first version: {error}")
@@ -206,7 +223,7 @@ class Server:
             glog(f"the bundle is not loaded again: {error}")
             self._remove(bundle)
             return
-        fresh = [await self._start(accept=False) for _ in range(self._settings.workers)]
+        fresh = [await self._start() for _ in range(self._settings.workers)]
         version = self._tell(bundle, fresh)
         if not all([await worker.ready(version.sequence) for worker in fresh]):
             glog(f"workers cannot serve the bundle {bundle.id}; the former one is still served")
@@ -277,8 +294,21 @@ class Server:
             worker.serve(version)
         return version
 
-    async def _start(self, *, accept: bool) -> _Worker:
-        """A worker that accepts connections at once, so that it says that it is not ready, or when it is."""
+    async def _answer(self) -> None:
+        """That the server is not ready, while no worker accepts connections; else workers answer."""
+        async with self._answering:
+            serving = any(worker.serving for worker in self._running)
+            if self._not_ready is not None and (serving or self._end.is_set()):
+                await self._not_ready.cleanup()
+                self._not_ready = None
+            elif self._not_ready is None and not (serving or self._end.is_set()):
+                metrics = Metrics(str(self._metrics))
+                handlers = Handlers(self._settings, metrics)
+                handlers.closing = True
+                self._not_ready = await runner_of(self._settings, handlers, metrics, LAST_S)
+                await web.SockSite(self._not_ready, self._listening.dup()).start()
+
+    async def _start(self, failed: int = 0) -> _Worker:
         ours, theirs = socket.socketpair()
         fds = self._listening.fileno(), theirs.fileno()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._settings.threads))
@@ -294,8 +324,7 @@ class Server:
         finally:
             theirs.close()
         answers, commands = await asyncio.open_connection(sock=ours)
-        commands.write(b"true\n" if accept else b"false\n")
-        worker = _Worker(process, commands, answers)
+        worker = _Worker(process, commands, answers, failed)
         self._running.add(worker)
         self._spawn(self._watch(worker))
         return worker
@@ -305,8 +334,11 @@ class Server:
         with suppress(OSError):
             while line := await worker.answers.readline():
                 worker.served(*map(int, line.split()))
+                self._served.set()
+                await self._answer()
         await worker.process.wait()
         self._running.discard(worker)
+        await self._answer()
         worker.changed.set()
         worker.commands.close()
         multiprocess.mark_process_dead(worker.process.pid, str(self._metrics))  # type: ignore[no-untyped-call]
@@ -317,15 +349,17 @@ class Server:
         if worker.leaving or self._end.is_set() or worker not in self._workers:
             return
         code = worker.process.returncode
-        if not any(other.sequence for other in self._workers):
+        if not self._served.is_set():
             self._fail(ServeError(f"a worker has ended with exit code {code} before it could serve"))
             return
-        glog(f"worker {worker.process.pid} has ended with exit code {code}; another one is started")
-        if not worker.sequence:
-            await asyncio.sleep(_RETRY_S)
-        place = self._workers.index(worker)
-        others = any(other.sequence and other.process.returncode is None for other in self._workers)
-        self._workers[place] = other = await self._start(accept=not others)
+        failed = 0 if worker.sequence else worker.failed + 1
+        pause = min(_LONGEST_S, _RETRY_S * 2 ** min(failed - 1, 10)) if failed else 0.0
+        when = f" in {pause:g} s" if pause else ""
+        glog(f"worker {worker.process.pid} has ended with exit code {code}; another one is started{when}")
+        await asyncio.sleep(pause)
+        if worker not in self._workers:
+            return  # others have been started for another bundle
+        self._workers[self._workers.index(worker)] = other = await self._start(failed)
         if self._bundle is not None:
             version = self._tell(self._bundle, [other])
             if await other.ready(version.sequence):
@@ -343,6 +377,7 @@ class Server:
     async def _stop(self) -> None:
         """SIGTERM, the grace period, SIGKILL."""
         self._end.set()
+        await self._answer()
         self._listening.close()  # else connections would wait here without an answer
         if self._grpc is not None:
             self._grpc.close()

@@ -13,7 +13,7 @@ class ServeSettings:
     worker; `cache`: where the files that workers share are; `follow`: a published folder or
     URL, "": none, looked at every `poll_s`; `max_body`: bytes of a request; `max_rows`: of a
     request; `max_batch_rows`: of requests that are computed together, 0: each alone; `max_waiting`: requests
-    in one worker.
+    in one worker; `keepalive_s`: of a connection without a request.
     """
 
     fleetrun: str
@@ -32,6 +32,7 @@ class ServeSettings:
     max_batch_rows: int
     max_waiting: int
     timeout_s: float
+    keepalive_s: float
     grace_s: float
 
     def encode(self) -> str:

@@ -1,15 +1,15 @@
 """A worker: answers requests over HTTP and gRPC with the model that the server tells it to map. `python -m
 trainers.inference_server.worker SETTINGS LISTENING CONTROL`, the last two are descriptors.
 
-Over the control socket come JSON lines: first whether to accept at once or when ready, then the versions to
-serve; back go the sequence of each version that is served, and the number of its values. When the server is
-gone the worker ends.
+Over the control socket come JSON lines: the versions to serve. From the first one on, connections are
+accepted; back go the sequence of each version that is served, and the number of its values. When the server
+is gone the worker ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import signal
 import socket
 import sys
@@ -40,19 +40,21 @@ if TYPE_CHECKING:
     import grpc.aio
 
 JSON_SIZE = "Inference-Header-Content-Length"
-_LAST_S = 1.0
+LAST_S = 1.0
 """Connections that were accepted already have so long to send a request; after its answer they are closed."""
 
 
 class Handlers:
-    """The protocol's paths. Until there is a model, the worker is live and not ready."""
+    """The protocol's paths. Without a model, they say that the server is live and not ready. `closing`: no
+    connection has another request, and this process is not ready.
+    """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
         self._model: ServedModel | None = None
         self._batcher: Batcher | None = None
-        self.stopping = False
+        self.closing = False
 
     async def serve(self, version: ModelVersion) -> None:
         """Serve this version from the next batch on."""
@@ -93,7 +95,7 @@ class Handlers:
 
     @property
     def ready(self) -> bool:
-        return self._model is not None and not self.stopping
+        return self._model is not None and not self.closing
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.json_response({"ready": self.ready}, status=200 if self.ready else 503)
@@ -125,34 +127,48 @@ class Handlers:
         """`read`: the body. Raises RefusedError."""
         started = time.perf_counter()
         model = self.served(name, version)
-        arrived = False
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                body = await read()
-                arrived = True
-                asked = self._decoded(model, body, json_size)
-                assert self._batcher is not None
-                used, outputs = await self._batcher.submit(asked.inputs)
-        except TimeoutError:
-            status = 504 if arrived else 408
-            raise RefusedError(status, f"no answer within {self._settings.timeout_s:g} s") from None
+            answer = await self._computed(model, read, json_size)
         except BusyError:
-            raise RefusedError(503, f"{self._settings.max_waiting} requests are waiting already") from None
+            raise RefusedError(
+                503, f"{self._settings.max_waiting} requests are waiting already (--max_waiting): try again"
+            ) from None
         except RequestError as error:
             raise RefusedError(400, str(error)) from None
         except web.RequestPayloadError as error:
             raise RefusedError(400, f"the body cannot be read: {_first_line(error)}") from None
-        except (web.HTTPException, ConnectionError):
+        except (RefusedError, web.HTTPException, ConnectionError):
             raise
         except IndexError as error:  # an id that the program has no row for
             raise RefusedError(400, f"inputs: {_first_line(error)}") from None
         except Exception as error:  # noqa: BLE001  (a program may raise anything)
             glog(f"a request failed: {error}")
             raise RefusedError(500, f"the program failed: {_first_line(error)}") from None
-        if version not in (None, used.version):
+        if version not in (None, answer.version):
             raise RefusedError(404, f"version {version!r} is not served any more")
-        self._metrics.answered(_rows(asked), time.perf_counter() - started)
-        return InferAnswer(asked, used.version, outputs)
+        self._metrics.answered(_rows(answer.request), time.perf_counter() - started)
+        return answer
+
+    async def _computed(
+        self, model: ServedModel, read: Callable[[], Awaitable[bytes]], json_size: str | None
+    ) -> InferAnswer:
+        limit, arrived = f"{self._settings.timeout_s:g} s (--timeout)", False
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                body = await read()
+                arrived = True
+                asked = self._decoded(model, body, json_size)
+                assert self._batcher is not None
+                version, outputs = await self._batcher.submit(asked.inputs)
+                return InferAnswer(asked, version.version, outputs)
+        except TimeoutError:
+            if not arrived:
+                raise RefusedError(
+                    408, f"the request has not arrived within {limit}: send it again"
+                ) from None
+            raise RefusedError(
+                504, f"no answer within {limit}: try again later, or with fewer rows"
+            ) from None
 
     async def _scraped(self, request: web.Request) -> web.Response:
         text, kind = await asyncio.to_thread(self._metrics.text)
@@ -180,7 +196,7 @@ class Handlers:
         if name != self._settings.name:
             raise RefusedError(404, f"there is no model {name!r}; the model is {self._settings.name!r}")
         if self._model is None:
-            raise RefusedError(503, "the model is being loaded")
+            raise RefusedError(503, "the model is being loaded: try again")
         served = self._model.version.version
         if version not in (None, served):
             raise RefusedError(404, f"version {version!r} is not served; the version is {served!r}")
@@ -203,8 +219,22 @@ def _first_line(error: BaseException) -> str:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def _said(request: web.Request, error: web.HTTPException) -> str:
+    """What is wrong and what to do, also for errors of the library."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        methods = " or ".join(sorted(error.allowed_methods))
+        return f"{error.method} is not a method of {request.path}: use {methods}"
+    if request.match_info.http_exception is error:
+        return (
+            f"there is no path {request.path}: requests go to /v2/models/NAME/infer; GET /v2 names the server"
+        )
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return f"{error.text}: send fewer rows, or start the server with a larger --max_body"
+    return error.text or error.reason
+
+
 def _completed(handlers: Handlers, metrics: Metrics) -> Any:
-    """Errors as the protocol has them, also those of the library: no such path, a body that is too large."""
+    """Errors as the protocol has them."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -213,13 +243,32 @@ def _completed(handlers: Handlers, metrics: Metrics) -> Any:
         except RefusedError as error:
             response = web.json_response({"error": str(error)}, status=error.status)
         except web.HTTPException as error:
-            response = web.json_response({"error": error.text}, status=error.status)
+            response = web.json_response({"error": _said(request, error)}, status=error.status)
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                response.headers["Allow"] = error.headers["Allow"]
         metrics.request(request.path.rpartition("/")[2], response.status)
-        if handlers.stopping:
+        if handlers.closing:
             response.force_close()
         return response
 
     return answer
+
+
+async def runner_of(
+    settings: ServeSettings, handlers: Handlers, metrics: Metrics, grace_s: float
+) -> web.AppRunner:
+    """What answers at its sites. `grace_s`: how long `cleanup` waits for answers that have begun."""
+    app = web.Application(client_max_size=settings.max_body, middlewares=[_completed(handlers, metrics)])
+    app.add_routes(handlers.routes())
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=grace_s,
+        handle_signals=False,
+        keepalive_timeout=settings.keepalive_s,
+    )
+    await runner.setup()
+    return runner
 
 
 class _Site:
@@ -247,50 +296,55 @@ class _Site:
         """Requests that have begun are answered."""
         if self._open:
             await self._http.stop()
-            last = asyncio.create_task(asyncio.sleep(_LAST_S))
+            last = asyncio.create_task(asyncio.sleep(LAST_S))
             if self._grpc is not None:
                 await self._grpc.stop(self._settings.grace_s)
             await last
 
 
 async def work(settings: ServeSettings, listening: socket.socket, control: socket.socket) -> None:
-    """Until SIGTERM, or until the server is gone; requests that have begun are answered."""
-    metrics = Metrics()
+    """Until SIGTERM; requests that have begun are answered."""
+    metrics = Metrics(os.environ["PROMETHEUS_MULTIPROC_DIR"])
     handlers = Handlers(settings, metrics)
-    app = web.Application(client_max_size=settings.max_body, middlewares=[_completed(handlers, metrics)])
-    app.add_routes(handlers.routes())
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=settings.grace_s, handle_signals=False)
-    await runner.setup()
+    runner = await runner_of(settings, handlers, metrics, settings.grace_s)
     site = _Site(settings, handlers, metrics, web.SockSite(runner, listening))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the server too, which says stop
     lines, answers = await asyncio.open_connection(sock=control, limit=1 << 26)
-    told = asyncio.create_task(_follow(lines, answers, handlers, site, stop))
+    versions: asyncio.Queue[ModelVersion] = asyncio.Queue()
+    hearing = asyncio.create_task(_hear(lines, versions))
+    told = asyncio.create_task(_follow(versions, answers, handlers, site, stop))
     await stop.wait()
-    handlers.stopping = True
+    handlers.closing = True
     await site.stop()
     await runner.cleanup()
     handlers.close()
     told.cancel()
+    hearing.cancel()
     with suppress(asyncio.CancelledError):
         await told
 
 
+async def _hear(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVersion]) -> None:
+    with suppress(OSError):
+        while line := await lines.readline():
+            versions.put_nowait(ModelVersion.decode(line))
+    os._exit(1)  # the server is gone: neither the model nor a request in the middle is waited for
+
+
 async def _follow(
-    lines: asyncio.StreamReader,
+    versions: asyncio.Queue[ModelVersion],
     answers: asyncio.StreamWriter,
     handlers: Handlers,
     site: _Site,
     stop: asyncio.Event,
 ) -> None:
-    """Do what the server says until it is gone. Raises LoadError, OSError."""
+    """Serve what the server says. Raises LoadError, OSError."""
     try:
-        if json.loads(await lines.readline() or b"false"):
-            await site.start()
-        while line := await lines.readline():
-            version = ModelVersion.decode(line)
+        while True:
+            version = await versions.get()
             await handlers.serve(version)
             await site.start()
             number = 0 if version.values is None else version.values.number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -37,6 +38,14 @@ class Net(torch.nn.Module):
         return {"score": (rows * x).sum(1), "rows": rows}
 
 
+class Guarded(Net):
+    """Another program for other sizes, which workers refuse."""
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = super().forward(ids, x)
+        return found if x.shape[0] % 2 else {name: -each for name, each in found.items()}
+
+
 def save(folder: Path, start: int = 0) -> Net:
     model = Net(start).eval()
     save_program(folder, model, batch(3), None, {})
@@ -62,7 +71,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
     save(folder / "bundle")
-    words = ("--workers=2", "--max_rows=64", "--max_body=20000", "--timeout=2", "--threads=1")
+    words = (
+        "--workers=2",
+        "--max_rows=64",
+        "--max_body=20000",
+        "--timeout=2",
+        "--keepalive=3",
+        "--threads=1",
+    )
     with served(folder, "bundle", *words) as found:
         yield found
         assert found.stop() == 0
@@ -103,7 +119,13 @@ def test_what_it_serves_and_whether_it_is_ready(server: Served) -> None:
         assert server.json("GET", path)[0] == 200
     assert server.json("GET", "/v2/models/other")[0] == 404
     assert server.json("GET", f"{server.path}/versions/0/ready")[0] == 404
-    assert "error" in server.json("GET", "/elsewhere")[1]
+    status, said = server.json("GET", "/elsewhere")
+    assert status == 404
+    assert "/v2/models/NAME/infer" in said["error"]
+    status, headers, content = server.ask("GET", f"{server.path}/infer")
+    assert status == 405
+    assert json.loads(content) == {"error": f"GET is not a method of {server.path}/infer: use POST"}
+    assert headers["Allow"] == "POST"
 
 
 def test_a_bad_request_is_told_its_field_and_does_not_spoil_others(server: Served) -> None:
@@ -142,7 +164,13 @@ def test_limits(server: Served) -> None:
     assert b'"error"' in content
     with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
         slow.sendall(f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode())
-        assert slow.recv(100).startswith(b"HTTP/1.1 408"), "within --timeout"
+        said = slow.makefile("rb").read()
+        assert said.startswith(b"HTTP/1.1 408"), "within --timeout"
+        assert "--timeout" in json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+    for head in (b"", b"GET /v2 HTTP/1.1\r\nHost:"):
+        with socket.create_connection(("127.0.0.1", server.port), 60) as silent:
+            silent.sendall(head)
+            assert silent.recv(100) == b"", "after --keepalive"
 
 
 def test_a_killed_worker_is_replaced(server: Served) -> None:
@@ -154,6 +182,26 @@ def test_a_killed_worker_is_replaced(server: Served) -> None:
         assert pid not in server.workers()
         inputs = batch(4, pid)
         assert equal(server.infer(inputs)[1], computed(Net(), inputs))
+
+
+def test_a_worker_that_is_killed_again_and_again_is_started_again(tmp_path: Path) -> None:
+    save(tmp_path / "bundle")
+    with served(tmp_path, "bundle", "--threads=1") as server:
+        for number in range(1, 4):
+            (pid,) = server.workers()
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda number=number: server.log.read_text().count("has ended") == number)
+            assert server.json("GET", "/v2/health/live")[0] == 200
+            status, said = server.json("GET", "/v2/health/ready")
+            assert (status, said) == (503, {"ready": False})
+            assert server.ask("POST", f"{server.path}/infer", b"{}")[0] == 503
+            wait_until(lambda pid=pid: server.workers() not in ([], [pid]))
+        assert server.log.read_text().count("started in ") == 2, "each but the first had not served"
+        assert "started in 2 s" in server.log.read_text()
+        wait_until(lambda: "serves version" in server.log.read_text())
+        inputs = batch(4)
+        assert equal(server.infer(inputs)[1], computed(Net(), inputs))
+        assert server.stop() == 0
 
 
 def test_a_reload_loses_no_request_and_each_answer_is_of_the_version_that_it_names(
@@ -190,7 +238,13 @@ def test_a_reload_loses_no_request_and_each_answer_is_of_the_version_that_it_nam
 
 def test_when_the_server_is_killed_its_workers_end_and_a_stop_answers_what_has_begun(tmp_path: Path) -> None:
     save(tmp_path / "bundle")
-    with served(tmp_path, "bundle", "--workers=2", "--threads=1") as server:
+    words = ("--workers=2", "--threads=1", "--timeout=1000", "--grace=1000")
+    with (
+        served(tmp_path, "bundle", *words) as server,
+        socket.create_connection(("127.0.0.1", server.port), 60) as begun,
+    ):
+        begun.sendall(f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode())
+        assert server.json("GET", "/v2/health/ready")[0] == 200  # it has been accepted before this
         workers = server.workers()
         server.stop(signal.SIGKILL)
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
@@ -216,6 +270,16 @@ def refused(port: int) -> bool:
     except ConnectionRefusedError:
         return True
     return False
+
+
+def test_workers_that_cannot_load_a_program_end_the_server_with_their_reason(tmp_path: Path) -> None:
+    model = Guarded().eval()
+    save_program(tmp_path / "bundle", model, batch(3), None, {})
+    with (
+        pytest.raises(AssertionError, match=r"(?s)right only where.*before it could serve"),
+        served(tmp_path, "bundle", "--threads=1"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
