@@ -50,7 +50,7 @@ class Alone:
     def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
         return [{}]
 
-    def give(self, records: Records) -> None:
+    def give(self, records: Records, on: object) -> None:
         return
 
     def forget(self, records: object) -> None:

@@ -90,8 +90,8 @@ class Trainer(Protocol):
         """What each server has of a stream: ends of intervals by shard."""
         ...
 
-    def give(self, records: Records) -> None:
-        """The next step is that of a batch with these records."""
+    def give(self, records: Records, on: tuple[bool, ...] | None) -> None:
+        """The next step is that of a batch with these records. `on`: which servers have them; None: none."""
         ...
 
     def forget(self, records: Records) -> None:
@@ -171,7 +171,6 @@ class StreamPass(Iterator[Batch]):
         self._trainer = trainer
         reader = _Reader(stream, source, trainer)
         self._queue = reader.queue
-        self._on: tuple[bool, ...] | None = None
         self._pieces = reader.pieces
         self._last: list[Records] = []
         self._reader = reader
@@ -203,15 +202,9 @@ class StreamPass(Iterator[Batch]):
         return item
 
     def give(self, batch: Batch) -> None:
-        """It is the turn of a batch that was drawn. Pushes of records that other servers have are not merged:
-        a server takes a push whole or not at all.
-        """
+        """It is the turn of a batch that was drawn."""
         assert batch.records is not None
-        on = self._pieces.pop(batch.records[1:3], None)
-        if on != self._on:
-            self._trainer.flush()
-            self._on = on
-        self._trainer.give(batch.records)
+        self._trainer.give(batch.records, self._pieces.pop(batch.records[1:3], None))
         self._last[:] = [batch.records]
 
 

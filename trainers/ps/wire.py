@@ -73,8 +73,11 @@ class Kind(IntEnum):
     PUBLISHED = 24  # from the publisher: the version TEXT was committed (number: 1) or abandoned (0)
     MERGE = 25  # from the publisher: merge your parts of versions; TEXT: SaveRequest. Answer: as WRITTEN
     REFRESH = 26  # publish, as of step `number` or later; TEXT, VALUES of each buffer. Answer: the version
-    POSITIONS = 27  # TEXT: a stream. Answer: TEXT, what has been pushed of each of its shards
+    # TEXT: a stream. Answer: TEXT, what has been pushed of each of its shards; number: the first step in
+    # which this server takes other records from the sender
+    POSITIONS = 27
     LOOK = 28  # from anyone: what a table, TEXT, has of KEYS; changes nothing. Answer: TEXT, JSON
+    SKIP = 29  # the sender's next push is of step `number`; nobody waits for its former ones
 
 
 NO_TRAINER = (1 << 32) - 1

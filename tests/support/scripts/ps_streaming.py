@@ -5,6 +5,7 @@ doubled one shows in the end. `ps_streaming JSON`, see Options.
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ SLOTS = [Slot("id"), Slot("words", length=None)]
 
 @dataclass
 class Options:
-    """The stream is the folder's directory `records`, or a topic of this name at `brokers`. `follow`: until a
-    file `over` is in the folder. `save`: the tables, into the folder's `saved`, at the end. `hold`: before
-    the push of this step, counted by each process, wait for a file `go` in the folder.
+    """The streams are these directories of the folder, or topics of these names at `brokers`, a batch of each
+    in turn. `follow`: until a file `over` is in the folder. `save`: the tables, into the folder's `saved`, at
+    the end. `hold`: before the push of this step, counted by each process, wait for a file `go` there.
     """
 
     folder: str
@@ -41,6 +42,7 @@ class Options:
     hold: int = -1
     parquet: bool = False
     brokers: str = ""
+    streams: Sequence[str] = ("records",)
 
 
 class Model(torch.nn.Module):
@@ -56,6 +58,17 @@ class Model(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         return self.ids(ids).sum() + self.words(words).sum()
+
+
+def in_turn(streams: Sequence[Iterator[Batch]]) -> Iterator[Batch]:
+    left = list(streams)
+    while left:
+        for each in list(left):
+            batch = next(each, None)
+            if batch is None:
+                left.remove(each)
+            else:
+                yield batch
 
 
 def main() -> None:
@@ -75,19 +88,26 @@ def main() -> None:
         return fleet.run_server()
     fleet.init_worker()
     print("joined", flush=True)
-    source: Source
-    if options.brokers:
-        source = KafkaTopic("records", brokers=options.brokers, use_var=SLOTS)
-    else:
+
+    def source(name: str) -> Source:
+        if options.brokers:
+            return KafkaTopic(name, brokers=options.brokers, use_var=SLOTS)
         kind = ParquetFiles if options.parquet else MultiSlotFiles
-        source = kind(folder / "records", use_var=SLOTS, name="records")
+        return kind(folder / name, use_var=SLOTS, name=name)
+
     until = (folder / "over").exists if options.follow else None
-    batches = fleet.stream(
-        source, batch_size=options.batch_size, follow=options.follow, until=until, poll_s=0.01
-    )
-    if options.prefetch:
-        batches = fleet.prefetch(batches, model.calls)
-    for number, batch in enumerate(batches):
+    streams = [
+        fleet.stream(
+            source(name),
+            batch_size=options.batch_size,
+            follow=options.follow,
+            until=until,
+            poll_s=0.01,
+        )
+        for name in options.streams
+    ]
+    batches = [fleet.prefetch(each, model.calls) if options.prefetch else iter(each) for each in streams]
+    for number, batch in enumerate(in_turn(batches)):
         loss = -model(batch.tensor("id"), batch.bag("words").values)  # of rows that are here now
         if number == options.hold:
             print("held", flush=True)
@@ -96,6 +116,7 @@ def main() -> None:
         optimizer.minimize(loss)
         print("step", number, flush=True)
         time.sleep(options.pause_ms / 1000)
+    print("through", flush=True)
     if options.save:
         fleet.save_persistables(folder / "saved")
     fleet.stop_worker()

@@ -31,14 +31,15 @@ class Servers:
         self.given: list[Records] = []
         self.forgotten: list[Records] = []
         self.flushed = threading.Event()
-        self.flushes: list[int] = []
+        self.on: list[tuple[bool, ...] | None] = []
 
     def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
         assert stream == "test"
         return self.have
 
-    def give(self, records: Records) -> None:
+    def give(self, records: Records, on: tuple[bool, ...] | None) -> None:
         self.given.append(records)
+        self.on.append(on)
         for each in self.have:
             counted = Intervals(each.get(records.shard, ()))
             if not counted.has(*records[2:]):
@@ -49,7 +50,6 @@ class Servers:
         self.forgotten.append(records)
 
     def flush(self) -> None:
-        self.flushes.append(len(self.given))
         self.flushed.set()
 
 
@@ -98,7 +98,7 @@ def test_pieces_that_some_servers_have_come_first_and_by_themselves(tmp_path: Pa
     first, rest = [[2], [4]], [[1, 2, 3, 4], [5, 6, 7], [5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]
     assert ids(made(tmp_path, servers)) == first + rest
     assert servers.have == [{name: [0, 80] for name in "bac"}] * 2
-    assert servers.flushes == [0, 2], "a push has records that the same servers have"
+    assert servers.on == [(True, False)] * 2 + [None] * 5
 
 
 def test_each_file_is_read_by_one_trainer(tmp_path: Path) -> None:

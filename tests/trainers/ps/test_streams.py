@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from fleetrun.envs.contract import Role
 from tests.support.broker import PARTITIONS, Broker
 from tests.support.cluster import Job, Process
 from tests.support.forking import Forker
+from tests.support.snapshots import complete
 from tests.trainers.ps.test_recovery import in_training, restart, steps_said, wait_until
 from tests.trainers.ps.test_resizing import kill_all, pushes_in
 from trainers.ps.saves.inspection import shown
@@ -31,18 +33,26 @@ IDS = 30
 
 class Log:
     """The records of a stream, and how often each id is in them: files that grow, and others that come.
-    `parquet`: all of these, none of those; `broker`: messages of a topic instead.
+    `parquet`: all of these, none of those; `broker`: messages of a topic instead. `other`: counted together
+    with this one.
     """
 
     def __init__(
-        self, folder: Path, rng: random.Random, *, parquet: bool = False, broker: Broker | None = None
+        self,
+        folder: Path,
+        rng: random.Random,
+        *,
+        parquet: bool = False,
+        broker: Broker | None = None,
+        other: Log | None = None,
     ) -> None:
         self.folder, self._parquet, self._broker = folder, parquet, broker
         folder.mkdir()
         self._rng = rng
         self._half = ""
         self._files = 0
-        self.ids, self.words = Counter[int](), Counter[int]()
+        counts = (Counter[int](), Counter[int]()) if other is None else (other.ids, other.words)
+        self.ids, self.words = counts
 
     def line(self) -> str:
         found = self._rng.randrange(IDS), [self._rng.randrange(IDS) for _ in range(self._rng.randrange(4))]
@@ -114,8 +124,14 @@ class Log:
                 }
 
 
-def streaming(folder: Path, **options: object) -> list[str]:
-    ps = {"durability": "log", "durability_dir": f"{folder}/kept", "snapshot_interval_s": 0.3}
+def streaming(
+    folder: Path, *, durability: str = "log", interval: float | None = None, **options: object
+) -> list[str]:
+    """`interval`: seconds between snapshots. One takes the place of the log, where tests look for what a job
+    holds at.
+    """
+    interval = interval or (300.0 if "hold" in options else 0.3)
+    ps = {"durability": durability, "durability_dir": f"{folder}/kept", "snapshot_interval_s": interval}
     text = json.dumps({"folder": str(folder), "ps": ps, **options})
     return ["-m", "tests.support.scripts.ps_streaming", text]
 
@@ -252,3 +268,126 @@ def test_a_step_that_one_trainer_had_not_pushed_is_trained_by_others(forker: For
         wait_until(lambda: pushes_in(tmp_path, HELD) == 2, job)
         kill_all(job)
     finish(forker, tmp_path, log, sync=True)
+
+
+def test_what_a_server_lost_that_went_back_to_a_snapshot_is_trained_by_the_next_start(
+    forker: Forker, tmp_path: Path
+) -> None:
+    """Meanwhile the trainer goes on."""
+    log = Log(tmp_path / "records", random.Random(8))
+    for _ in range(24):
+        log.add_file()
+    options = {"durability": "snapshot", "asynchronous": {"send_queue_size": 8}}
+    often, once = (streaming(tmp_path, interval=seconds, **options) for seconds in (0.3, 300.0))
+    kept = [tmp_path / "kept" / f"server-{rank}" for rank in (0, 1)]
+    with forker.job(tmp_path, trainers=1, servers=2) as job:
+        job.start(often, Role.SERVER, 0)
+        job.start(once, Role.SERVER, 1)
+        trainer = job.start(streaming(tmp_path, hold=20, **options), Role.TRAINER, 0)
+        trainer.wait_for("held")
+        wait_until(lambda: complete(kept[1]), job)
+        (tmp_path / "go").touch()
+        wait_until(lambda: steps_said(trainer, "step") > 25, job)
+        job.servers[1].kill()
+        again = restart(job, job.servers[1], once)
+        again.wait_for("recovered 2 tables at step ")
+        assert int(again.output.split("tables at step ")[1].split(":")[0]) <= 20
+        wait_until(lambda: steps_said(trainer, "step") > 40, job)
+        for _ in range(2):  # the second one begins after that
+            seen = complete(kept[0])
+            wait_until(lambda seen=seen: complete(kept[0]) - seen, job)
+        kill_all(job)
+    finish(forker, tmp_path, log, **options)
+
+
+def test_in_sync_a_server_has_lost_several_steps(forker: Forker, tmp_path: Path) -> None:
+    """By a power failure: its folder is as it was before them. They are made up for in fewer, larger ones."""
+    log = Log(tmp_path / "records", random.Random(9))
+    for _ in range(24):
+        log.add_file()
+    kept = tmp_path / "kept" / "server-1"
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(streaming(tmp_path, sync=True, hold=HELD))
+        for trainer in job.trainers:
+            trainer.wait_for("held")
+        shutil.copytree(kept, tmp_path / "then")
+        (tmp_path / "go").touch()
+        wait_until(lambda: steps_of(job) > 2 * (HELD + 10), job)
+        kill_all(job)
+    shutil.rmtree(kept)
+    (tmp_path / "then").rename(kept)
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(streaming(tmp_path, sync=True, batch_size=64))
+        wait_until(lambda: all(steps_said(each, "step") > 5 for each in job.trainers), job)
+        kill_all(job)
+    finish(forker, tmp_path, log, sync=True)
+
+
+THROUGH = 40
+
+
+@pytest.mark.parametrize("all_are_killed", [False, True])
+def test_a_trainer_that_was_through_trains_again_in_sync(
+    forker: Forker, tmp_path: Path, all_are_killed: bool
+) -> None:
+    """The other one went on without it. If all are killed, one server has a step that the other has not."""
+    log = Log(tmp_path / "records", random.Random(5))
+    for _ in range(6):
+        log.add_file()
+    command = streaming(tmp_path, sync=True)
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        for rank in (0, 1):
+            job.start(command, Role.SERVER, rank)
+        through = job.start(streaming(tmp_path, sync=True, follow=False), Role.TRAINER, 0)
+        other = job.start(streaming(tmp_path, sync=True, hold=THROUGH), Role.TRAINER, 1)
+        through.wait_for("through")
+        assert 0 <= steps_said(through, "step") < THROUGH
+        for _ in range(40):
+            log.add_file()
+        other.wait_for("held")
+        if all_are_killed:
+            job.servers[1].kill()
+            assert job.servers[1].wait() == -signal.SIGKILL
+            job.processes.remove(job.servers[1])
+        else:
+            through.kill()
+            again = restart(job, through, command)
+            again.wait_for("joined")
+        (tmp_path / "go").touch()
+        wait_until(lambda: all_are_killed <= pushes_in(tmp_path, THROUGH), job)
+        if not all_are_killed:
+            wait_until(lambda: steps_said(again, "step") > 3, job)
+        kill_all(job)
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(command)
+        wait_until(lambda: all(steps_said(each, "step") > 3 for each in job.trainers), job)
+        kill_all(job)
+    finish(forker, tmp_path, log, sync=True)
+
+
+@pytest.mark.parametrize(("mode", "hold"), [("sync", 5), ("merged", 6)])
+def test_two_streams_of_which_only_one_server_has_a_push(
+    forker: Forker, tmp_path: Path, mode: str, hold: int
+) -> None:
+    """A push of the second one, or of both. The trainers that come back begin with the first."""
+    options = {**MODES[mode], "streams": ["records", "others"]}
+    log = Log(tmp_path / "records", random.Random(6))
+    others = Log(tmp_path / "others", random.Random(7), other=log)
+    for each in (log, others):
+        for _ in range(12):
+            each.add_file()
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(streaming(tmp_path, hold=hold, **options))
+        for trainer in job.trainers:
+            trainer.wait_for("held")
+        job.servers[1].kill()
+        assert job.servers[1].wait() == -signal.SIGKILL
+        (tmp_path / "go").touch()
+        job.processes.remove(job.servers[1])
+        wait_until(lambda: pushes_in(tmp_path, hold) == 2, job)
+        kill_all(job)
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(streaming(tmp_path, **options))
+        wait_until(lambda: steps_of(job) > 8, job)
+        kill_all(job)
+    finish(forker, tmp_path, log, **options)

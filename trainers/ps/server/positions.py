@@ -18,11 +18,6 @@ class Positions:
         self._last: dict[int, Sequence[Records]] = {}
         """What was counted with the last push of each trainer."""
 
-    @property
-    def any(self) -> bool:
-        """Whether records of any stream are counted."""
-        return bool(self._streams)
-
     def are_new(self, records: Sequence[Records]) -> bool | None:
         """Whether these are to be counted, not counted already; None: there are none. Raises DataError where
         some are counted and others not.

@@ -99,6 +99,7 @@ class Service:
             Kind.GATHER: self._collectives.gather,
             Kind.REFRESH: self._refresh,
             Kind.POSITIONS: self._positions_of,
+            Kind.SKIP: self._skip,
         }
 
     @property
@@ -135,11 +136,14 @@ class Service:
     def retry_pending(self, reachable: Reachable) -> list[Outgoing]:
         """Replies to pending requests that can be answered now."""
         replies = []
-        for pending in self._pending.all():
-            reply = self._answer(pending.route, pending.request, reachable)
-            if reply is not None:
-                self._pending.remove(pending.request)
-                replies.append((pending.route, reply))
+        progress = None
+        while progress != self._steps.progress:  # a push that waited for its turn may complete a step
+            progress = self._steps.progress
+            for pending in self._pending.all():
+                reply = self._answer(pending.route, pending.request, reachable)
+                if reply is not None:
+                    self._pending.remove(pending.request)
+                    replies.append((pending.route, reply))
         return replies
 
     @property
@@ -292,6 +296,9 @@ class Service:
         self._require_ready()
         records, parts = _split_records(request.parts)
         gradients, asking = self._store.sort(parts)
+        if not self._steps.may_push(member, request.number):
+            self._refuse_if_lost()
+            return None
         self._take(member, request, gradients, records)
         if not asking:
             return request.reply(Kind.DONE, number=self._steps.step)
@@ -313,8 +320,6 @@ class Service:
             new = positions.are_new(records)
         except DataError as error:
             raise Refusal(Code.MISMATCH, str(error)) from error
-        if new is not None or positions.any:
-            self._steps.go_back(request.number, self._members)
         if self._steps.counts(member, request.number, new):
             gradients, records = ((), ()) if new is False else (gradients, records)
             self._steps.make_room(member, self._members.active(), gradients)
@@ -353,7 +358,15 @@ class Service:
     def _positions_of(self, member: Member, request: Message) -> Message:
         self._require_ready()
         answer = bytes_part(Field.TEXT, self._members.positions.of(request.text))
-        return request.reply(Kind.DATA, number=self._steps.step, parts=(answer,))
+        return request.reply(Kind.DATA, number=self._steps.next_of(member), parts=(answer,))
+
+    def _skip(self, member: Member, request: Message) -> Message:
+        if request.number > member.step:
+            self._steps.make_room(member, self._members.active())
+            self._record(request)
+            self._steps.skip(member, request.number)
+            self._steps.close(self._members.active())
+        return request.reply(Kind.DONE, number=self._steps.step)
 
     def _look(self, request: Message) -> Message:
         self._require_ready()

@@ -50,7 +50,6 @@ def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
         "tables": {number: table.spec.name for number, table in store.tables.items()},
         "start": members.start,
         "positions": members.positions.dump(),
-        "fresh": isinstance(steps, SyncSteps) and steps.fresh,
         "members": [_dump_member(member) for member in members],
     }
     text = json.dumps(header).encode()
@@ -74,7 +73,6 @@ def restore_state(blob: bytes, members: Members, store: Store, steps: Steps) -> 
         messages = list(_unpacked(blob[_LENGTH.size + length :]))
         if isinstance(steps, SyncSteps):
             _load_sync(steps, messages)
-            steps.fresh = header["fresh"]
     except (struct.error, KeyError, TypeError, ValueError, WireError) as error:
         raise StateError(f"the state cannot be read: {error!r}") from error
 

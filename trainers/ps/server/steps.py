@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from trainers.ps.server.members import Member, Refusal
@@ -31,6 +31,15 @@ class Steps(Protocol):
         """Whether a push of step `number` would be new. `new`: whether its records of a stream are, if it has
         any. Raises Refusal when its turn has not come, or was before these records.
         """
+
+    def may_push(self, member: Member, number: int) -> bool:
+        """Whether it is the turn of step `number`, or will never be."""
+
+    def next_of(self, member: Member) -> int:
+        """The first step in which records that are not counted yet are taken from this member."""
+
+    def skip(self, member: Member, number: int) -> None:
+        """Its next push is of step `number`, or of a later one if that is over."""
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
@@ -63,16 +72,11 @@ class Steps(Protocol):
     def restart_at(self, step: int) -> None:
         """Continue with other trainers, whose next step is `step`: drop what waits for the former ones."""
 
-    def go_back(self, step: int, members: Iterable[Member]) -> None:
-        """The trainers of a stream begin at `step`. Another server may have done fewer steps of the former
-        trainers: records say then what is counted, not steps.
-        """
-
 
 class SyncSteps:
-    """A step is applied when every active trainer has pushed it. The values before the last step are kept: a
-    trainer that died after pushing to some servers only computes that step again, and must see the same
-    values. `fresh`: no trainer has pushed since the last `restart_at`.
+    """A step is applied when every active trainer has pushed or skipped it. The values before the last step
+    are kept: a trainer that died after pushing to some servers only computes that step again, and must see
+    the same values.
     """
 
     def __init__(self, store: Store) -> None:
@@ -80,7 +84,6 @@ class SyncSteps:
         self.step = 0
         self.pushes = StepPushes()
         self.before = Overlay()
-        self.fresh = False
 
     @property
     def progress(self) -> int:
@@ -103,23 +106,32 @@ class SyncSteps:
             )
         return True
 
+    def may_push(self, member: Member, number: int) -> bool:
+        return member.finished or not self.step < number == member.step
+
+    def next_of(self, member: Member) -> int:
+        return max(member.step, self.step)
+
+    def skip(self, member: Member, number: int) -> None:
+        member.step = max(member.step, self.step, number)
+
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
     ) -> None:
-        ranks = self.pushes.ranks()
-        if all(other.rank in ranks or other is member for other in active):
+        if all(other.step > self.step or other is member for other in active):
             waiting = [each for push in self.pushes.by_rank.values() for each in push]
             self._store.make_room([*waiting, *gradients])
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
         member.step = number + 1
-        self.fresh = False
         self.pushes.add(member.rank, gradients)
 
     def close(self, active: Collection[Member]) -> None:
         """A trainer that has finished no longer counts, as in Paddle."""
-        ranks = self.pushes.ranks()
-        if ranks and len(ranks) >= len(active) and all(member.rank in ranks for member in active):
+        while (active or self.pushes.ranks()) and all(member.step > self.step for member in active):
+            if not self.pushes.ranks():  # all have skipped it
+                self.step, self.before = min(member.step for member in active), Overlay()
+                return
             average = self.pushes.average()
             self.before = self._store.before(average)
             self._store.apply(average)
@@ -134,7 +146,7 @@ class SyncSteps:
         return self._store.pull(parts, self.before if again else None)
 
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
-        return [member for member in active if member.rank not in self.pushes.ranks()]
+        return [member for member in active if member.step <= self.step]
 
     def done(self, member: Member) -> int:
         return member.step - (member.rank in self.pushes.ranks())
@@ -143,13 +155,7 @@ class SyncSteps:
         return self.pushes.ranks()
 
     def restart_at(self, step: int) -> None:
-        self.step, self.pushes, self.before, self.fresh = step, StepPushes(), Overlay(), True
-
-    def go_back(self, step: int, members: Iterable[Member]) -> None:
-        if self.fresh and step < self.step:
-            self.step = step
-            for member in members:
-                member.step = member.resumed = step
+        self.step, self.pushes, self.before = step, StepPushes(), Overlay()
 
 
 class AsyncSteps:
@@ -179,6 +185,15 @@ class AsyncSteps:
 
     def counts(self, member: Member, number: int, new: bool | None = None) -> bool:
         return number >= member.resumed if new is None else True
+
+    def may_push(self, member: Member, number: int) -> bool:
+        return True
+
+    def next_of(self, member: Member) -> int:
+        return 0
+
+    def skip(self, member: Member, number: int) -> None:
+        return
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
@@ -226,7 +241,4 @@ class AsyncSteps:
         return ()
 
     def restart_at(self, step: int) -> None:
-        return
-
-    def go_back(self, step: int, members: Iterable[Member]) -> None:
         return

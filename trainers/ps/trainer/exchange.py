@@ -30,7 +30,7 @@ from trainers.ps.trainer.remote import (
     united,
 )
 from trainers.ps.trainer.staging import Staging, staging_of
-from trainers.ps.trainer.turn import Turn, records_part
+from trainers.ps.trainer.turn import On, Turn, records_part
 from trainers.ps.wire import Field, Kind, Message, Part
 
 _MAX_RUN = 1 << 25
@@ -341,7 +341,7 @@ class SyncExchange:
             group.as_of = step
 
     def push(self, *, overflow: bool = False) -> None:
-        records = records_part(self._turn.take())
+        records = records_part(self._turn.take()[0])
         push: list[list[Part]] = [[*records] for _ in range(self._servers)]
         if overflow:
             drop_gradients(self._groups)
@@ -406,6 +406,8 @@ class AsyncExchange:
         self._turn = turn or Turn()
         self._records: list[Records] = []
         """Of the steps that are merged."""
+        self._on: On = None
+        """Which servers have these: a server takes a push whole or not at all."""
         self._merging = GradientMerger(groups, configs.max_merge_var_num)
         self._pushes: deque[SentRequests] = deque()
         self._receiving: SentRequests | None = None
@@ -421,7 +423,11 @@ class AsyncExchange:
             group.as_of = step
 
     def push(self, *, overflow: bool = False) -> None:
-        self._records += self._turn.take()
+        records, on = self._turn.take()
+        if on != self._on and self._merging.steps:
+            self._send([])
+        self._on = on
+        self._records += records
         if overflow:
             drop_gradients(self._groups)
             self._merging.steps += 1

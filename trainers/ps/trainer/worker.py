@@ -19,6 +19,7 @@ import torch
 
 from fleetrun.envs.channels import tell_probe
 from trainers import progress
+from trainers.data.positions import Records
 from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError
 from trainers.notice import notice_file, read_notice
 from trainers.process.log import glog
@@ -34,7 +35,7 @@ from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedGroup, GeoExchange
 from trainers.ps.trainer.look_ahead import Calls, LookAhead
 from trainers.ps.trainer.modules import row_limit
-from trainers.ps.trainer.turn import Turn
+from trainers.ps.trainer.turn import On, Turn
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import (
     INITIAL,
@@ -150,7 +151,9 @@ class Worker:
         self._gathering = 0
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
         self._turn = Turn()
-        self.give, self.forget = self._turn.give, self._turn.forget
+        self.forget = self._turn.forget
+        self._first: Sequence[int] = ()
+        """By server: the step with which it takes new records."""
         tell_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers)
         self._groups: list[TableGroup] = [
@@ -198,7 +201,22 @@ class Worker:
         requests = [
             Request(server=server, kind=Kind.POSITIONS, parts=part) for server in range(self._layout.servers)
         ]
-        return [json.loads(reply.text) for reply in self._client.ask(requests)]
+        replies = self._client.ask(requests)
+        self._first = [reply.number for reply in replies]
+        return [json.loads(reply.text) for reply in replies]
+
+    def give(self, records: Records, on: On) -> None:
+        """The next step is that of a batch with these records. In sync training a server may have steps of
+        this trainer, or of the others without it, that another server does not have. It takes no new records
+        in them, so they are skipped.
+        """
+        self._turn.give(records, on)
+        lacking = [step for server, step in enumerate(self._first) if on is None or not on[server]]
+        if self._sync and (step := max(lacking)) > self._exchange.step:
+            self._client.ask(self._to_all(Kind.SKIP, step))
+            self._exchange.start(step)
+            self._exchange.refresh()
+            progress.meter.resumed(step)
 
     def begin_prefetch(self) -> int:
         """From now on the script says which rows it will need, and nothing is predicted. How many batches in
@@ -484,8 +502,8 @@ class Worker:
             parts=(bytes_part(Field.TEXT, job.encode()), *specs),
         )
 
-    def _to_all(self, kind: Kind) -> list[Request]:
-        return [Request(server=server, kind=kind) for server in range(self._layout.servers)]
+    def _to_all(self, kind: Kind, number: int = 0) -> list[Request]:
+        return [Request(server=server, kind=kind, number=number) for server in range(self._layout.servers)]
 
 
 def _counts_pulls(table: RemoteTable) -> bool:

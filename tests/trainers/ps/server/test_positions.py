@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tests.trainers.ps.server.test_service import Bench
+from tests.trainers.ps.server.test_service import WANT, Bench
 from trainers.data.positions import Intervals, Records, decode_records, encode_records, missing
 from trainers.errors import DataError
 from trainers.ps.server.members import Members
@@ -114,19 +114,84 @@ def test_a_dropped_step_gives_its_records_back_and_servers_may_be_steps_apart() 
     assert ends(bench) == [0, 40, 100, 130]
 
 
-def test_a_first_step_without_records_is_not_taken_for_an_old_one() -> None:
-    """After a change of trainers, on a server that is a step ahead of another."""
+def begin_at(bench: Bench, rank: int = 0, life: int = LIFE) -> int:
+    """The first step in which new records are taken from a trainer."""
+    name = bytes_part(Field.TEXT, b"clicks")
+    return bench.ask(Kind.POSITIONS, rank, life=life, parts=(name,)).number
+
+
+def test_a_trainer_that_was_through_goes_on_with_the_others() -> None:
+    """Servers are a step apart when it comes back."""
+    ahead, behind = Bench().opened(), Bench().opened()
+    for bench in (ahead, behind):
+        for rank in (0, 1):
+            push(bench, rank, 0, (100 * rank, 100 * rank + 10))
+        bench.ask(Kind.FINISH)
+        push(bench, 1, 1, (110, 120))
+    push(ahead, 1, 2, (120, 130))
+    for bench in (ahead, behind):
+        bench.gone.add(b"0-0")
+        assert bench.hello(0, LIFE, restarts=1).number == 1
+    assert push(behind, 1, 2, (120, 130)).kind is Kind.DONE
+    assert ends(behind) == [0, 10, 100, 130]
+    assert (begin_at(ahead), begin_at(behind)) == (3, 2), "it waits for the trainer that has come back"
+    for bench in (ahead, behind):
+        assert bench.ask(Kind.SKIP, number=3, life=LIFE).kind is Kind.DONE
+        again = Bench()
+        for message in bench.recorded:
+            again.service.replay(message)
+        again.sequence = 1000
+        for each in (bench, again):
+            assert begin_at(each) == each.steps.step == 3
+            before = counted(each)
+            assert push(each, 0, 3, (10, 20), life=LIFE).kind is Kind.DONE
+            assert counted(each) == before, "it is awaited, and awaits the other one"
+            assert push(each, 1, 3, (130, 140)).kind is Kind.DONE
+            assert counted(each) == before + 10
+            assert ends(each) == [0, 20, 100, 140]
+
+
+def test_a_step_that_all_skip_is_over() -> None:
+    """They begin where the furthest server is; on this one a step waits for all of them."""
     bench = Bench().opened()
-    for number in range(2):
-        push(bench, 0, number, (10 * number, 10 * number + 10))
-        push(bench, 1, number, (100 + 10 * number, 110 + 10 * number))
-    apply_new_trainers(new_trainers_record(1, "another"), bench.service._members, bench.steps)
-    assert bench.hello(0, LIFE).number == 4
-    before = counted(bench)
-    gradient = (Part(0, Field.VALUES, torch.ones(2), 1.0),)
-    assert bench.ask(Kind.PUSH, 0, number=3, parts=gradient, life=LIFE).kind is Kind.DONE
-    assert counted(bench) == before + 1
-    assert push(bench, 0, 4, (20, 30), life=LIFE).kind is Kind.DONE
+    push(bench, 0, 0, (0, 10))
+    push(bench, 1, 0, (100, 110))
+    for rank in (0, 1):
+        bench.ask(Kind.SKIP, rank, number=3)
+    assert bench.steps.step == 3
+    assert bench.ask(Kind.SKIP, 0, number=2).number == 3, "it was skipped before"
+    for rank in (0, 1):
+        assert push(bench, rank, 3, (100 * rank + 10, 100 * rank + 20)).kind is Kind.DONE
+    assert counted(bench) == 20
+
+
+def test_a_push_waits_for_its_turn() -> None:
+    """A trainer whose batch needs nothing of this server is not held up by it."""
+    bench = Bench().opened()
+    push(bench, 0, 0, (0, 10))
+    early = push(bench, 0, 1, (10, 20))
+    assert early.kind is Kind.WAIT
+    assert early.text == "trainer 1"
+    assert push(bench, 0, 3, (20, 30)).code is Code.BAD_STEP
+    push(bench, 1, 0, (100, 110))
+    assert bench.late[early.sequence].kind is Kind.DONE
+    push(bench, 1, 1, (110, 120))
+    assert counted(bench) == 20
+    assert ends(bench) == [0, 20, 100, 120]
+
+
+def test_pushes_that_waited_for_their_turn_complete_a_step() -> None:
+    """The first of them is answered too, at once."""
+    bench = Bench(3).opened()
+    bench.hello(2)
+    for rank in (0, 1):
+        bench.push(rank, 0)
+    parts = (Part(0, Field.VALUES, torch.ones(2), lr=1.0), *WANT)
+    early = [bench.ask(Kind.PUSH, rank, number=1, parts=parts) for rank in (0, 1)]
+    assert [each.kind for each in early] == [Kind.WAIT] * 2
+    bench.ask(Kind.FINISH, 2)
+    assert [bench.late[each.sequence].kind for each in early] == [Kind.DATA] * 2
+    assert counted(bench) == 2
 
 
 def test_intervals_are_sets_of_positions() -> None:

@@ -21,9 +21,9 @@ FIRST, SECOND = Records("clicks", "part-0", 0, 10), Records("clicks", "part-0", 
 
 def test_a_batch_is_stepped_before_the_next_one_is_taken() -> None:
     turn = Turn()
-    turn.give(FIRST)
-    assert turn.take() == [FIRST]
-    assert turn.take() == [], "a step without a batch of a stream has no records"
+    turn.give(FIRST, (True, False))
+    assert turn.take() == ([FIRST], (True, False))
+    assert turn.take() == ([], None), "a step without a batch of a stream has no records"
     turn.give(FIRST)
     with pytest.raises(UsageError, match=r"of the one before it, \[0, 10\) of 'part-0'; make one step"):
         turn.give(SECOND)
@@ -33,8 +33,10 @@ def test_a_batch_is_stepped_before_the_next_one_is_taken() -> None:
         turn.give(SECOND)
     turn.give(FIRST)
     turn.forget(FIRST)
+    with pytest.raises(UsageError, match=r"left before the optimizer's step of its last batch, \[0, 10\)"):
+        turn.take()
     turn.give(SECOND)
-    (part,) = records_part(turn.take())
+    (part,) = records_part(turn.take()[0])
     assert decode_records(part.data.numpy().tobytes()) == [SECOND]
     assert records_part([]) == []
 
