@@ -77,7 +77,10 @@ class ParquetFiles:
 
     def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
         for name in shards:
-            starts = self._starts.get(name) or self._look(name)
+            try:
+                starts = self._starts.get(name) or self._look(name)
+            except FileNotFoundError:
+                continue  # it has just been removed
             first = self._folder.number(name)
             for number, (start, stop) in enumerate(pairwise(starts)):
                 if (first + number) % trainers == rank:
@@ -90,13 +93,13 @@ class ParquetFiles:
         group = bisect_right(starts, start) - 1
         at, chunk = starts[group], -(-_CHUNK_ROWS // rows) * rows
         path = self._folder.path(shard)
-        if (found_rows := self._file(shard).metadata.num_rows) != starts[-1]:
-            raise DataError(
-                f"{path} has {found_rows} rows now, and had {starts[-1]}: it was replaced, so its positions "
-                "mean nothing. Give new files new names"
-            )
         wanted = list(dict.fromkeys(self._columns.values()))
         try:
+            if (found_rows := self._file(shard).metadata.num_rows) != starts[-1]:
+                raise DataError(
+                    f"{path} has {found_rows} rows now, and had {starts[-1]}: it was replaced, so its "
+                    "positions mean nothing. Give new files new names"
+                )
             for found in self._file(shard).iter_batches(
                 batch_size=chunk, row_groups=[group], columns=wanted, use_threads=False
             ):
@@ -118,6 +121,8 @@ class ParquetFiles:
             path = self._folder.path(name)
             try:
                 self._open = name, self._parquet.ParquetFile(path)
+            except FileNotFoundError:
+                raise
             except (OSError, ValueError) as problem:
                 raise DataError(
                     f"{path} is not a whole Parquet file: {problem}. While it is written, its name must "

@@ -226,6 +226,8 @@ class _Reader:
         self._rank, self._trainers = trainer.place
         self._stop = threading.Event()
         self._found = False
+        self._passed: dict[str, tuple[int, int, tuple[bool, ...]]] = {}
+        """By shard: positions without a record, behind the last batch; and which servers have them."""
         self.pieces: dict[tuple[str, int], tuple[bool, ...]] = {}
         self.queue: HandOver[Item] = HandOver(stream.queue_size, producers=1)
         self._thread = threading.Thread(target=self._run, name="reader-of-stream", daemon=True)
@@ -315,20 +317,26 @@ class _Reader:
                 )
 
     def _read(self, split: Split, piece: Piece, servers: Sequence[Intervals], *, grows: bool) -> None:
-        at = piece.start
+        told = at = piece.start
+        passed = self._passed.pop(split.shard, None)
+        if passed is not None and passed[1:] == (piece.start, piece.on):
+            told = passed[0]
         batches = self._source.read(
             split.shard, piece.start, piece.stop, self._stream.batch_size, grows=grows
         )
         try:
             for batch, behind in batches:
                 if batch is not None:
-                    records = Records(self._source.name, split.shard, at, behind)
+                    records = Records(self._source.name, split.shard, told, behind)
                     if any(piece.on):
-                        self.pieces[split.shard, at] = piece.on
+                        self.pieces[split.shard, told] = piece.on
                     self._found = True
                     if not self.queue.put(replace(batch, records=records)):
                         return
+                    told = behind
                 at = behind
         finally:  # also what came before the source could not be read
+            if told < at:
+                self._passed[split.shard] = told, at, piece.on
             for each in servers if at > piece.start else ():
                 each.add(piece.start, at)

@@ -16,6 +16,7 @@ import xxhash
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Batch, Layout, UseVar
 from trainers.data.sources import FileSource
+from trainers.data.store import Columns
 from trainers.data.stream import Split
 from trainers.data.warm import warm_up
 from trainers.errors import DataError, NotSupportedError, UsageError
@@ -23,6 +24,7 @@ from trainers.errors import DataError, NotSupportedError, UsageError
 _HIDDEN = (".", "_")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _LOOKED_BACK = 1 << 16
+_SHOWN = 40
 
 Where = str | os.PathLike[str]
 
@@ -145,14 +147,50 @@ class MultiSlotFiles:
             stop = _after_last_line(stream, start, stop) if grows else stop
             if stop == start:
                 return
+            start = self._behind_rest(stream, path, start, stop)
             stream.seek(start)
             name = path if start == 0 else f"{path} from byte {start}"
             parser = Parser(self._layout, rows, self._broken, most=rows)
-            for columns in parser.read(_Slice(name, stream, stop - start)):
-                if len(columns):
-                    yield columns.batch(), min(start + parser.offset, stop)
-            rest = parser.rest()
-            yield rest.batch() if len(rest) else None, stop
+            last, at = None, start
+            try:
+                for columns in _with_rest(parser, _Slice(name, stream, stop - start)):
+                    if last is not None:
+                        yield last, at
+                    last, at = columns.batch(), min(start + parser.offset, stop)
+            except DataError:
+                if last is not None:
+                    yield last, at
+                raise
+            yield last, stop  # if it is not there yet, all that comes behind the last batch are broken lines
+
+    def _behind_rest(self, stream: IO[bytes], path: str, start: int, stop: int) -> int:
+        """Where the first line of [start, stop) begins. Raises DataError when the line before it had no end
+        when it was counted, and is longer by now.
+        """
+        stream.seek(max(start - 1, 0))
+        if start == 0 or stream.read(1) == b"\n":
+            return start
+        text = bytearray()
+        while b"\n" not in text and (more := stream.read(min(_LOOKED_BACK, stop - start - len(text)))):
+            text += more
+        rest, end, _ = text.partition(b"\n")
+        if rest.strip():
+            error = self._broken.add(
+                f"{path}: the line that ends at byte {start} was counted without its end, and goes on with "
+                f"{rest[:_SHOWN].decode('utf-8', 'backslashreplace')!r}"
+            )
+            if error is not None:
+                raise error
+        return start + len(rest) + len(end)
+
+
+def _with_rest(parser: Parser, source: FileSource) -> Iterator[Columns]:
+    """All batches of a source, also the last one, which may be short."""
+    for columns in parser.read(source):
+        if len(columns):
+            yield columns
+    if len(rest := parser.rest()):
+        yield rest
 
 
 class _Slice(FileSource):

@@ -143,3 +143,16 @@ def test_a_file_that_was_replaced_while_it_was_known_is_an_error(tmp_path: Path)
     source._open = None  # another file was read in between
     with pytest.raises(DataError, match="has 4 rows now, and had 8: it was replaced"):
         list(source.read("a.parquet", splits[1].start, splits[1].stop, 4, grows=False))
+
+
+def test_a_file_that_is_removed_while_it_is_looked_for(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / name, 0, 4, 4)
+    source = ParquetFiles(tmp_path, use_var=SLOTS, columns={"weights": "w"}, name="test")
+    shards = source.shards()
+    (tmp_path / "a").unlink()
+    assert [split.shard for split in source.splits(shards, 0, 1)] == ["b"]
+    (tmp_path / "b").unlink()
+    source._open = None
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path / 'b'} cannot be read: [Errno 2] ")):
+        list(source.read("b", 0, 4, 4, grows=False))

@@ -187,6 +187,55 @@ def test_broken_lines_are_passed_over_and_counted_with_their_neighbours(tmp_path
         ids(made(tmp_path, Servers({"a": [0, 20]})))
 
 
+def test_broken_lines_behind_the_last_record_are_told_with_it_or_with_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(text(0, 8) + "x\n")
+    servers = Servers()
+    coming = iter(["y\n", "", text(8, 9), "z\n", "", text(9, 10), ""])
+
+    def until() -> bool:
+        more = next(coming, None)
+        with (tmp_path / "a").open("a") as file:
+            file.write(more or "")
+        return more is None
+
+    stream = made(tmp_path, servers, max_bad_lines=3, follow=True, until=until)
+    assert ids(stream) == [[0, 1, 2, 3], [4, 5, 6, 7], [8], [9]]
+    assert stream.skipped_lines == 3, "each once"
+    assert [each[2:] for each in servers.given] == [(0, 40), (40, 84), (84, 94), (94, 106)]
+    assert servers.have == [{"a": [0, 106]}]
+    again = Servers()
+    batches = iter(made(tmp_path, again, batch_size=8, max_bad_lines=2))
+    with pytest.raises(DataError, match="3 broken lines, and max_bad_lines is 2"):
+        for _ in batches:
+            pass
+    assert again.have == [{"a": [0, 80]}], "the batch before the error"
+
+
+def test_a_line_that_was_counted_without_its_end_and_goes_on(tmp_path: Path) -> None:
+    path, servers = tmp_path / "a", Servers()
+
+    def write(more: str) -> None:
+        with path.open("a") as file:
+            file.write(more)
+
+    write("1 0  1 7")
+    assert ids(made(tmp_path, servers)) == [[0]]
+    write("\n")
+    assert ids(made(tmp_path, servers)) == []
+    write("1 1  1 7")
+    assert ids(made(tmp_path, servers)) == [[1]]
+    write(" \n" + text(2, 4).rstrip("\n"))
+    assert ids(made(tmp_path, servers)) == [[2, 3]]
+    write("7\n" + text(4, 5))
+    message = f"{path}: the line that ends at byte 38 was counted without its end, and goes on with '7'"
+    with pytest.raises(DataError, match=re.escape(message)):
+        ids(made(tmp_path, servers))
+    stream = made(tmp_path, servers, max_bad_lines=1)
+    assert ids(stream) == [[4]]
+    assert stream.skipped_lines == 1
+    assert servers.have == [{"a": [0, path.stat().st_size]}]
+
+
 class Away(MultiSlotFiles):
     """Files of a disk that is away at each second call, or `gone`."""
 
