@@ -28,7 +28,7 @@ from _marks import check_marks, publish
 from trainers.data.parquet import _CHUNK_ROWS, ParquetFiles
 from trainers.data.positions import Records
 from trainers.data.slots import Slot
-from trainers.data.stream import Stream
+from trainers.data.stream import Reading, Stream
 
 NAME = "ps_parquet.py"
 BATCH, GROUP = 1024, 50_000
@@ -46,6 +46,9 @@ class Alone:
 
     place = 0, 1
     interrupted = False
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Reading] = {}
 
     def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
         return [{}]

@@ -87,6 +87,10 @@ class KafkaTopic:
         self._empty: dict[int, tuple[int, int]] = {}
         """Where a partition ends in offsets without examples: from, to."""
 
+    def __eq__(self, other: object) -> bool:
+        mine = self._topic, self._brokers
+        return isinstance(other, KafkaTopic) and mine == (other._topic, other._brokers)
+
     @property
     def skipped_lines(self) -> int:
         return self._broken.count

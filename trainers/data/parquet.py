@@ -67,6 +67,9 @@ class ParquetFiles:
         """The rows with which row groups begin, and the number of all, by file."""
         self._open: tuple[str, pq.ParquetFile] | None = None
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ParquetFiles) and self._folder == other._folder
+
     @property
     def skipped_lines(self) -> int:
         """None: a value that cannot be one of its slot is an error."""

@@ -73,8 +73,17 @@ class Source(Protocol):
         ...
 
 
+class Reading(NamedTuple):
+    """What a stream was last read from, and by which pass."""
+
+    source: Source
+    by: weakref.ref[StreamPass]
+
+
 class Trainer(Protocol):
-    """The trainer that the batches are for."""
+    """The trainer that the batches are for. `streams`: all that it has read, by name."""
+
+    streams: dict[str, Reading]
 
     @property
     def place(self) -> tuple[int, int]:
@@ -139,7 +148,6 @@ class Stream:
         self._source, self._trainer = source, trainer
         self.batch_size, self.follow, self.until = batch_size, follow, until
         self.poll_s, self.queue_size = poll_s, queue_size
-        self._pass: weakref.ref[StreamPass] | None = None
 
     @property
     def skipped_lines(self) -> int:
@@ -147,12 +155,29 @@ class Stream:
         return self._source.skipped_lines
 
     def __iter__(self) -> Iterator[Batch]:
-        former = None if self._pass is None else self._pass()
+        trainer, name = self._trainer(), self._source.name
+        former = trainer.streams.get(name)
         if former is not None:
-            former.close()
-        made = StreamPass(self, self._source, self._trainer())
-        self._pass = weakref.ref(made)
+            self._end(former)
+        made = StreamPass(self, self._source, trainer)
+        trainer.streams[name] = Reading(self._source, weakref.ref(made))
         return made
+
+    def _end(self, former: Reading) -> None:
+        """Raises UsageError when that was something else of the same name, or is not over."""
+        name, current = self._source.name, former.by()
+        if former.source != self._source:
+            raise UsageError(
+                f"two sources have the name {name!r}, by which servers know what they have counted of a "
+                "stream: give one of them another name="
+            )
+        if current is not None and current.stream is self:
+            current.close()
+        elif current is not None and not current.over:
+            raise UsageError(
+                f"the stream {name!r} is being read by another loop, which has not ended: each of them would "
+                "get all records"
+            )
 
 
 class _Idle(Enum):
@@ -168,7 +193,10 @@ class StreamPass(Iterator[Batch]):
     """One pass, with a thread that reads ahead. It ends with the pass."""
 
     def __init__(self, stream: Stream, source: Source, trainer: Trainer) -> None:
-        self._trainer = trainer
+        self.stream, self._trainer = stream, trainer
+        self._waiting = 0
+        """Batches that were drawn and have not had their turn."""
+        self._ended = False
         reader = _Reader(stream, source, trainer)
         self._queue = reader.queue
         self._pieces = reader.pieces
@@ -187,8 +215,14 @@ class StreamPass(Iterator[Batch]):
         """Whether the next batch is there."""
         return isinstance(self._queue.peek(), Batch)
 
+    @property
+    def over(self) -> bool:
+        """Whether it has given all its batches, or was closed."""
+        return not self.close.alive or (self._ended and not self._waiting)
+
     def draw(self) -> Batch:
         """The next batch, before its turn. Raises StopIteration at the end, and errors of the source."""
+        self._ended = True  # unless there is another one
         item = self._queue.get()
         if item is _Idle.IDLE:
             with progress.activity("waiting for new records"):
@@ -199,11 +233,14 @@ class StreamPass(Iterator[Batch]):
         if item is None:
             self._reader.close()  # batches that were drawn may still have their turn
             raise StopIteration
+        self._ended = False
+        self._waiting += 1
         return item
 
     def give(self, batch: Batch) -> None:
         """It is the turn of a batch that was drawn."""
         assert batch.records is not None
+        self._waiting -= 1
         self._trainer.give(batch.records, self._pieces.pop(batch.records[1:3], None))
         self._last[:] = [batch.records]
 

@@ -43,9 +43,13 @@ class Folder:
             raise NotSupportedError(
                 f"{remote[0]} is not a file of this machine; a stream reads files of a local or shared disk"
             )
-        if len({os.path.realpath(path) for path in self._paths}) < len(self._paths):
+        self._real = [os.path.realpath(path) for path in self._paths]
+        if len(set(self._real)) < len(self._paths):
             raise UsageError(f"a stream has the same file twice: {', '.join(self._paths)}")
         self._directory = self._paths[0] if len(self._paths) == 1 and Path(self._paths[0]).is_dir() else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Folder) and self._real == other._real
 
     @property
     def name(self) -> str:
@@ -109,6 +113,9 @@ class MultiSlotFiles:
         self._layout = Layout.of(use_var)
         self._broken = BrokenLines(max_bad_lines)
         self.name = name or self._folder.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MultiSlotFiles) and self._folder == other._folder
 
     @property
     def skipped_lines(self) -> int:

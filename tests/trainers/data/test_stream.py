@@ -12,9 +12,10 @@ import pytest
 
 from tests.support.waiting import eventually
 from trainers.data.loop import prefetched
+from trainers.data.parquet import ParquetFiles
 from trainers.data.positions import Intervals, Records
 from trainers.data.slots import Batch, Slot
-from trainers.data.stream import Split, Stream, UnavailableError
+from trainers.data.stream import Reading, Split, Stream, UnavailableError
 from trainers.data.stream_files import MultiSlotFiles
 from trainers.errors import DataError, NotSupportedError, UsageError
 
@@ -32,9 +33,10 @@ class Servers:
         self.forgotten: list[Records] = []
         self.flushed = threading.Event()
         self.on: list[tuple[bool, ...] | None] = []
+        self.streams: dict[str, Reading] = {}
 
     def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
-        assert stream == "test"
+        assert stream in ("test", "other")
         return self.have
 
     def give(self, records: Records, on: tuple[bool, ...] | None) -> None:
@@ -59,8 +61,8 @@ def text(start: int, stop: int) -> str:
 
 
 def made(where: Path | list[Path], servers: Servers, **settings: object) -> Stream:
-    bad = settings.pop("max_bad_lines", 0)
-    source = MultiSlotFiles(where, use_var=SLOTS, name="test", max_bad_lines=bad)  # type: ignore[arg-type]
+    bad, name = settings.pop("max_bad_lines", 0), settings.pop("name", "test")
+    source = MultiSlotFiles(where, use_var=SLOTS, name=name, max_bad_lines=bad)  # type: ignore[arg-type]
     return Stream(source, lambda: servers, **{"batch_size": 4, "poll_s": 0.001, **settings})  # type: ignore[arg-type]
 
 
@@ -149,16 +151,40 @@ def test_a_stream_that_waits_ends_when_the_process_is_to_stop(tmp_path: Path) ->
 def test_a_loop_that_is_left_forgets_its_last_batch_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text(0, 20))
     servers = Servers()
-    stream, other = made(tmp_path, servers), made(tmp_path, servers)
+    stream, other = made(tmp_path, servers), made(tmp_path, servers, name="other")
     batches = iter(stream)
     next(batches)
     next(iter(other))
-    assert servers.forgotten == [("test", "a", 40, 80)], "collected"
+    assert servers.forgotten == [("other", "a", 40, 80)], "collected"
     iter(stream)
     assert servers.forgotten[1:] == [("test", "a", 0, 40)], "replaced by another pass"
     for _ in stream:
         break
     assert servers.forgotten[2:] == [("test", "a", 80, 120)]
+
+
+def test_two_streams_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text(text(0, 8))
+    servers = Servers()
+    batches = iter(made(tmp_path / "first", servers, batch_size=2))
+    next(batches)
+    with pytest.raises(UsageError, match="'test' is being read by another loop, which has not ended"):
+        iter(made(tmp_path / "first", servers))
+    del batches
+    found = prefetched(iter(made(tmp_path / "first", servers)), lambda batch: None, ahead=3)
+    next(found)
+    with pytest.raises(UsageError, match="is being read by another loop"):
+        iter(made(tmp_path / "first", servers))
+    assert len(ids(found)) == 1
+    assert ids(made(f"{tmp_path}/first/", servers)) == []
+    for source in (
+        MultiSlotFiles(tmp_path / "second", use_var=SLOTS, name="test"),
+        ParquetFiles(tmp_path / "first", use_var=SLOTS, name="test"),
+    ):
+        with pytest.raises(UsageError, match="two sources have the name 'test'"):
+            iter(Stream(source, lambda: servers, batch_size=4))
 
 
 def test_batches_are_taken_ahead_only_where_they_are_there(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from fleetrun.envs.channels import tell_probe
 from trainers import progress
 from trainers.data.positions import Records
+from trainers.data.stream import Reading
 from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError
 from trainers.notice import notice_file, read_notice
 from trainers.process.log import glog
@@ -152,6 +153,7 @@ class Worker:
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
         self._turn = Turn()
         self.forget = self._turn.forget
+        self.streams: dict[str, Reading] = {}
         self._first: Sequence[int] = ()
         """By server: the step with which it takes new records."""
         tell_probe("ps", self._client.waits)
