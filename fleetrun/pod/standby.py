@@ -129,9 +129,8 @@ class Standbys:
         if steps:
             self._forget(name)
             self._stepping.add(name)
-        self._timers[name] = self._loop.after(
-            0.0 if steps else _WITHOUT_STEPS, partial(self._copy, container)
-        )
+        done = steps or container.spec.role is Role.SERVER  # which reports when it begins to serve
+        self._timers[name] = self._loop.after(0.0 if done else _WITHOUT_STEPS, partial(self._copy, container))
 
     def _copy(self, container: Container) -> None:
         """Of the process that this container has now."""
