@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from trainers.errors import FleetError
@@ -16,6 +17,8 @@ def main() -> None:
     except (FleetError, OSError) as error:
         sys.stderr.write(f"fleetrun: error: {error}\n")
         sys.exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # nothing is left to do, and to take torch apart takes a second
 
 
 if __name__ == "__main__":

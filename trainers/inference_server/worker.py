@@ -360,6 +360,7 @@ def main(settings: str, listening: str, control: str) -> None:
     except (FleetError, OSError) as error:
         glog(f"the worker ends: {error}")
         sys.exit(1)
+    os._exit(0)  # nothing is left to do, and to take torch apart takes a second
 
 
 if __name__ == "__main__":
