@@ -41,6 +41,7 @@ _LONGEST = (
     "e2e/test_soak.py",
     "e2e/test_very_end.py",
     "trainers/ps/kernels/test_compiled.py",
+    "e2e/test_online.py",
     "e2e/test_verdicts.py",
     "elastic/test_random_faults.py",
     "e2e/test_resizing.py",
