@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import confluent_kafka as ck
 
 _LOOK_S = 0.2
+_PATIENCE_S = 2.0
 _LONGEST_QUIET_S = 60.0
 _MOST = 10_000
 """Messages at a time."""
@@ -67,7 +69,12 @@ class KafkaTopic:
         self._broken = BrokenLines(max_bad_lines)
         self.name = name or topic
         given = dict(config or {})
-        self._leaves_out = given.pop("auto.offset.reset", "error") == "earliest"
+        reset = given.pop("auto.offset.reset", "error")
+        self._leaves_out = reset in ("earliest", "smallest", "beginning")
+        if not self._leaves_out and reset != "error":
+            raise UsageError(f"auto.offset.reset is {reset!r}; for a stream it is 'earliest' or 'error'")
+        if kept := sorted({"enable.auto.commit", "enable.partition.eof"}.intersection(given)):
+            raise UsageError(f"config of the topic {topic!r}: {kept[0]} is the stream's own")
         self._config: Config = {
             "bootstrap.servers": brokers,
             "group.id": self.name,
@@ -81,6 +88,8 @@ class KafkaTopic:
         self._said = ""
         self._asking: ck.Consumer | None = None
         self._silence = _Silence(timeout_s)
+        self._silences: defaultdict[int, _Silence] = defaultdict(lambda: _Silence(timeout_s))
+        """By partition, about its ends."""
         self._messages = _Messages(topic, self._consumer, self._refused, _Silence(timeout_s), self._quiet_s)
         self._seen = False
         self._ends: dict[int, int] = {}
@@ -96,7 +105,7 @@ class KafkaTopic:
         return self._broken.count
 
     def shards(self) -> list[str]:
-        answer = self._ask(lambda asking: asking.list_topics(self._topic, timeout=self._ask_s))
+        answer = self._ask(lambda asking: asking.list_topics(self._topic, timeout=self._ask_s), self._silence)
         found = answer.topics[self._topic]
         if found.error is not None:
             if refused := self._refused(found.error):
@@ -112,17 +121,17 @@ class KafkaTopic:
         return [f"{self._topic}/{number}" for number in sorted(found.partitions)]
 
     def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
-        for shard in shards:
-            number = _number(shard)
-            if number % trainers == rank:
-                first, behind = self._watermarks(number)
-                self._ends[number] = stop = behind
-                at, end = self._empty.get(number, (behind, behind))
-                if end == behind:
-                    stop = at
-                if at < first <= end:
-                    first = at  # no examples were deleted
-                yield Split(shard, min(first, stop), stop, behind, first, self._leaves_out)
+        mine = {number: shard for shard in shards if (number := _number(shard)) % trainers == rank}
+        found = {number: self._watermarks(number) for number in mine}  # all, before one is read for long
+        for number, shard in mine.items():
+            first, behind = found[number]
+            self._ends[number] = stop = behind
+            at, end = self._empty.get(number, (behind, behind))
+            if end == behind:
+                stop = at
+            if at < first <= end:
+                first = at  # no examples were deleted
+            yield Split(shard, min(first, stop), stop, behind, first, self._leaves_out)
 
     def read(
         self, shard: str, start: int, stop: int, rows: int, *, grows: bool
@@ -154,13 +163,14 @@ class KafkaTopic:
 
     def _watermarks(self, number: int) -> tuple[int, int]:
         where = self._kafka.TopicPartition(self._topic, number)
+        silence = self._silences[number]
         found: tuple[int, int] = self._ask(
-            lambda asking: asking.get_watermark_offsets(where, timeout=self._ask_s)
+            lambda asking: asking.get_watermark_offsets(where, timeout=self._ask_s), silence
         )
-        self._silence.ends()
+        silence.ends()
         return found
 
-    def _ask(self, question: Callable[[ck.Consumer], Answer]) -> Answer:
+    def _ask(self, question: Callable[[ck.Consumer], Answer], silence: _Silence) -> Answer:
         if self._asking is None:
             self._asking = self._consumer()
         self._said = ""
@@ -169,7 +179,7 @@ class KafkaTopic:
         except self._kafka.KafkaException as problem:
             error = problem.args[0]
             self._asking.poll(0)  # by which it says more
-            raise self._refused(error) or self._silence.error(
+            raise self._refused(error) or silence.error(
                 f"{self._brokers} do not answer about topic {self._topic!r}: {self._said or error.str()}"
             ) from problem
         finally:
@@ -236,6 +246,8 @@ class _Messages:
         self._silence = silence
         self._quiet_s = quiet_s
         self._quiet = quiet_s
+        self._waited: dict[int, tuple[int, float]] = {}
+        """By partition: the offset that is to come, and since when."""
 
     def take(self, number: int, start: int, stop: int, most: int) -> tuple[list[bytes], int]:
         """The values of at most so many messages of a partition, from offset `start` on and before `stop`,
@@ -246,7 +258,8 @@ class _Messages:
         """
         consumer = self._at(number, start)
         values: list[bytes] = []
-        at, deadline = start, time.monotonic() + self._quiet
+        at, began = start, time.monotonic()
+        self._waits(number, start, began)
         while at < stop and len(values) < most:
             for message in consumer.consume(min(most - len(values), stop - at, _MOST), timeout=_LOOK_S):
                 error, offset = message.error(), message.offset()
@@ -259,13 +272,30 @@ class _Messages:
                     return values, stop  # the last offsets before it have no messages
                 if error is None:
                     values.append(message.value() or b"")
-                    at, deadline = offset + 1, time.monotonic() + self._quiet
-            if at < stop and time.monotonic() > deadline:
-                self._quiet = min(2 * self._quiet, _LONGEST_QUIET_S)
-                return self._broke_off(values, at, f"nothing came, and there is more, up to {stop}")
+                    at, began = offset + 1, time.monotonic()
+                    self._waits(number, at, began)
+            if at < stop and time.monotonic() - began > min(_PATIENCE_S, self._quiet):
+                return self._later(number, values, at, stop)
         self._next = number, at
         self._good()
         return values, at
+
+    def _waits(self, number: int, at: int, now: float) -> None:
+        """For the message of this partition and offset, since now or before."""
+        if self._waited.get(number, (-1, 0.0))[0] != at:
+            self._waited[number] = at, now
+
+    def _later(self, number: int, values: list[bytes], at: int, stop: int) -> tuple[list[bytes], int]:
+        """Nothing has come for a while: the caller may have to do something else."""
+        why = f"nothing came, and there is more, up to {stop}"
+        if time.monotonic() - self._waited[number][1] > self._quiet:
+            self._quiet = min(2 * self._quiet, _LONGEST_QUIET_S)
+            del self._waited[number]
+            return self._broke_off(values, at, why)
+        self._next = number, at
+        if values:
+            return values, at
+        raise UnavailableError(f"{self._topic!r} cannot be read from offset {at} on: {why}")
 
     def _at(self, number: int, start: int) -> ck.Consumer:
         if self._consumer is None:

@@ -263,6 +263,9 @@ class _Reader:
         self._rank, self._trainers = trainer.place
         self._stop = threading.Event()
         self._found = False
+        self._firsts: dict[str, int] = {}
+        """Where each shard began when it was first seen."""
+        self._left_out: set[tuple[str, int]] = set()
         self._passed: dict[str, tuple[int, int, tuple[bool, ...]]] = {}
         """By shard: positions without a record, behind the last batch; and which servers have them."""
         self.pieces: dict[tuple[str, int], tuple[bool, ...]] = {}
@@ -344,14 +347,21 @@ class _Reader:
                 f"to {read}: it was cut or replaced, so its positions mean nothing. Give what is new "
                 "another name"
             )
-        begun = min((each.ends[0] for each in servers if each.ends), default=split.first)
-        if begun < split.first and not split.leaves_out:
-            for piece in missing(servers, begun, split.first):
+        first = self._firsts.setdefault(split.shard, split.first)
+        begun = min([first, *(each.ends[0] for each in servers if each.ends)])
+        for piece in missing(servers, begun, split.first) if begun < split.first else ():
+            what = (
+                f"records [{piece.start}, {piece.stop}) of {split.shard!r} in the stream "
+                f"{self._source.name!r} were deleted before all servers had them"
+            )
+            if not split.leaves_out:
                 raise DataError(
-                    f"records [{piece.start}, {piece.stop}) of {split.shard!r} in the stream "
-                    f"{self._source.name!r} were deleted before all servers had them, and it begins at "
-                    f"{split.first} now"
+                    f"{what}, and it begins at {split.first} now; "
+                    'config={"auto.offset.reset": "earliest"} leaves them out'
                 )
+            if (split.shard, piece.stop) not in self._left_out:
+                self._left_out.add((split.shard, piece.stop))
+                glog(f"{what}: they are left out")
 
     def _read(self, split: Split, piece: Piece, servers: Sequence[Intervals], *, grows: bool) -> None:
         told = at = piece.start

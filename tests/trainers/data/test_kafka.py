@@ -153,13 +153,14 @@ def test_records_that_were_deleted_are_refused_or_left_out(kafka: Broker) -> Non
 
 class Log:
     """Partitions in this process. `logs`: values by offset; None is an offset without a message. `first`:
-    where all begin. `stops`: at these offsets a consumer says nothing any more, once. `errors`: what
-    consumers say instead, once each; `error`: of the topic.
+    where all begin, unless `firsts` has it. `stops`: at these offsets a consumer says nothing any more, once.
+    `errors`: what consumers say instead, once each; `error`: of the topic.
     """
 
     def __init__(self, *logs: list[str | None]) -> None:
         self.logs = list(logs)
         self.first = 0
+        self.firsts: dict[int, int] = {}
         self.stops: set[int] = set()
         self.errors: list[int] = []
         self.error: KafkaError | None = None
@@ -181,7 +182,8 @@ class Consumer:
         return SimpleNamespace(topics={topic: found})
 
     def get_watermark_offsets(self, where: TopicPartition, timeout: float) -> tuple[int, int]:
-        return self._log.first, len(self._log.logs[where.partition])
+        number = where.partition
+        return self._log.firsts.get(number, self._log.first), len(self._log.logs[number])
 
     def assign(self, places: Sequence[TopicPartition]) -> None:
         self._left = [self._message(self._at[1] - 1, "1 99 1 7")] if self._at[1] else []
@@ -251,6 +253,37 @@ def test_offsets_without_messages_count_with_the_batch_behind_them() -> None:
     log.first = 13
     with pytest.raises(DataError, match=r"records \[11, 13\) of 'log/0'"):
         ids(stream)
+
+
+@pytest.mark.parametrize("reset", ["error", "earliest"])
+def test_records_that_are_deleted_while_another_partition_is_read(
+    reset: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of theirs has counted yet."""
+    log, servers, over = Log(lines(0, 4), []), Servers(), threading.Event()
+    source = LogTopic(log, config={"auto.offset.reset": reset})
+    stream = Stream(source, lambda: servers, batch_size=4, poll_s=0.001, follow=True, until=over.is_set)
+    batches = iter(stream)
+    assert next(batches).tensor("id").flatten().tolist() == [0, 1, 2, 3]
+    log.firsts[1], log.logs[1] = 2, lines(10, 14)
+    what = r"records [0, 2) of 'log/1' in the stream 'test' were deleted before all servers had them"
+    if reset == "error":
+        with pytest.raises(DataError, match=re.escape(f"{what}, and it begins at 2 now; config=")):
+            next(batches)
+        return
+    assert next(batches).tensor("id").flatten().tolist() == [12, 13]
+    over.set()
+    assert not list(batches)
+    assert capfd.readouterr().err.count(what) == 1
+
+
+def test_settings_that_a_stream_does_not_take() -> None:
+    for config, text in (
+        ({"auto.offset.reset": "latest"}, "auto.offset.reset is 'latest'; for a stream it is 'earliest'"),
+        ({"enable.auto.commit": True}, "enable.auto.commit is the stream's own"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(text)):
+            LogTopic(Log([]), config=config)
 
 
 def test_a_broken_last_message_is_counted_with_the_next_one_and_passed_over_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from tests.support.snapshots import complete
 from tests.trainers.ps.test_recovery import in_training, restart, steps_said, wait_until
 from tests.trainers.ps.test_resizing import kill_all, pushes_in
 from trainers.ps.saves.inspection import shown
+from trainers.storage.errors import LoadError
 
 KILLS = int(os.environ.get("KILLS", "5"))
 SEED = int(os.environ.get("SEED", "1"))
@@ -125,13 +127,19 @@ class Log:
 
 
 def streaming(
-    folder: Path, *, durability: str = "log", interval: float | None = None, **options: object
+    folder: Path,
+    ps: dict[str, object] | None = None,
+    *,
+    durability: str = "log",
+    interval: float | None = None,
+    **options: object,
 ) -> list[str]:
     """`interval`: seconds between snapshots. One takes the place of the log, where tests look for what a job
-    holds at.
+    holds at. `ps`: more of ps_configs.
     """
     interval = interval or (300.0 if "hold" in options else 0.3)
-    ps = {"durability": durability, "durability_dir": f"{folder}/kept", "snapshot_interval_s": interval}
+    kept = {"durability": durability, "durability_dir": f"{folder}/kept", "snapshot_interval_s": interval}
+    ps = {**kept, **(ps or {})}
     text = json.dumps({"folder": str(folder), "ps": ps, **options})
     return ["-m", "tests.support.scripts.ps_streaming", text]
 
@@ -173,6 +181,7 @@ def run(
     rng = random.Random(seed)
     log = Log(folder / "records", rng, broker=broker)
     if broker is not None:
+        log.grow()  # makes the topic
         options["brokers"] = broker.address
     command = streaming(folder, pause_ms=2, **options)
     for number in trainers:
@@ -260,8 +269,8 @@ def test_a_step_that_one_trainer_had_not_pushed_is_trained_by_others(forker: For
     for _ in range(12):
         log.add_file()
     with forker.job(tmp_path, trainers=2, servers=2) as job:
-        job.start(streaming(tmp_path, sync=True), Role.SERVER, 0)
-        job.start(streaming(tmp_path, sync=True), Role.SERVER, 1)
+        for rank in (0, 1):
+            job.start(streaming(tmp_path, sync=True, interval=300.0), Role.SERVER, rank)
         job.start(streaming(tmp_path, sync=True), Role.TRAINER, 0)
         job.start(streaming(tmp_path, sync=True, hold=HELD), Role.TRAINER, 1)
         job.trainers[1].wait_for("held")
@@ -310,6 +319,8 @@ def test_in_sync_a_server_has_lost_several_steps(forker: Forker, tmp_path: Path)
         job.start_all(streaming(tmp_path, sync=True, hold=HELD))
         for trainer in job.trainers:
             trainer.wait_for("held")
+        wait_until(lambda: complete(kept), job)  # nothing else is written until `go`
+        wait_until(lambda: len(list(kept.glob("journal-*"))) == 1, job)
         shutil.copytree(kept, tmp_path / "then")
         (tmp_path / "go").touch()
         wait_until(lambda: steps_of(job) > 2 * (HELD + 10), job)
@@ -321,6 +332,41 @@ def test_in_sync_a_server_has_lost_several_steps(forker: Forker, tmp_path: Path)
         wait_until(lambda: all(steps_said(each, "step") > 5 for each in job.trainers), job)
         kill_all(job)
     finish(forker, tmp_path, log, sync=True)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_servers_at_different_steps_publish_what_they_all_have(
+    forker: Forker, tmp_path: Path, follow: bool
+) -> None:
+    """One has lost steps, which are made up for in a larger one; no new record comes."""
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "a").write_text("".join(f"1 {number % IDS} 0\n" for number in range(60)))
+    kept, published = tmp_path / "kept" / "server-1", tmp_path / "published"
+    with forker.job(tmp_path, trainers=1, servers=2) as job:
+        job.start_all(streaming(tmp_path, sync=True, batch_size=2, hold=HELD))
+        job.trainers[0].wait_for("held")
+        wait_until(lambda: complete(kept), job)
+        wait_until(lambda: len(list(kept.glob("journal-*"))) == 1, job)
+        shutil.copytree(kept, tmp_path / "then")
+        (tmp_path / "go").touch()
+        wait_until(lambda: steps_of(job) == 30, job)
+        kill_all(job)
+    shutil.rmtree(kept)
+    (tmp_path / "then").rename(kept)
+    publish = {"publish": str(published), "publish_interval_s": 0.1}
+    with forker.job(tmp_path, trainers=1, servers=2) as job:
+        command = streaming(tmp_path, publish, sync=True, batch_size=64, interval=300.0, follow=follow)
+        job.start_all(command)
+
+        def in_published() -> bool:
+            with contextlib.suppress(LoadError):
+                rows = shown(str(published), "ids.weight", *map(str, range(IDS)))["rows"]
+                return all(row.get("values") == [2.0] for row in rows)
+            return False
+
+        wait_until(in_published, job)
+        (tmp_path / "over").touch()
+        job.expect_success()
 
 
 THROUGH = 40

@@ -213,8 +213,11 @@ class Worker:
         in them, so they are skipped.
         """
         self._turn.give(records, on)
-        lacking = [step for server, step in enumerate(self._first) if on is None or not on[server]]
-        if self._sync and (step := max(lacking)) > self._exchange.step:
+        self._skip_to(max(step for server, step in enumerate(self._first) if on is None or not on[server]))
+
+    def _skip_to(self, step: int) -> None:
+        """If it is a later one. In sync training, after the push of the step before."""
+        if self._sync and step > self._exchange.step:
             self._client.ask(self._to_all(Kind.SKIP, step))
             self._exchange.start(step)
             self._exchange.refresh()
@@ -316,8 +319,9 @@ class Worker:
         return self._exchange.agree(overflow) if isinstance(self._exchange, AllReduced) else overflow
 
     def flush(self) -> None:
-        """Wait until every push has been applied."""
+        """Wait until every push has been applied, on servers that are at the same step then."""
         self._exchange.flush()
+        self._skip_to(max(self._first, default=0))
 
     def refresh(self) -> None:
         """Pull the current dense values: other trainers may have changed them since."""
@@ -389,7 +393,7 @@ class Worker:
 
     def publish(self, buffers: Mapping[str, torch.Tensor]) -> int:
         """The number of a published version that has every push of this trainer, and these buffers."""
-        self._exchange.flush()
+        self.flush()
         parts = [
             part
             for name, values in buffers.items()
@@ -412,7 +416,7 @@ class Worker:
         """Push nothing more: wait for the other trainers, then load all trained values into the model.
         `not_served`: parameters that no server has, for the last version that is published.
         """
-        self._exchange.flush()
+        self.flush()
         with progress.activity("done, waiting for the other trainers"):
             self._client.ask(self._to_all(Kind.FINISH))
             self._publish_last(not_served)
