@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from fleetrun.commands.find import complete_jobs, find_any, history_of
+from fleetrun.console.text import printable
 from fleetrun.host.interpreter import check_package
 
 
@@ -56,8 +57,9 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
     history = history_of(found)
     drawn = write_plot(history, to, time.time() if history.running else None)
     click.echo(str(to))
-    if not drawn.curves and not drawn.values:
+    if not (drawn.curves or drawn.values or drawn.tables):
         click.echo("No process reported progress; see docs/progress.md.", err=True)
     if left := [title for title, _ in named_panels(drawn)[MOST_NAMED:]]:
-        click.echo(f"Not drawn: {', '.join(left)}: a plot has {MOST_NAMED} named values at most.", err=True)
+        names = printable(", ".join(left[:MOST_NAMED])) + (", ..." if len(left) > MOST_NAMED else "")
+        click.echo(f"Not drawn: {names}: a plot has {MOST_NAMED} panels of named values at most.", err=True)
     return 0

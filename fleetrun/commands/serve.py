@@ -75,7 +75,7 @@ def command(
 ) -> None:
     """Answer requests with a saved model: BUNDLE is the folder or URL that fleet.save_inference_model was
     given. The Open Inference Protocol version 2, over HTTP in JSON or binary, and over gRPC. SIGTERM stops it
-    when requests that have begun are answered; SIGHUP loads the bundle again, without a request lost.
+    when requests that have begun are answered; SIGHUP loads the bundle again, and loses no request over HTTP.
 
     With --follow the values of tables and dense parameters are those that a parameter-server job publishes
     there (ps_configs publish), and each new version is served once it is there.

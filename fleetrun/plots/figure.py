@@ -83,6 +83,7 @@ MOST_NAMED = 8
 _MANY_MARKS, _MOST_MARKS = 50, 500  # more than the first are drawn pale; more than the second are thinned out
 _HEIGHT = 2.2  # of a panel, in inches
 _LONGEST_LABEL = 34  # letters that fit beside it
+_WIDEST_LEGEND = 96  # letters
 _UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (3 * 86400.0, 3600.0, "hours"))
 
 STYLE: Any = {
@@ -188,7 +189,7 @@ def _subtitle(history: History, found: Course) -> str:
         parts.append("running")
     else:
         parts.append("end not known")
-    if not found.curves and not found.values:
+    if not (found.curves or found.values or found.tables):
         parts.append("no process reported progress")
     return _one_line("  ·  ".join(parts))
 
@@ -205,9 +206,9 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
     curves = [thinned(each, _POINTS) for _, each in sorted(course.curves.items())]
     upper: list[_Fill] = [panel for panel in (_loss, _pace) if curves and (panel is _pace or course.lossy)]
     upper += [_late] if course.late else []
-    named = named_panels(course)[:MOST_NAMED] + _of_tables(course)
+    named = [(*panel, "") for panel in named_panels(course)[:MOST_NAMED]] + _of_tables(course)
     rows = max(1, len(course.lives))
-    upper += [partial(_series, title=title, lines=lines) for title, lines in named]
+    upper += [partial(_series, title=title, lines=lines, which=which) for title, lines, which in named]
     upper += [_spent] if any(span.kind is Kind.STEPS for span in course.spans) else []
     lives = min(5.0, max(0.9, 0.24 * rows + 0.5))
     heights: dict[_Fill, float] = {_late: 1.4, _spent: 0.45}
@@ -285,26 +286,29 @@ def named_panels(course: Course) -> list[tuple[str, dict[str, Series]]]:
     return list(panels.items())
 
 
-def _of_tables(course: Course) -> list[tuple[str, dict[str, Series]]]:
+def _of_tables(course: Course) -> list[tuple[str, dict[str, Series], str]]:
+    """As `named_panels`, and which tables these are."""
     panels = []
     for title, by_table in course.tables.items():
         largest = sorted(by_table, key=lambda table: -max(by_table[table].last, 0))[:FEW]
-        of = f"{title}, the {FEW} largest of {len(by_table)} tables" if len(by_table) > FEW else title
-        panels.append((of, {table: by_table[table] for table in sorted(largest)}))
+        which = f"the {FEW} largest of {len(by_table)} tables" if len(by_table) > FEW else ""
+        panels.append((title, {table: by_table[table] for table in sorted(largest)}, which))
     return panels
 
 
 def _series(
     panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float,
-    *, title: str, lines: dict[str, Series],
+    *, title: str, lines: dict[str, Series], which: str,
 ) -> None:  # fmt: skip
     panel.set_ylabel(_one_line(title, _LONGEST_LABEL))
     thin = [thinned_series(each, _POINTS) for each in lines.values()]
     _lines(panel, course, thin, [each.values for each in thin], _colours(len(thin)), scale)
     if 1 < len(lines) <= FEW:
         names = [_one_line(name, 40) for name in lines]
+        wide = 4 + max(map(len, names))
         panel.legend(
-            panel.lines, names, loc="lower left", bbox_to_anchor=(0, 0.98), ncols=FEW,
+            panel.lines, names, loc="lower left", bbox_to_anchor=(0, 0.98), title=which or None,
+            ncols=max(1, min(FEW, _WIDEST_LEGEND // wide)), alignment="left", title_fontsize=9,
             borderpad=0.2, handlelength=1.2, columnspacing=1.2,
         )  # fmt: skip
 

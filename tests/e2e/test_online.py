@@ -12,7 +12,7 @@ _FILE = Path(__file__).resolve().parents[2] / "examples" / "online.toml"
 
 @pytest.mark.slow
 def test_what_is_published_follows_the_drift_and_what_was_saved_once_does_not(fleetrun: Fleetrun):
-    short = {"SECONDS": "20", "PERIOD": "20", "INTERVAL": "0.5"}
+    short = {"SECONDS": "30", "PERIOD": "40", "INTERVAL": "0.5"}
     done = fleetrun.run("up", str(_FILE), "--job_id=short", env=short)
     assert done.code == 0, done
     assert "AUC/saved once" in done.out, "evaluator 0 is followed"

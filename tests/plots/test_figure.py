@@ -83,9 +83,13 @@ def test_names_before_a_slash_share_a_panel():
 def test_the_largest_tables_have_panels(tmp_path):
     many = {f"t{number}": {"rows": 10.0 + number, "pulled_keys_s": 1.0} for number in range(9)}
     drawn = draw(course([launch("ps.0"), progress(5, "ps.0", tables=many)]), "", "")
-    rows = panel_of(drawn, "rows, the 8 largest of 9 tables")
+    rows = panel_of(drawn, "rows")
+    assert rows.get_legend().get_title().get_text() == "the 8 largest of 9 tables"
     assert [text.get_text() for text in rows.get_legend().get_texts()] == [f"t{n}" for n in range(1, 9)]
-    drawn.savefig(tmp_path / "tables.png")
+    long = {f"features.user_profile_embedding_{name}.weight": each for name, each in many.items()}
+    wide = draw(course([launch("ps.0"), progress(5, "ps.0", tables=long)]), "", "")
+    wide.savefig(tmp_path / "tables.png")
+    assert min(panel.get_position().width for panel in wide.axes) > 0.7, "legends leave the panels room"
 
 
 def test_nothing_is_below_the_lives_of_processes_that_all_completed(tmp_path):

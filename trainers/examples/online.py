@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import math
 import os
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,6 +108,8 @@ def train(folder: Path, args: argparse.Namespace) -> None:
             save(folder / "saved", model, rows=True)
             to_save.unlink()
     fleet.stop_worker()
+    if (folder / "failed").exists():
+        sys.exit((folder / "failed").read_text())
 
 
 def save(to: Path, model: torch.nn.Module, *, rows: bool) -> None:
@@ -160,11 +162,11 @@ class Server:
 
     def wait(self) -> None:
         """Until it answers; the process ends if it does not."""
-        until = time.monotonic() + 300
+        until = time.monotonic() + 150
         with progress.activity(f"waiting for {self._bundle} to be served"):
             while self.scores(np.ones((1, 2), np.int64)) is None:
                 if time.monotonic() > until:
-                    sys.exit(f"{self._bundle} is not served after 300 s: see the logs of evaluators 1 and 2")
+                    sys.exit(f"{self._bundle} is not served: see the logs of evaluators 1 and 2")
                 time.sleep(0.2)
 
     def scores(self, ids: Ids) -> torch.Tensor | None:
@@ -186,7 +188,7 @@ class Server:
             port = self._port.read_text()
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", body, timeout=5) as answer:
                 return bytes(answer.read())
-        except (OSError, urllib.error.URLError, ValueError):
+        except (OSError, http.client.HTTPException, ValueError):
             return None
 
 
@@ -266,6 +268,9 @@ def main() -> None:
     if number == "0":
         try:
             click(folder, args)
+        except SystemExit as failed:
+            (folder / "failed").write_text(str(failed))
+            raise
         finally:
             (folder / "over").touch()
     elif number == "1":

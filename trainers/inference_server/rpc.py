@@ -5,55 +5,43 @@ HTTP would bring, so both are checked and answered by the same code. Needs the e
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+import numpy as np
 
-from trainers.inference_server.model import ServedModel
 from trainers.inference_server.protocol import DATATYPES, InferAnswer, RefusedError
 from trainers.inference_server.settings import ServeSettings
 from trainers.storage.safetensors import view_of
 
+if TYPE_CHECKING:
+    from trainers.inference_server.worker import Handlers
+
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _CONTENTS = {
-    "BOOL": "bool_contents",
-    "UINT8": "uint_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
+    "BOOL": ("bool_contents", np.bool_),
+    "UINT8": ("uint_contents", np.uint8),
+    "INT8": ("int_contents", np.int8),
+    "INT16": ("int_contents", np.int16),
+    "INT32": ("int_contents", np.int32),
+    "INT64": ("int64_contents", np.int64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
 }
-"""The fields of InferTensorContents. FP16 and BF16 have none: they are sent raw."""
+"""The fields of InferTensorContents, and their types. FP16 and BF16 have none: they are sent raw."""
 _OVERHEAD = 1 << 20  # of a message around its tensors
 
 _messages, _services = grpc.protos_and_services("trainers/inference_server/open_inference.proto")
-
-
-class Handlers(Protocol):
-    """What answers requests, however they come."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    def served(self, name: str, version: str | None) -> ServedModel:
-        """Raises RefusedError unless this model is served, in this version."""
-        ...
-
-    async def infer(
-        self, name: str, version: str | None, read: Callable[[], Awaitable[bytes]], json_size: str | None
-    ) -> InferAnswer:
-        """`read`: the body, as HTTP brings it. Raises RefusedError."""
-        ...
 
 
 async def start(
@@ -65,6 +53,7 @@ async def start(
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", most),
         ("grpc.max_send_message_length", -1),
+        ("grpc.max_connection_idle_ms", round(1000 * settings.keepalive_s)),
     ]
     server = grpc.aio.server(options=options)
     _services.add_GRPCInferenceServiceServicer_to_server(_Service(settings, handlers, answered), server)
@@ -81,12 +70,15 @@ class _Service(_services.GRPCInferenceServiceServicer):  # type: ignore[misc,nam
         self._settings, self._handlers, self._answered = settings, handlers, answered
 
     async def ServerLive(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        self._answered("live", 200)
         return _messages.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        self._answered("ready", 200)
         return _messages.ServerReadyResponse(ready=self._handlers.ready)
 
     async def ServerMetadata(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        self._answered("metadata", 200)
         return _messages.ServerMetadataResponse(name="fleetrun", version=self._settings.fleetrun)
 
     async def ModelReady(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -95,6 +87,7 @@ class _Service(_services.GRPCInferenceServiceServicer):  # type: ignore[misc,nam
         except RefusedError as error:
             if error.status != 503:
                 await self._abort("ready", context, error)
+        self._answered("ready", 200)
         return _messages.ModelReadyResponse(ready=self._handlers.ready)
 
     async def ModelMetadata(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -102,15 +95,24 @@ class _Service(_services.GRPCInferenceServiceServicer):  # type: ignore[misc,nam
             described = self._handlers.served(request.name, request.version or None).described(request.name)
         except RefusedError as error:
             await self._abort("metadata", context, error)
+        self._answered("metadata", 200)
         return _messages.ModelMetadataResponse(**described)
 
     async def ModelInfer(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        async def body() -> bytes:
-            return b"".join([head, *request.raw_input_contents])
-
+        name, version = request.model_name, request.model_version or None
         try:
-            head = json.dumps(_as_json(request)).encode()
-            name, version = request.model_name, request.model_version or None
+            self._handlers.served(name, version)
+            raw = _raw(request)
+            if (size := sum(map(len, raw))) > self._settings.max_body:
+                raise RefusedError(
+                    413,
+                    f"the inputs have {size} bytes; --max_body is {self._settings.max_body}: send fewer rows",
+                )
+            head = json.dumps(_as_json(request, raw)).encode()
+
+            async def body() -> bytes:
+                return b"".join([head, *raw])
+
             answer = await self._handlers.infer(name, version, body, str(len(head)))
         except RefusedError as error:
             await self._abort("infer", context, error)
@@ -122,27 +124,57 @@ class _Service(_services.GRPCInferenceServiceServicer):  # type: ignore[misc,nam
         await context.abort(_CODES[error.status], str(error))
 
 
-def _as_json(request: Any) -> dict[str, Any]:
-    """The request's JSON over HTTP, before the raw tensors. Raises RefusedError."""
-    raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+def _raw(request: Any) -> list[bytes]:
+    """The tensors of the inputs, as HTTP's are in binary. Raises RefusedError."""
+    raw = list(request.raw_input_contents)
+    if raw:
+        if len(raw) != len(request.inputs):
+            raise RefusedError(
+                400, f"raw_input_contents has {len(raw)} elements; inputs has {len(request.inputs)}"
+            )
+        for number, given in enumerate(request.inputs):
+            if given.HasField("contents"):
+                raise RefusedError(400, f"inputs[{number}].contents is there, and raw_input_contents too")
+        return raw
+    return [_content(f"inputs[{number}]", given) for number, given in enumerate(request.inputs)]
+
+
+def _content(where: str, given: Any) -> bytes:
+    field, dtype = _CONTENTS.get(given.datatype, ("", None))
+    if dtype is None:
+        if given.datatype in DATATYPES.values():
+            raise RefusedError(400, f"{where}.contents has no {given.datatype}: send it raw")
+        return b""  # the datatype is told
+    numbers = getattr(given.contents, field)
+    if len(numbers) != math.prod(given.shape):
         raise RefusedError(
-            400, f"raw_input_contents has {len(raw)} elements; inputs has {len(request.inputs)}"
+            400,
+            f"{where}.contents.{field} has {len(numbers)} elements; shape {list(given.shape)} has "
+            f"{math.prod(given.shape)}",
         )
-    inputs = []
-    for number, given in enumerate(request.inputs):
-        entry: dict[str, Any] = {"name": given.name, "datatype": given.datatype, "shape": list(given.shape)}
-        if raw:
-            entry["parameters"] = {"binary_data_size": len(raw[number])}
-        else:
-            field = _CONTENTS.get(given.datatype)
-            if field is None and given.datatype in DATATYPES.values():
-                raise RefusedError(400, f"inputs[{number}].contents has no {given.datatype}; send it raw")
-            entry["data"] = list(getattr(given.contents, field)) if field else []
-        inputs.append(entry)
+    try:
+        return np.array(numbers, dtype).tobytes()
+    except OverflowError as error:
+        raise RefusedError(400, f"{where}.contents.{field}: {error}") from None
+
+
+def _as_json(request: Any, raw: list[bytes]) -> dict[str, Any]:
+    """The request's JSON over HTTP, before the tensors."""
+    inputs = [
+        {
+            "name": given.name,
+            "datatype": given.datatype,
+            "shape": list(given.shape),
+            "parameters": {"binary_data_size": len(content)},
+        }
+        for given, content in zip(request.inputs, raw, strict=True)
+    ]
     asked: dict[str, Any] = {"inputs": inputs, "parameters": {"binary_data_output": True}}
     if request.outputs:
-        asked["outputs"] = [{"name": wanted.name} for wanted in request.outputs]
+        asked["outputs"] = [
+            {"name": wanted.name, "parameters": dict.fromkeys(wanted.parameters, True)}
+            for wanted in request.outputs
+        ]
     return asked
 
 

@@ -106,10 +106,11 @@ class Server:
     """From `run` to a signal."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._listening = _listening(settings.host, settings.port)
+        self._listening = _bound("--port", settings.host, settings.port)
+        self._listening.listen(1024)
         self._grpc: socket.socket | None = None
         if settings.grpc_port is not None:
-            self._grpc = _bound(settings.host, settings.grpc_port, socket.SO_REUSEPORT)
+            self._grpc = _shared("--grpc_port", settings.host, settings.grpc_port)
             settings = replace(settings, grpc_port=self._grpc.getsockname()[1])
         self._settings = settings
         self._cache = Cache(settings.cache)
@@ -219,13 +220,15 @@ class Server:
         try:
             bundle = await asyncio.to_thread(self._read_bundle)
             await self._check(bundle)
-        except FleetError as error:
+        except (FleetError, OSError) as error:
             glog(f"the bundle is not loaded again: {error}")
             self._remove(bundle)
             return
         fresh = [await self._start() for _ in range(self._settings.workers)]
         version = self._tell(bundle, fresh)
         if not all([await worker.ready(version.sequence) for worker in fresh]):
+            if self._end.is_set():
+                return
             glog(f"workers cannot serve the bundle {bundle.id}; the former one is still served")
             for worker in fresh:
                 worker.leave()
@@ -357,8 +360,8 @@ class Server:
         when = f" in {pause:g} s" if pause else ""
         glog(f"worker {worker.process.pid} has ended with exit code {code}; another one is started{when}")
         await asyncio.sleep(pause)
-        if worker not in self._workers:
-            return  # others have been started for another bundle
+        if self._end.is_set() or worker not in self._workers:
+            return  # it stops, or others have been started for another bundle
         self._workers[self._workers.index(worker)] = other = await self._start(failed)
         if self._bundle is not None:
             version = self._tell(self._bundle, [other])
@@ -372,7 +375,13 @@ class Server:
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """What nothing expects ends the server, which would not serve new versions any more."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(ServeError(f"the server cannot go on: {error!r}"))
 
     async def _stop(self) -> None:
         """SIGTERM, the grace period, SIGKILL."""
@@ -395,23 +404,24 @@ class Server:
             task.cancel()
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _bound(option: str, host: str, port: int, kind: int = socket.SO_REUSEADDR) -> socket.socket:
     """Raises ServeError."""
-    listening = _bound(host, port, socket.SO_REUSEADDR)
-    listening.listen(1024)
-    return listening
-
-
-def _bound(host: str, port: int, option: int) -> socket.socket:
-    """With SO_REUSEPORT workers listen there themselves, and nobody else can. Raises ServeError."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        family, stream, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, stream, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, kind, 1)
         bound.bind(address)
     except OSError as error:
-        raise ServeError(f"{host}:{port} cannot be served at: {error.strerror or error}") from error
+        raise ServeError(
+            f"{host}:{port} ({option}) cannot be served at: {error.strerror or error}; 0 takes a free port"
+        ) from error
     return bound
+
+
+def _shared(option: str, host: str, port: int) -> socket.socket:
+    """Where workers listen, and another server of this user cannot. Raises ServeError."""
+    _bound(option, host, port).close()  # fails where another one shares it with its workers
+    return _bound(option, host, port, socket.SO_REUSEPORT)
 
 
 def _address(bound: socket.socket) -> str:

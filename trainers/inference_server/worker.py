@@ -286,11 +286,11 @@ class _Site:
         if self._open:
             return
         self._open = True
-        await self._http.start()
         if self._settings.grpc_port is not None:
             from trainers.inference_server import rpc  # late: its extra may not be there
 
             self._grpc = await rpc.start(self._settings, self._handlers, self._metrics.request)
+        await self._http.start()
 
     async def stop(self) -> None:
         """Requests that have begun are answered."""
@@ -329,7 +329,7 @@ async def work(settings: ServeSettings, listening: socket.socket, control: socke
 
 async def _hear(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVersion]) -> None:
     with suppress(OSError):
-        while line := await lines.readline():
+        while (line := await lines.readline()).endswith(b"\n"):  # else it was killed in the middle of one
             versions.put_nowait(ModelVersion.decode(line))
     os._exit(1)  # the server is gone: neither the model nor a request in the middle is waited for
 

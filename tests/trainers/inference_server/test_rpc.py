@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import torch
 
+from tests.support.command import FLEETRUN, environment
 from tests.support.inference import Served, Tensors, equal, served
 from tests.support.traces import wait_until
 from tests.trainers.inference_server.test_server import Net, batch, computed, save
@@ -111,8 +114,30 @@ def test_refusals_name_the_field(client: Client) -> None:
         client.stub.ModelInfer(messages.ModelInferRequest(model_name="model", raw_input_contents=[b"1"]))
     assert client.refused(batch(65))[0] == "INVALID_ARGUMENT"
     assert client.refused(batch(1 << 15))[0] == "RESOURCE_EXHAUSTED"
+    code, text = client.refused(batch(1000))
+    assert (code, text.split(";")[0]) == ("RESOURCE_EXHAUSTED", "the inputs have 40000 bytes")
+    wide = messages.ModelInferRequest(model_name="model")
+    wide.inputs.add(name="ids", datatype="INT64", shape=[1, 3]).contents.int_contents.extend([1, 2, 3])
+    with pytest.raises(grpc.RpcError, match=r"inputs\[0\].contents.int64_contents has 0 elements; shape"):
+        client.stub.ModelInfer(wide)
+    both = messages.ModelInferRequest(model_name="model", raw_input_contents=[b"1"])
+    both.inputs.add(name="ids", datatype="INT64", shape=[1, 3]).contents.int64_contents.extend([1, 2, 3])
+    with pytest.raises(grpc.RpcError, match=r"inputs\[0\].contents is there, and raw_input_contents too"):
+        client.stub.ModelInfer(both)
+    top = [{"name": "score", "parameters": {"classification": {"int64_param": 3}}}]
+    assert client.refused(inputs, outputs=top)[1].endswith("classification is not supported")
+    nan = client.infer({**inputs, "x": torch.full((2, 4), float("nan"))}, raw=False)[1]
+    assert bool(nan["score"].isnan().all())
     text = client.server.ask("GET", "/metrics")[2].decode()
     assert 'fleetrun_serve_requests_total{path="infer",status="400"}' in text
+
+
+def test_another_server_cannot_have_the_port(client: Client, tmp_path: Path) -> None:
+    port = client.place.rpartition(":")[2]
+    command = [*FLEETRUN, "serve", str(tmp_path), "--port=0", f"--grpc_port={port}"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port} (--grpc_port) cannot be served at: Address already in use" in done.stderr
 
 
 def test_a_killed_worker_is_replaced(client: Client) -> None:
