@@ -307,4 +307,4 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
             cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert f"127.0.0.1:{port} cannot be served at" in done.stderr
+    assert f"127.0.0.1:{port} (--port) cannot be served at" in done.stderr
