@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 import numpy as np
 
+from trainers.inference_server.model import ServedModel
 from trainers.inference_server.protocol import DATATYPES, InferAnswer, RefusedError
 from trainers.inference_server.settings import ServeSettings
 from trainers.storage.safetensors import view_of
-
-if TYPE_CHECKING:
-    from trainers.inference_server.worker import Handlers
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -42,6 +40,23 @@ _CONTENTS = {
 _OVERHEAD = 1 << 20  # of a message around its tensors
 
 _messages, _services = grpc.protos_and_services("trainers/inference_server/open_inference.proto")
+
+
+class Handlers(Protocol):
+    """What answers requests, however they come."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def served(self, name: str, version: str | None) -> ServedModel:
+        """Raises RefusedError unless this model is served, in this version."""
+        ...
+
+    async def infer(
+        self, name: str, version: str | None, read: Callable[[], Awaitable[bytes]], json_size: str | None
+    ) -> InferAnswer:
+        """`read`: the body, as HTTP brings it. Raises RefusedError."""
+        ...
 
 
 async def start(
