@@ -34,16 +34,19 @@ DATATYPES = {
 _BY_NAME = {name: dtype for dtype, name in DATATYPES.items()}
 
 
-class RequestError(ValueError):
-    """A request that cannot be answered; the message begins with the name of the field."""
-
-
 class RefusedError(Exception):
     """A request that has no answer. `status`: that of HTTP."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class RequestError(RefusedError):
+    """One that is wrong; the message begins with the name of the field."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,13 @@ from prometheus_client import multiprocess
 
 from trainers.errors import FleetError
 from trainers.inference import KIND
+from trainers.inference_server.answers import Answers
 from trainers.inference_server.files import Cache, CacheFile, tensor_of
 from trainers.inference_server.follow import Followed, Follower
 from trainers.inference_server.metrics import Metrics
 from trainers.inference_server.model import ModelVersion, check_values
+from trainers.inference_server.over_http import LAST_S, runner_of
 from trainers.inference_server.settings import ServeSettings
-from trainers.inference_server.worker import LAST_S, Handlers, runner_of
 from trainers.process.log import glog
 from trainers.serving.bundle import read_bundle
 from trainers.serving.program import pickled
@@ -305,10 +306,9 @@ class Server:
                 await self._not_ready.cleanup()
                 self._not_ready = None
             elif self._not_ready is None and not (serving or self._end.is_set()):
-                metrics = Metrics(str(self._metrics))
-                handlers = Handlers(self._settings, metrics)
-                handlers.closing = True
-                self._not_ready = await runner_of(self._settings, handlers, metrics, LAST_S)
+                answers = Answers(self._settings, Metrics(str(self._metrics)))
+                answers.closing = True
+                self._not_ready = await runner_of(answers, LAST_S)
                 await web.SockSite(self._not_ready, self._listening.dup()).start()
 
     async def _start(self, failed: int = 0) -> _Worker:

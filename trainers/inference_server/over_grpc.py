@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
 
-from trainers.inference_server.model import ServedModel
+from trainers.inference_server.answers import Answers
 from trainers.inference_server.protocol import DATATYPES, InferAnswer, RefusedError
-from trainers.inference_server.settings import ServeSettings
 from trainers.storage.safetensors import view_of
 
 _CODES = {
@@ -42,36 +40,17 @@ _OVERHEAD = 1 << 20  # of a message around its tensors
 _messages, _services = grpc.protos_and_services("trainers/inference_server/open_inference.proto")
 
 
-class Handlers(Protocol):
-    """What answers requests, however they come."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    def served(self, name: str, version: str | None) -> ServedModel:
-        """Raises RefusedError unless this model is served, in this version."""
-        ...
-
-    async def infer(
-        self, name: str, version: str | None, read: Callable[[], Awaitable[bytes]], json_size: str | None
-    ) -> InferAnswer:
-        """`read`: the body, as HTTP brings it. Raises RefusedError."""
-        ...
-
-
-async def start(
-    settings: ServeSettings, handlers: Handlers, answered: Callable[[str, int], None]
-) -> grpc.aio.Server:
-    """A server of this worker, at the port that all workers share. `answered`: the method and the status."""
-    most = settings.max_body + _OVERHEAD
+async def start(answers: Answers) -> grpc.aio.Server:
+    """A server of this worker, at the port that all workers share."""
+    settings = answers.settings
     options = [
         ("grpc.so_reuseport", 1),
-        ("grpc.max_receive_message_length", most),
+        ("grpc.max_receive_message_length", settings.max_body + _OVERHEAD),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_connection_idle_ms", round(1000 * settings.keepalive_s)),
     ]
     server = grpc.aio.server(options=options)
-    _services.add_GRPCInferenceServiceServicer_to_server(_Service(settings, handlers, answered), server)
+    _services.add_GRPCInferenceServiceServicer_to_server(_Service(answers), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     server.add_insecure_port(f"{host}:{settings.grpc_port}")
     await server.start()
@@ -79,63 +58,61 @@ async def start(
 
 
 class _Service(_services.GRPCInferenceServiceServicer):  # type: ignore[misc,name-defined]  # from the .proto
-    def __init__(
-        self, settings: ServeSettings, handlers: Handlers, answered: Callable[[str, int], None]
-    ) -> None:
-        self._settings, self._handlers, self._answered = settings, handlers, answered
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
 
     async def ServerLive(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        self._answered("live", 200)
+        self._answers.metrics.request("live", 200)
         return _messages.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        self._answered("ready", 200)
-        return _messages.ServerReadyResponse(ready=self._handlers.ready)
+        self._answers.metrics.request("ready", 200)
+        return _messages.ServerReadyResponse(ready=self._answers.ready)
 
     async def ServerMetadata(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        self._answered("metadata", 200)
-        return _messages.ServerMetadataResponse(name="fleetrun", version=self._settings.fleetrun)
+        self._answers.metrics.request("metadata", 200)
+        return _messages.ServerMetadataResponse(name="fleetrun", version=self._answers.settings.fleetrun)
 
     async def ModelReady(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            self._handlers.served(request.name, request.version or None)
+            self._answers.served(request.name, request.version or None)
         except RefusedError as error:
             if error.status != 503:
                 await self._abort("ready", context, error)
-        self._answered("ready", 200)
-        return _messages.ModelReadyResponse(ready=self._handlers.ready)
+        self._answers.metrics.request("ready", 200)
+        return _messages.ModelReadyResponse(ready=self._answers.ready)
 
     async def ModelMetadata(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            described = self._handlers.served(request.name, request.version or None).described(request.name)
+            described = self._answers.served(request.name, request.version or None).described(request.name)
         except RefusedError as error:
             await self._abort("metadata", context, error)
-        self._answered("metadata", 200)
+        self._answers.metrics.request("metadata", 200)
         return _messages.ModelMetadataResponse(**described)
 
     async def ModelInfer(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         name, version = request.model_name, request.model_version or None
         try:
-            self._handlers.served(name, version)
+            self._answers.served(name, version)
             raw = _raw(request)
-            if (size := sum(map(len, raw))) > self._settings.max_body:
+            size, most = sum(map(len, raw)), self._answers.settings.max_body
+            if size > most:
                 raise RefusedError(
-                    413,
-                    f"the inputs have {size} bytes; --max_body is {self._settings.max_body}: send fewer rows",
+                    413, f"the inputs have {size} bytes; --max_body is {most}: send fewer rows"
                 )
             head = json.dumps(_as_json(request, raw)).encode()
 
             async def body() -> bytes:
                 return b"".join([head, *raw])
 
-            answer = await self._handlers.infer(name, version, body, str(len(head)))
+            answer = await self._answers.infer(name, version, body, str(len(head)))
         except RefusedError as error:
             await self._abort("infer", context, error)
-        self._answered("infer", 200)
+        self._answers.metrics.request("infer", 200)
         return _response(request, answer)
 
     async def _abort(self, path: str, context: grpc.aio.ServicerContext, error: RefusedError) -> None:
-        self._answered(path, error.status)
+        self._answers.metrics.request(path, error.status)
         await context.abort(_CODES[error.status], str(error))
 
 

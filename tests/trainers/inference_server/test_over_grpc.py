@@ -19,9 +19,9 @@ from tests.support.command import FLEETRUN, environment
 from tests.support.inference import Served, Tensors, equal, served
 from tests.support.traces import wait_until
 from tests.trainers.inference_server.test_server import Net, batch, computed, save
+from trainers.inference_server.over_grpc import _messages as messages
+from trainers.inference_server.over_grpc import _services as services
 from trainers.inference_server.protocol import DATATYPES
-from trainers.inference_server.rpc import _messages as messages
-from trainers.inference_server.rpc import _services as services
 
 pytestmark = pytest.mark.slow  # servers import torch
 

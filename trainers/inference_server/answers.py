@@ -1,0 +1,134 @@
+"""What a worker answers, however a request comes: the model, its batches, the limits, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from trainers.inference_server.batching import Batcher, BusyError
+from trainers.inference_server.metrics import Metrics
+from trainers.inference_server.model import ModelVersion, ServedModel
+from trainers.inference_server.protocol import (
+    InferAnswer,
+    InferRequest,
+    RefusedError,
+    RequestError,
+    decode_request,
+)
+from trainers.inference_server.settings import ServeSettings
+from trainers.process.log import glog
+
+
+class Answers:
+    """Without a model, requests are refused. `closing`: no connection has another request, and this process
+    is not ready.
+    """
+
+    def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self._model: ServedModel | None = None
+        self._batcher: Batcher | None = None
+        self.closing = False
+
+    @property
+    def ready(self) -> bool:
+        return self._model is not None and not self.closing
+
+    async def serve(self, version: ModelVersion) -> None:
+        """Serve this version from the next batch on."""
+        if self._batcher is None or self._model is None:
+            model = await asyncio.to_thread(ServedModel, version)
+            limits = self.settings.max_batch_rows, self.settings.max_waiting
+            self._batcher = Batcher(model, *limits, self.metrics.batch)
+            await self._batcher.between_batches(model.warm_up)
+            self._model = model
+        else:
+            await self._batcher.between_batches(partial(self._model.swap, version))
+        self.metrics.serves(version)
+
+    def close(self) -> None:
+        if self._batcher is not None:
+            self._batcher.close()
+
+    def served(self, name: str, version: str | None) -> ServedModel:
+        """Raises RefusedError unless this model is served, in this version."""
+        if name != self.settings.name:
+            raise RefusedError(404, f"there is no model {name!r}; the model is {self.settings.name!r}")
+        if self._model is None:
+            raise RefusedError(503, "the model is being loaded: try again")
+        served = self._model.version.version
+        if version not in (None, served):
+            raise RefusedError(404, f"version {version!r} is not served; the version is {served!r}")
+        return self._model
+
+    async def infer(
+        self, name: str, version: str | None, read: Callable[[], Awaitable[bytes]], json_size: str | None
+    ) -> InferAnswer:
+        """`read`: the body, as HTTP has it; `json_size`: see `decode_request`. Raises RefusedError."""
+        started = time.perf_counter()
+        model = self.served(name, version)
+        try:
+            answer = await self._computed(model, read, json_size)
+        except BusyError:
+            raise RefusedError(
+                503, f"{self.settings.max_waiting} requests are waiting already (--max_waiting): try again"
+            ) from None
+        except (RefusedError, ConnectionError):
+            raise
+        except IndexError as error:  # an id that the program has no row for
+            raise RefusedError(400, f"inputs: {first_line(error)}") from None
+        except Exception as error:  # noqa: BLE001  (a program may raise anything)
+            glog(f"a request failed: {error}")
+            raise RefusedError(500, f"the program failed: {first_line(error)}") from None
+        if version not in (None, answer.version):
+            raise RefusedError(404, f"version {version!r} is not served any more")
+        self.metrics.answered(_rows(answer.request), time.perf_counter() - started)
+        return answer
+
+    async def _computed(
+        self, model: ServedModel, read: Callable[[], Awaitable[bytes]], json_size: str | None
+    ) -> InferAnswer:
+        limit, arrived = f"{self.settings.timeout_s:g} s (--timeout)", False
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                body = await read()
+                arrived = True
+                asked = self._decoded(model, body, json_size)
+                assert self._batcher is not None
+                version, outputs = await self._batcher.submit(asked.inputs)
+                return InferAnswer(asked, version.version, outputs)
+        except TimeoutError:
+            if not arrived:
+                raise RefusedError(
+                    408, f"the request has not arrived within {limit}: send it again"
+                ) from None
+            raise RefusedError(
+                504, f"no answer within {limit}: try again later, or with fewer rows"
+            ) from None
+
+    def _decoded(self, model: ServedModel, body: bytes, json_size: str | None) -> InferRequest:
+        program = model.program
+        asked = decode_request(body, json_size, program.inputs, [spec.name for spec in program.outputs])
+        rows = _rows(asked)
+        if not 0 < rows <= self.settings.max_rows:
+            raise RequestError(
+                f"{program.inputs[0].name}.shape has {rows} rows; a request may have 1 to "
+                f"{self.settings.max_rows}"
+            )
+        if program.joins:
+            for spec, tensor in zip(program.inputs, asked.inputs, strict=True):
+                if (other := tensor.shape[0]) != rows:
+                    raise RequestError(
+                        f"{spec.name}.shape has {other} rows, and {program.inputs[0].name} has {rows}"
+                    )
+        return asked
+
+
+def _rows(asked: InferRequest) -> int:
+    return asked.inputs[0].shape[0] if asked.inputs[0].dim() else 1
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,138 @@
+"""The Open Inference Protocol over HTTP, and what Prometheus asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from trainers.inference_server.answers import Answers, first_line
+from trainers.inference_server.protocol import RefusedError, encode_answer
+
+JSON_SIZE = "Inference-Header-Content-Length"
+LAST_S = 1.0
+"""Connections that were accepted already have so long to send a request; after its answer they are closed."""
+
+
+class _Routes:
+    """The protocol's paths. Without a model, they say that the server is live and not ready."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def all(self) -> list[web.RouteDef]:
+        name = "/v2/models/{model}"
+        return [
+            web.get("/v2/health/live", self._live),
+            web.get("/v2/health/ready", self._ready),
+            web.get("/v2", self._server_metadata),
+            *(
+                route
+                for base in (name, name + "/versions/{version}")
+                for route in (
+                    web.get(base, self._metadata),
+                    web.get(base + "/ready", self._model_ready),
+                    web.post(base + "/infer", self._infer),
+                )
+            ),
+            web.get("/metrics", self._scraped),
+        ]
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.json_response({"ready": self._answers.ready}, status=200 if self._answers.ready else 503)
+
+    async def _model_ready(self, request: web.Request) -> web.Response:
+        self._answers.served(*_place(request))
+        return await self._ready(request)
+
+    async def _server_metadata(self, request: web.Request) -> web.Response:
+        about = {"name": "fleetrun", "version": self._answers.settings.fleetrun}
+        return web.json_response({**about, "extensions": ["binary_tensor_data"]})
+
+    async def _metadata(self, request: web.Request) -> web.Response:
+        name, version = _place(request)
+        return web.json_response(self._answers.served(name, version).described(name))
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        name, version = _place(request)
+
+        async def read() -> bytes:
+            try:
+                return await request.read()
+            except web.RequestPayloadError as error:
+                raise RefusedError(400, f"the body cannot be read: {first_line(error)}") from None
+            except web.HTTPRequestEntityTooLarge as error:
+                hint = "send fewer rows, or start the server with a larger --max_body"
+                raise RefusedError(error.status, f"{error.text}: {hint}") from None
+
+        answer = await self._answers.infer(name, version, read, request.headers.get(JSON_SIZE))
+        pieces, json_size = encode_answer(name, answer)
+        headers: dict[str, str] = {"Content-Type": "application/json"}
+        if json_size is not None:
+            headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(json_size)}
+        return web.Response(body=b"".join(pieces), headers=headers)
+
+    async def _scraped(self, request: web.Request) -> web.Response:
+        text, kind = await asyncio.to_thread(self._answers.metrics.text)
+        return web.Response(body=text, headers={"Content-Type": kind})
+
+
+def _place(request: web.Request) -> tuple[str, str | None]:
+    """The model of the path, and its version if it has one."""
+    return request.match_info["model"], request.match_info.get("version")
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _said(request: web.Request, error: web.HTTPException) -> str:
+    """What is wrong and what to do, also for errors of the library."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        methods = " or ".join(sorted(error.allowed_methods))
+        return f"{error.method} is not a method of {request.path}: use {methods}"
+    if request.match_info.http_exception is error:
+        return (
+            f"there is no path {request.path}: requests go to /v2/models/NAME/infer; GET /v2 names the server"
+        )
+    return error.text or error.reason
+
+
+def _completed(answers: Answers) -> Any:
+    """Errors as the protocol has them."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except RefusedError as error:
+            response = web.json_response({"error": str(error)}, status=error.status)
+        except web.HTTPException as error:
+            response = web.json_response({"error": _said(request, error)}, status=error.status)
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                response.headers["Allow"] = error.headers["Allow"]
+        answers.metrics.request(request.path.rpartition("/")[2], response.status)
+        if answers.closing:
+            response.force_close()
+        return response
+
+    return answer
+
+
+async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
+    """What answers at its sites. `grace_s`: how long `cleanup` waits for answers that have begun."""
+    app = web.Application(client_max_size=answers.settings.max_body, middlewares=[_completed(answers)])
+    app.add_routes(_Routes(answers).all())
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=grace_s,
+        handle_signals=False,
+        keepalive_timeout=answers.settings.keepalive_s,
+    )
+    await runner.setup()
+    return runner
