@@ -92,9 +92,6 @@ class KafkaTopic:
         """By partition, about its ends."""
         self._messages = _Messages(topic, self._consumer, self._refused, _Silence(timeout_s), self._quiet_s)
         self._seen = False
-        self._ends: dict[int, int] = {}
-        self._empty: dict[int, tuple[int, int]] = {}
-        """Where a partition ends in offsets without examples: from, to."""
 
     def __eq__(self, other: object) -> bool:
         mine = self._topic, self._brokers
@@ -125,33 +122,28 @@ class KafkaTopic:
         found = {number: self._watermarks(number) for number in mine}  # all, before one is read for long
         for number, shard in mine.items():
             first, behind = found[number]
-            self._ends[number] = stop = behind
-            at, end = self._empty.get(number, (behind, behind))
-            if end == behind:
-                stop = at
-            if at < first <= end:
-                first = at  # no examples were deleted
-            yield Split(shard, min(first, stop), stop, behind, first, self._leaves_out)
+            yield Split(shard, first, behind, behind, first, self._leaves_out)
 
     def read(
         self, shard: str, start: int, stop: int, rows: int, *, grows: bool
     ) -> Iterator[tuple[Batch | None, int]]:
-        """What has no examples is counted with the batch behind it."""
+        """What has no examples is counted with the batch before it, or with the one behind it."""
         warm_up()
-        number, counted = _number(shard), start
-        empty, end = self._empty.get(number, (start, start))
-        at = min(end, stop) if empty == start else start
-        while at < stop:
-            name = f"{shard} from offset {at}"
-            values, at = self._messages.take(number, at, stop, rows)
-            batch = self._batch(name, values)
-            if batch is not None:
-                yield batch, at
-                counted = at
-        if counted < stop == self._ends[number]:
-            self._empty[number] = counted, stop
-        elif counted < stop:
-            yield None, stop
+        number, at, last, behind = _number(shard), start, None, start
+        try:
+            while at < stop:
+                name = f"{shard} from offset {at}"
+                values, at = self._messages.take(number, at, stop, rows)
+                batch = self._batch(name, values)
+                if batch is not None:
+                    if last is not None:
+                        yield last, behind
+                    last, behind = batch, at
+        except UnavailableError:
+            if last is not None:
+                yield last, behind
+            raise
+        yield last, stop
 
     def _batch(self, name: str, values: Sequence[bytes]) -> Batch | None:
         """None: they have no examples."""
@@ -246,6 +238,8 @@ class _Messages:
         self._silence = silence
         self._quiet_s = quiet_s
         self._quiet = quiet_s
+        self._given: dict[int, int] = {}
+        """By partition: the offset behind what was given last."""
         self._waited: dict[int, tuple[int, float]] = {}
         """By partition: the offset that is to come, and since when."""
 
@@ -268,7 +262,7 @@ class _Messages:
                 if message.partition() != number or offset is None or offset < at:
                     continue  # of what was read before
                 if offset >= stop:
-                    self._good()
+                    self._good(number, stop)
                     return values, stop  # the last offsets before it have no messages
                 if error is None:
                     values.append(message.value() or b"")
@@ -277,7 +271,7 @@ class _Messages:
             if at < stop and time.monotonic() - began > min(_PATIENCE_S, self._quiet):
                 return self._later(number, values, at, stop)
         self._next = number, at
-        self._good()
+        self._good(number, at)
         return values, at
 
     def _waits(self, number: int, at: int, now: float) -> None:
@@ -293,11 +287,15 @@ class _Messages:
             del self._waited[number]
             return self._broke_off(values, at, why)
         self._next = number, at
+        self._given[number] = at
         if values:
             return values, at
         raise UnavailableError(f"{self._topic!r} cannot be read from offset {at} on: {why}")
 
     def _at(self, number: int, start: int) -> ck.Consumer:
+        if self._consumer is not None and start < self._given.get(number, 0):
+            self._consumer.close()  # it goes back, and may have fetched what comes behind
+            self._consumer = None
         if self._consumer is None:
             self._consumer, self._next = self._make(), None
         if self._next != (number, start):
@@ -305,7 +303,8 @@ class _Messages:
         self._next = None
         return self._consumer
 
-    def _good(self) -> None:
+    def _good(self, number: int, at: int) -> None:
+        self._given[number] = at
         self._silence.ends()
         self._quiet = self._quiet_s
 

@@ -234,7 +234,7 @@ def streamed(log: Log, servers: Servers, **settings: Any) -> Stream:
     return Stream(LogTopic(log, **settings), lambda: servers, batch_size=4, poll_s=0.001)
 
 
-def test_offsets_without_messages_count_with_the_batch_behind_them() -> None:
+def test_offsets_without_messages_count_with_the_batch_beside_them() -> None:
     one, two, three, four = lines(1, 5)
     log, servers = Log([None, one, None, two, None, None]), Servers()
     stream = streamed(log, servers)
@@ -247,12 +247,16 @@ def test_offsets_without_messages_count_with_the_batch_behind_them() -> None:
     assert servers.have == [{"log/0": [0, 11]}]
     log.logs[0] += [None]
     assert ids(stream) == []
-    log.first = 12
-    assert ids(stream) == [], "no message was deleted"
     log.logs[0] += [four]
     log.first = 13
     with pytest.raises(DataError, match=r"records \[11, 13\) of 'log/0'"):
         ids(stream)
+
+
+def test_offsets_at_the_end_of_what_one_server_lacks_are_counted_there_too() -> None:
+    log, servers = Log([*lines(0, 7), "x"]), Servers({"log/0": [0, 8]}, {})
+    assert ids(streamed(log, servers, max_bad_lines=1)) == [[0, 1, 2, 3], [4, 5, 6]]
+    assert servers.have == [{"log/0": [0, 8]}] * 2
 
 
 @pytest.mark.parametrize("reset", ["error", "earliest"])
@@ -286,13 +290,13 @@ def test_settings_that_a_stream_does_not_take() -> None:
             LogTopic(Log([]), config=config)
 
 
-def test_a_broken_last_message_is_counted_with_the_next_one_and_passed_over_once() -> None:
+def test_a_broken_last_message_is_counted_with_the_batch_before_it_or_the_next_one() -> None:
     log, servers = Log(["x"]), Servers()
-    stream = streamed(log, servers, max_bad_lines=1)
+    stream = streamed(log, servers, max_bad_lines=3)
     assert ids(stream) == []
-    log.logs[0] += lines(1, 2)
+    log.logs[0] += [*lines(1, 2), "y"]
     assert ids(stream) == [[1]]
-    assert servers.have == [{"log/0": [0, 2]}]
+    assert servers.have == [{"log/0": [0, 3]}]
 
 
 def test_a_partition_that_comes_is_read_by_the_trainer_that_has_its_number() -> None:
