@@ -1,8 +1,19 @@
-"""Where a bench writes its table in a document: between two marks that bear its name."""
+"""The conditions of a measurement, and where a bench writes its table: between two marks in a document."""
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 from pathlib import Path
+
+
+def measured(what: str, load: float) -> str:
+    """When and where something was measured. `load`: of the machine, before it."""
+    return (
+        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, {what}, load "
+        f"{load:.1f} before and {os.getloadavg()[0]:.1f} after."
+    )
 
 
 def check_marks(path: Path | None, bench: str) -> None:

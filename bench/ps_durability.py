@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _marks import check_marks, publish
+from _marks import check_marks, measured, publish
 from _ps_served import Served, table_line
 
 from trainers.ps.client import PendingReplies
@@ -220,13 +219,12 @@ def main() -> int:
         alone = snapshots(folder, options.rows)
     finally:
         shutil.rmtree(folder)
-    text = (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, "
+    what = (
         f"{options.runs} runs of {options.seconds:g} s, {options.rows:,} rows, {options.underway} pushes "
-        f"underway, a snapshot every {options.snapshot_interval:g} s, load {load:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after. Medians [least-most].\n\n{table_of(found)}\n\n{alone}"
+        f"underway, a snapshot every {options.snapshot_interval:g} s"
     )
-    publish(text, options.write, NAME)
+    head = f"{measured(what, load)} Medians [least-most]."
+    publish(f"{head}\n\n{table_of(found)}\n\n{alone}", options.write, NAME)
     return 0
 
 

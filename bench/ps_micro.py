@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import platform
 import statistics
 import struct
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import zmq
-from _marks import check_marks, publish
+from _marks import check_marks, measured, publish
 from _ps_served import Served, free_endpoint, table_line
 
 from trainers.ps.tables.rules import Adagrad
@@ -209,12 +208,8 @@ def main() -> int:
         for served in (plain, curve):
             fill(served, options.rows)
         found = measure(cases, plain, curve, exchange, options.rows, options.runs)
-    text = (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, "
-        f"{options.runs} runs, {options.rows:,} rows a table, load {load:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after.\n\n{table_of(found)}"
-    )
-    publish(text, options.write, NAME)
+    head = measured(f"{options.runs} runs, {options.rows:,} rows a table", load)
+    publish(f"{head}\n\n{table_of(found)}", options.write, NAME)
     return 0
 
 

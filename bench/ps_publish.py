@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _marks import check_marks, publish
+from _marks import check_marks, measured, publish
 from _ps_served import Served, table_line
 from ps_durability import BLOCKS, KEYS, Pushes, cells_of, specs, take_turn
 
@@ -149,13 +148,12 @@ def main() -> int:
         found = measure(folder, options)
     finally:
         shutil.rmtree(folder)
-    text = (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, "
+    what = (
         f"{options.runs} runs of {options.seconds:g} s, {options.rows:,} rows, power {options.power:g}, "
-        f"{options.underway} pushes underway, load {load:.1f} before and {os.getloadavg()[0]:.1f} after. "
-        f"Medians [least-most].\n\n{table_of(found)}"
+        f"{options.underway} pushes underway"
     )
-    publish(text, options.write, NAME)
+    head = f"{measured(what, load)} Medians [least-most]."
+    publish(f"{head}\n\n{table_of(found)}", options.write, NAME)
     return 0
 
 

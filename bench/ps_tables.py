@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import sys
 import time
@@ -20,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from _marks import check_marks, publish
+from _marks import check_marks, measured, publish
 from _ps_served import Served, table_line
 
 from trainers.ps.tables.rules import Adagrad
@@ -101,12 +100,8 @@ def main() -> int:
         ]
         cells = [f"{keys}", f"{1000 * statistics.median(plain):.2f}", *(f"{each:.3f}" for each in ratios)]
         lines.append(table_line(cells))
-    text = (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, "
-        f"{options.runs} runs of {RUN_S:g} s, {TABLES} tables of dim {DIM}, load {load:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after.\n\n" + "\n".join(lines)
-    )
-    publish(text, options.write, NAME)
+    head = measured(f"{options.runs} runs of {RUN_S:g} s, {TABLES} tables of dim {DIM}", load)
+    publish("\n".join([head, "", *lines]), options.write, NAME)
     return 0
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _marks import check_marks, publish  # a script's neighbours
+from _marks import check_marks, measured, publish  # a script's neighbours
 from _serving_job import COUNTER, DIM, ROWS, SLOTS, Model  # a script's neighbour
 
 NAME = "serving.py"
@@ -249,11 +249,11 @@ def main() -> None:
             freshness(folder, 4 * args.seconds, kill=False),
             freshness(folder, 6 * args.seconds, kill=True),
         ]
-    head = (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, torch {torch.__version__}, {ROWS:,} rows "
-        f"x {DIM}, 10,000 rows a second changed, a version every {args.interval:g} s, load {load:.1f} before "
-        f"and {os.getloadavg()[0]:.1f} after."
+    what = (
+        f"torch {torch.__version__}, {ROWS:,} rows x {DIM}, 10,000 rows a second changed, a version every "
+        f"{args.interval:g} s"
     )
+    head = measured(what, load)
     publish("\n".join([head, "", *lines]), args.write, NAME)
 
 

@@ -170,7 +170,7 @@ class KafkaTopic:
             return question(self._asking)
         except self._kafka.KafkaException as problem:
             error = problem.args[0]
-            self._asking.poll(0)  # by which it says more
+            self._asking.poll(0)  # calls `_note_error` with the reason
             raise self._refused(error) or silence.error(
                 f"{self._brokers} do not answer about topic {self._topic!r}: {self._said or error.str()}"
             ) from problem
@@ -179,11 +179,11 @@ class KafkaTopic:
 
     def _consumer(self) -> ck.Consumer:
         try:
-            return self._kafka.Consumer({**self._config, "error_cb": self._hear})
+            return self._kafka.Consumer({**self._config, "error_cb": self._note_error})
         except (self._kafka.KafkaException, ValueError, TypeError) as problem:
             raise UsageError(f"config of the topic {self._topic!r}: {problem}") from problem
 
-    def _hear(self, error: ck.KafkaError) -> None:
+    def _note_error(self, error: ck.KafkaError) -> None:
         self._said = error.str()
 
     def _refused(self, error: ck.KafkaError) -> DataError | None:

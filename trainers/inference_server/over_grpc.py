@@ -136,7 +136,7 @@ def _content(where: str, given: Any) -> bytes:
     if dtype is None:
         if given.datatype in DATATYPES.values():
             raise RefusedError(400, f"{where}.contents has no {given.datatype}: send it raw")
-        return b""  # the datatype is told
+        return b""  # `decode_request` refuses this datatype
     numbers = getattr(given.contents, field)
     if len(numbers) != math.prod(given.shape):
         raise RefusedError(

@@ -68,22 +68,22 @@ async def work(settings: ServeSettings, listening: socket.socket, control: socke
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the server too, which says stop
-    lines, says = await asyncio.open_connection(sock=control, limit=1 << 26)
+    lines, writer = await asyncio.open_connection(sock=control, limit=1 << 26)
     versions: asyncio.Queue[ModelVersion] = asyncio.Queue()
-    hearing = asyncio.create_task(_hear(lines, versions))
-    told = asyncio.create_task(_follow(versions, says, answers, site, stop))
+    receiving = asyncio.create_task(_receive(lines, versions))
+    told = asyncio.create_task(_follow(versions, writer, answers, site, stop))
     await stop.wait()
     answers.closing = True
     await site.stop()
     await runner.cleanup()
     answers.close()
     told.cancel()
-    hearing.cancel()
+    receiving.cancel()
     with suppress(asyncio.CancelledError):
         await told
 
 
-async def _hear(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVersion]) -> None:
+async def _receive(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVersion]) -> None:
     with suppress(OSError):
         while (line := await lines.readline()).endswith(b"\n"):  # else it was killed in the middle of one
             versions.put_nowait(ModelVersion.decode(line))
@@ -92,7 +92,7 @@ async def _hear(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVersio
 
 async def _follow(
     versions: asyncio.Queue[ModelVersion],
-    says: asyncio.StreamWriter,
+    writer: asyncio.StreamWriter,
     answers: Answers,
     site: _Site,
     stop: asyncio.Event,
@@ -104,7 +104,7 @@ async def _follow(
             await answers.serve(version)
             await site.start()
             number = 0 if version.values is None else version.values.number
-            says.write(f"{version.sequence} {number}\n".encode())
+            writer.write(f"{version.sequence} {number}\n".encode())
     finally:
         stop.set()
 

@@ -77,7 +77,7 @@ class Kind(IntEnum):
     # which this server takes other records from the sender
     POSITIONS = 27
     LOOK = 28  # from anyone: what a table, TEXT, has of KEYS; changes nothing. Answer: TEXT, JSON
-    SKIP = 29  # the sender's next push is of step `number`; nobody waits for its former ones
+    SKIP = 29  # the sender's next push is of step `number`; no trainer waits for its pushes before that
 
 
 NO_TRAINER = (1 << 32) - 1
