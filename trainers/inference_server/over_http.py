@@ -96,7 +96,7 @@ def _said(request: web.Request, error: web.HTTPException) -> str:
         methods = " or ".join(sorted(error.allowed_methods))
         return f"{error.method} is not a method of {request.path}: use {methods}"
     if request.match_info.http_exception is error:
-        return f"path {request.path} does not exist: requests go to /v2/models/NAME/infer; GET /v2 names the server"
+        return f"path {request.path} does not exist: requests go to /v2/models/NAME/infer"
     return error.text or error.reason
 
 
