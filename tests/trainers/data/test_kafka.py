@@ -254,9 +254,9 @@ def test_offsets_without_messages_count_with_the_batch_beside_them() -> None:
 
 
 def test_offsets_at_the_end_of_what_one_server_lacks_are_counted_there_too() -> None:
-    log, servers = Log([*lines(0, 7), "x"]), Servers({"log/0": [0, 8]}, {})
-    assert ids(streamed(log, servers, max_bad_lines=1)) == [[0, 1, 2, 3], [4, 5, 6]]
-    assert servers.have == [{"log/0": [0, 8]}] * 2
+    log, servers = Log([*lines(0, 8), "x"]), Servers({"log/0": [0, 9]}, {})
+    assert ids(streamed(log, servers, max_bad_lines=1)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert servers.have == [{"log/0": [0, 9]}] * 2
 
 
 @pytest.mark.parametrize("reset", ["error", "earliest"])
