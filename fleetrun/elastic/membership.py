@@ -138,6 +138,9 @@ VISIBLE_WITHIN = 1.0
 RETRY_AFTER = 0.2
 """Seconds until a refused write is tried again, if nothing changes in between."""
 
+_MOST_REASONS = 5
+"""Of one outage of the store that are told."""
+
 
 @dataclass(slots=True)
 class _PendingWrite:
@@ -498,6 +501,7 @@ class Membership:
         away = 0.0
         if own.down_since is not None:
             away, own.down_since = self._loop.clock() - own.down_since, None
+            own.told_down.clear()
             self._events.store_up()
         own.was_up = self._view.up = True
         # No lease ends in a shorter outage: a node that is missing now has gone for another reason.
@@ -508,11 +512,14 @@ class Membership:
 
     def down(self, why: str) -> None:
         own = self._own
-        first, own.why_down = own.down_since is None, why
+        own.why_down = why
         self._view.up = False
-        if first and own.phase is not Phase.OVER:
-            own.down_since = self._loop.clock()
-            self._events.store_down(why)
+        if own.phase is not Phase.OVER:
+            if own.down_since is None:
+                own.down_since = self._loop.clock()
+            if why not in own.told_down and len(own.told_down) < _MOST_REASONS:
+                own.told_down.add(why)
+                self._events.store_down(why)
         self._look()
 
     def lost(self, error: LaunchError) -> None:

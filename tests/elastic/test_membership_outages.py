@@ -138,13 +138,23 @@ def test_keys_under_a_lease_that_ends_are_written_under_the_new_one():
     assert job.ledger.get(records.LEADER_KEY).value == b"n1"
 
 
-def test_why_it_is_down_is_told_once():
+def test_each_reason_of_an_outage_is_told_once():
+    """The first may be that nothing answers, and the next that other machines are missing."""
     job = running(2)
-    job.players[0].store.cut("one")
+    store = job.players[0].store
+    for why in ("one", "two", "one"):
+        store.cut(why)
+        job.loop.run_for(1)
+    assert job.players[0].downs == ["one", "two"]
+    for number in range(10):
+        store.cut(f"reason {number}")
+        job.loop.run_for(0.1)
+    assert len(job.players[0].downs) == 5
+    store.heal()
+    job.until(lambda: job.players[0].ups == 1)
+    store.cut("one")
     job.loop.run_for(1)
-    job.players[0].store.cut("two")
-    job.loop.run_for(1)
-    assert job.players[0].downs == ["one"]
+    assert job.players[0].downs[5:] == ["one"]
 
 
 def test_a_failure_without_a_store_ends_this_node_soon():

@@ -156,7 +156,17 @@ class Launch:
     def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Until something that it prints or tells makes this true."""
         with self._changed:
-            assert self._changed.wait_for(condition, BOUND), f"not within {BOUND} s: {what}\n{self}"
+            self._changed.wait_for(lambda: condition() or self._silent(), BOUND)
+            ended = f"it ended ({self.popen.poll()})" if self._silent() else f"not within {BOUND} s"
+            assert condition(), f"{ended}: {what}\n{self}"
+
+    def _silent(self) -> bool:
+        """All its outputs are closed, and what it told is read."""
+        if self._open or not self._sources():
+            return False
+        with contextlib.suppress(BlockingIOError):
+            self._texts["news"] += os.read(self._news, 1 << 16)
+        return True
 
     def until_told(self, text: str, times: int = 1) -> list[str]:
         self.until(lambda: len(self.told(text)) >= times, f"{times} x {text!r}")

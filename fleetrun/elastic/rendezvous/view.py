@@ -346,6 +346,8 @@ class MemberState:
     was_up: bool = False
     down_since: float | None = None
     why_down: str = ""
+    told_down: set[str] = field(default_factory=set)
+    """The reasons of this outage that the user knows."""
     downs: int = 0
     step: int | None = None
     """The last step that its trainers made in this generation."""
