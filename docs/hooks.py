@@ -12,7 +12,7 @@ import click
 from mkdocs.structure.files import File
 
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group
-from fleetrun.verbs import ASKING, LAUNCHING
+from fleetrun.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,14 +36,16 @@ def commands_page() -> str:
         parts.append(f"### {group}\n\n| option | default | variable | |\n|---|---|---|---|")
         parts += [_row(option) for option in options]
         parts.append("")
-    for verb, summary in (ASKING | LAUNCHING).items():
+    for verb, summary in VERBS.items():
+        if verb == "run":
+            continue
         parts.append(f"## fleetrun {verb}\n\n{summary}\n\n```text\n{_help(verb)}\n```\n")
     return "\n".join(parts)
 
 
 def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in filter(None, [option.short, option.flag]))
-    also = ", ".join(f"`--{alias}`" for alias in option.aliases)
+    also = ", ".join(f"`--{alias}`" for alias in option.spellings[1:])
     choices = f" One of {', '.join(f'`{each}`' for each in option.choices)}." if option.choices else ""
     metavar = option.metavar.replace("|", "\\|")
     cells = [

@@ -59,19 +59,23 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_v
 
         return completion.answer(environ["_FLEETRUN_COMPLETE"])
     if not argv:
-        from fleetrun.help import SHORT  # late: a launch needs no help
+        from fleetrun.help import short_help, style_of  # late: a launch needs no help
 
-        _write(sys.stderr, SHORT)
+        _write(sys.stderr, short_help(style_of(sys.stderr is not None and sys.stderr.isatty())))
         return 2
+    if argv[0] == "version":
+        argv = ["--version"]
     verb = verbs.asked(argv)
-    if verb is not None:
+    if verb is not None and verb == argv[0]:
         return verbs.answer(verb, argv[1:])
     argv, environ = verbs.launching(argv, environ)
     line = command_line.read(argv)
     if line.action is not None:
-        _write(sys.stdout, _answer(line.action))
+        _answer(line.action, alone=verb is not None)
         return 0
     resolved = resolve(line, environ, engine_values, _job_file(line, environ))
+    if resolved.settings.save is not None and not resolved.settings.dry_run:
+        _save(resolved, resolved.settings.save)
     try:
         code = run(resolved)
     except ScriptNotFoundError as error:
@@ -79,7 +83,7 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_v
         if meant is None or error.hint:
             raise
         raise ScriptNotFoundError(error.message, hint=f"Did you mean `fleetrun {meant}`?") from None
-    if code == 0 and resolved.settings.save is not None:
+    if code == 0 and resolved.settings.save is not None and resolved.settings.dry_run:
         _save(resolved, resolved.settings.save)
     return code
 
@@ -102,17 +106,29 @@ def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> Job
     return load_job_file(named.text, environ, named.origin)
 
 
-def _answer(action: Choice) -> str:
-    """What `--help`, `--version` or `--show_completion` prints."""
+def _answer(action: Choice, alone: bool) -> None:
+    """Print what `-h`, `--help`, `--version` or `--show_completion` asks for. `alone`: there is no guard, and
+    a pager can have the terminal.
+    """
     if action.option.name == "help":
-        from fleetrun.help import help_text
+        from fleetrun import help
 
-        return help_text(_columns(sys.stdout) or _asked_columns() or _DEFAULT_COLUMNS, verbs.VERBS)
-    if action.option.name == "version":
-        return f"fleetrun {__version__}\n"
-    from fleetrun import completion
+        columns = _columns(sys.stdout)
+        style = help.style_of(columns is not None)
+        if action.origin == "-h":
+            _write(sys.stdout, help.short_help(style))
+        else:
+            text = help.long_help(columns or _asked_columns() or _DEFAULT_COLUMNS, style)
+            if alone and columns is not None:
+                help.page(text)
+            else:
+                _write(sys.stdout, text)
+    elif action.option.name == "version":
+        _write(sys.stdout, f"fleetrun {__version__}\n")
+    else:
+        from fleetrun import completion
 
-    return completion.script(action.value)
+        _write(sys.stdout, completion.script(action.value))
 
 
 def _report(error: LaunchError) -> None:

@@ -74,7 +74,7 @@ def _files(start: str) -> list[CompletionItem[Any]]:
 
 
 def _option(option: Option) -> click.Option:
-    names = [option.flag, *(f"--{alias}" for alias in option.aliases), *filter(None, [option.short])]
+    names = [option.flag, *(f"--{name}" for name in option.spellings[1:]), *filter(None, [option.short])]
     if option.takes is not Takes.VALUE:
         return click.Option([*names, option.name], is_flag=True, help=option.help)
     kind = {"DIR": click.Path(file_okay=False), "FILE": click.Path()}.get(option.metavar)

@@ -26,10 +26,12 @@ ASKING: Mapping[str, str] = {
     "doctor": "Check machines before a launch.",
     "nodes": "List the faults of machines, and which are left out for them.",
     "init": "Write a commented job file.",
+    "help": "Explain a topic or a command.",
 }
 """Commands that launch no job."""
 
 LAUNCHING: Mapping[str, str] = {
+    "run": "Launch SCRIPT. The word may be left out.",
     "up": "Launch the job of a job file.",
     "again": "Launch an earlier job again, with the same settings.",
 }
@@ -37,12 +39,23 @@ LAUNCHING: Mapping[str, str] = {
 
 VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
 
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "launching": ("run", "up", "init", "doctor", "nodes"),
+    "running jobs": ("ps", "status", "logs", "stop", "why", "stacks", "profile"),
+    "earlier jobs": ("report", "plot", "again", "bundle"),
+    "models": ("tables", "serve"),
+    "other": ("help",),
+}
+"""The commands as the help groups them."""
+
 
 def asked(argv: Sequence[str]) -> str | None:
     """The command of this command line, if it launches no job or only its help is wanted."""
     if not argv:
         return None
-    helps = argv[0] in LAUNCHING and argv[1:2] in (["--help"], ["-h"])
+    if argv[0] in ("-h", "--help"):
+        return "help"
+    helps = argv[0] in LAUNCHING and argv[0] != "run" and argv[1:2] in (["--help"], ["-h"])
     return argv[0] if argv[0] in ASKING or helps else None
 
 
@@ -85,6 +98,8 @@ def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence
     """
     if not argv or argv[0] not in LAUNCHING:
         return argv, environ
+    if argv[0] == "run":
+        return argv[1:], environ
     module: Any = import_module(f"fleetrun.commands.{argv[0]}")
     words, variables = module.launch_arguments(argv[1:], environ)
     return words, variables

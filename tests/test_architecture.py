@@ -43,11 +43,12 @@ PARTS = {
         "launch", "schedulers", "elastic", "console", "pod", "plan", "host", "files", "shadow", "values",
         "envs", "errors",
     },
-    "commands": {
-        "doctor", "plots", "stacks", "control", "record", "console", "pod", "host", "envs", "files", "errors",
-    },
     "verbs": {"commands", "errors"},
-    "help": {"envs"},
+    "help": {"verbs", "envs", "errors"},
+    "commands": {
+        "help", "verbs", "doctor", "plots", "stacks", "control", "record", "console", "pod", "host", "envs",
+        "files", "errors",
+    },
     "completion": {"verbs", "envs"},
     "cli": {"help", "completion", "verbs", "console", "envs", "errors"},
     "__main__": {"cli", "launch", "verbs", "schedulers", "pod", "envs"},

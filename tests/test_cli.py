@@ -117,17 +117,48 @@ def test_an_unknown_option_comes_with_the_one_that_was_meant():
 def test_no_words_at_all_get_the_short_help():
     code, out, err = call([], Launches())
     assert (code, out) == (2, "")
-    assert err.startswith("usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]\n")
+    assert call(["-h"], Launches()) == (0, err, "")
+    assert err.startswith("usage: fleetrun [run] [OPTIONS] SCRIPT [ARGUMENTS]\n")
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help(word):
-    code, out, err = call([word], Launches())
+def test_help():
+    code, out, err = call(["--help"], Launches())
     assert (code, err) == (0, "")
-    assert "Parameter server:\n" in out
+    assert "Parameter servers:\n" in out
+    assert call(["--nnodes", "2", "--help", "x.py"], Launches()) == (0, out, "")
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_run_may_be_said_and_words_of_other_tools_are_answered():
+    launches = Launches()
+    assert call(["run", "--nproc_per_node", "2", "x.py"], launches) == (0, "", "")
+    assert launches.seen[0].settings.nproc_per_node == 2
+    assert call(["version"], launches) == call(["--version"], launches)
+    assert call(["run", "--help"], launches) == call(["--help"], launches) == call(["help", "run"], launches)
+
+
+def test_an_option_of_a_launcher_behind_the_script_is_told():
+    launches = Launches()
+    call(["x.py", "--lr", "1", "--nproc_per_node=2"], launches)
+    (notice,) = launches.seen[0].notices
+    assert notice.startswith("--nproc_per_node stands after x.py")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("-n", "--nproc_per_node or --nnodes"), ("--num_processes", "--nproc_per_node")]
+)
+def test_an_option_of_another_tool_comes_with_ours(word, meant):
+    _, _, err = call([word, "2", "x.py"], Launches())
+    assert err.endswith(f"did you mean {meant}?\n")
+
+
+def test_save_writes_the_job_file_before_the_launch(tmp_path):
+    file = tmp_path / "job.toml"
+    code, _, err = call(["--save", str(file), "x.py"], Launches(code=1))
+    assert (code, "fleetrun up" in err) == (1, True)
+    assert 'script = "x.py"' in file.read_text()
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"run"}))
 def test_help_of_a_command(verb):
     code, out, err = call([verb, "-h"], Launches())
     assert (code, err) == (0, "")

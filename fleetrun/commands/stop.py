@@ -22,7 +22,7 @@ def command(job: str | None, now: bool) -> int:
 
     As after Ctrl-C, the processes get SIGTERM, trainers before servers, and SIGKILL after the --stop_timeout
     of the launch. A second `fleetrun stop --now` kills them at once. Of a job on several machines only this
-    node leaves; whether the others continue depends on --elastic_level.
+    node leaves; whether the others continue depends on --on_node_loss.
 
     A launcher that does not answer gets a signal instead; one that is stopped (Ctrl-Z) is continued first.
 

@@ -46,6 +46,14 @@ class Mode(StrEnum):
         return self in (Mode.PS, Mode.PS_HETER)
 
 
+class NodeLoss(StrEnum):
+    """What a job does that has lost a machine: end, wait for another one, or go on without it."""
+
+    FAIL = "fail"
+    WAIT = "wait"
+    SHRINK = "shrink"
+
+
 class Role(StrEnum):
     """What one process does. The value is the word in log file names and labels."""
 

@@ -25,7 +25,7 @@ from fleetrun.elastic.rendezvous.actions import Policy, Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import IMPORTS_KEY, Cause, CauseKind, Node, Round
 from fleetrun.elastic.store import Entry
-from fleetrun.envs.contract import TOKEN, split_endpoint
+from fleetrun.envs.contract import TOKEN, NodeLoss, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
@@ -182,7 +182,7 @@ def _policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
         fewest=fewest,
         most=most,
         spares=settings.spares,
-        level=settings.elastic_level,
+        on_loss=settings.on_node_loss,
         elastic_timeout=settings.elastic_timeout,
         rdzv_timeout=settings.rdzv_timeout,
         lease=settings.heartbeat_timeout,
@@ -513,7 +513,7 @@ class _NodeEvents:
             return "stopping the job"
         if why in (CauseKind.LEFT, CauseKind.LOST):
             return "the other nodes start again"
-        if why is CauseKind.FAILED and self._settings.elastic_level == 0:
+        if why is CauseKind.FAILED and self._settings.on_node_loss is NodeLoss.WAIT:
             return "that node leaves, and the others wait for another in its place"
         return "all nodes start again"
 

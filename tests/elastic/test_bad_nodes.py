@@ -5,6 +5,7 @@ import pytest
 from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.pod.policy import Budget
 from fleetrun.record.faults import MachineFault, counted, excluded, merged
 from tests.support.simulation import Player, SimulatedJob
@@ -108,7 +109,9 @@ def test_the_bad_machine_that_has_the_store_takes_part_when_another_is_lost():
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_job_ends_when_the_launcher_with_the_store_leaves(spares):
     """For whatever reason: no generation begins that would end with the store."""
-    job = job_of(2 + spares, spares=spares, elastic_timeout=5.0, level=-1 if spares else 1)
+    job = job_of(
+        2 + spares, spares=spares, elastic_timeout=5.0, on_loss=NodeLoss.FAIL if spares else NodeLoss.SHRINK
+    )
     job.until(lambda: len(running(job)) == 2)
     cause = Cause(why=CauseKind.LOST, node="", headline="the guard process was killed", code=125)
     job.players[0].membership.leave(cause, last=True)

@@ -6,6 +6,7 @@ import pytest
 
 from fleetrun.elastic.inquiry import LARGEST, RANKS_WITHIN, WITHIN, Inquiry
 from fleetrun.elastic.rendezvous import records
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.pod.events import Detail
 from fleetrun.pod.policy import Budget
 from fleetrun.stacks.helper import _LATER, _SOON
@@ -189,7 +190,7 @@ def test_who_asks_the_same_meanwhile_hears_the_same_answers():
 
 
 def test_an_asker_that_vanishes_leaves_nothing():
-    nodes = Asking(4, level=1)
+    nodes = Asking(4, on_loss=NodeLoss.SHRINK)
     nodes.ask(3)
     asker = nodes.player(nodes.inquiries[3])
     nodes.job.until(lambda: len(nodes.job.ledger.range(records.ANSWERS_PREFIX)) == 3)

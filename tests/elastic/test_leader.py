@@ -10,6 +10,7 @@ from fleetrun.elastic.rendezvous.leader import LATEST, final_cause, may_restart
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Node, Report, Round, State
 from fleetrun.elastic.rendezvous.view import Candidate, ReceivedReport, View
 from fleetrun.elastic.store import reconnect_grace
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import Budget, Spent
 
@@ -244,9 +245,9 @@ def test_the_age_of_a_cause_counts_to_now():
         (L, 125, ELASTIC, 2, 0, True),
         (L, 125, ELASTIC, 2, 2, True),  # counts nothing
         (L, 125, ELASTIC, 1, 0, False),
-        (L, 125, dataclasses.replace(FIXED, level=0), 1, 0, True),
+        (L, 125, dataclasses.replace(FIXED, on_loss=NodeLoss.WAIT), 1, 0, True),
         (T, 143, FIXED, 2, 0, False),
-        (T, 143, dataclasses.replace(FIXED, level=1), 2, 0, True),
+        (T, 143, dataclasses.replace(FIXED, on_loss=NodeLoss.SHRINK), 2, 0, True),
         (CauseKind.JOINED, 0, ELASTIC, 3, 2, True),
         (CauseKind.TIMEOUT, 124, ELASTIC, 3, 0, False),
     ],

@@ -3,6 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rendezvous.records import CauseKind
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.pod.policy import Budget
 from tests.support.simulation import SimulatedJob
 
@@ -73,9 +74,9 @@ def test_below_the_fewest_the_job_ends_and_says_why():
     assert (code, cause.why, cause.node) == (125, CauseKind.LOST, "h2 (10.0.0.2)")
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_with_a_level_it_waits_for_a_replacement_first(level):
-    job = running(2, 2, level=level, elastic_timeout=20)
+@pytest.mark.parametrize("on_loss", [NodeLoss.WAIT, NodeLoss.SHRINK])
+def test_unless_it_fails_it_waits_for_a_replacement_first(on_loss):
+    job = running(2, 2, on_loss=on_loss, elastic_timeout=20)
     job.players[1].crash()
     job.until(
         lambda: job.players[0].notes and job.players[0].notes[-1].missing == ("h2 (10.0.0.2) (rank 1)",)
@@ -86,9 +87,9 @@ def test_with_a_level_it_waits_for_a_replacement_first(level):
     assert last_run(job) == ("n1", "n3")
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_without_a_replacement_it_names_who_is_missing(level):
-    job = running(2, 2, level=level, elastic_timeout=20)
+@pytest.mark.parametrize("on_loss", [NodeLoss.WAIT, NodeLoss.SHRINK])
+def test_without_a_replacement_it_names_who_is_missing(on_loss):
+    job = running(2, 2, on_loss=on_loss, elastic_timeout=20)
     job.players[1].crash()
     job.until(lambda: job.players[0].over, within=LEASE + 22)
     code, cause = job.players[0].end
@@ -98,7 +99,7 @@ def test_without_a_replacement_it_names_who_is_missing(level):
 
 
 def test_level_0_a_node_that_fails_leaves_and_the_others_hold():
-    job = running(3, 3, level=0, elastic_timeout=20, budget=Budget(3))
+    job = running(3, 3, on_loss=NodeLoss.WAIT, elastic_timeout=20, budget=Budget(3))
     job.players[1].fail(7, restart=True)
     job.until(lambda: job.players[1].over, within=2)
     assert job.players[1].end[0] == 7
@@ -111,7 +112,7 @@ def test_level_0_a_node_that_fails_leaves_and_the_others_hold():
 
 
 def test_level_0_the_leader_may_be_the_one_that_fails():
-    job = running(2, 2, level=0, elastic_timeout=20, budget=Budget(3))
+    job = running(2, 2, on_loss=NodeLoss.WAIT, elastic_timeout=20, budget=Budget(3))
     job.players[0].fail(7, restart=True)
     job.until(lambda: job.players[0].over, within=2)
     replacement = job.add()
@@ -120,7 +121,7 @@ def test_level_0_the_leader_may_be_the_one_that_fails():
 
 
 def test_level_1_a_node_that_fails_comes_back():
-    job = running(2, 2, level=1, budget=Budget(3))
+    job = running(2, 2, on_loss=NodeLoss.SHRINK, budget=Budget(3))
     began = job.loop.now
     job.players[1].fail(7, restart=True)
     job.until(lambda: all(len(player.runs) == 2 for player in job.players))
@@ -129,7 +130,7 @@ def test_level_1_a_node_that_fails_comes_back():
 
 
 def test_a_replacement_that_comes_before_the_loss_is_known_waits_for_it():
-    job = running(2, 2, level=1, elastic_timeout=20)
+    job = running(2, 2, on_loss=NodeLoss.SHRINK, elastic_timeout=20)
     job.players[1].crash()
     replacement = job.add()
     job.until(job.all_run(job.players[0], replacement), within=LEASE + 3)
@@ -137,7 +138,7 @@ def test_a_replacement_that_comes_before_the_loss_is_known_waits_for_it():
 
 
 def test_a_machine_that_comes_back_has_its_rank_again():
-    job = running(4, 4, level=1, elastic_timeout=30)
+    job = running(4, 4, on_loss=NodeLoss.SHRINK, elastic_timeout=30)
     job.players[1].crash()
     job.players[2].crash()
     job.loop.run_for(LEASE + 2)
@@ -216,7 +217,7 @@ def test_processes_of_a_generation_that_went_on_without_them_are_killed():
 
 def test_a_node_that_is_given_up_while_it_stops_kills_what_is_left():
     """It was told to stop by another's failure, with the grace of that stop; then the others went on."""
-    job = running(2, 3, level=1, budget=Budget(3))
+    job = running(2, 3, on_loss=NodeLoss.SHRINK, budget=Budget(3))
     away = job.players[2]
     away.stop_takes = 1000.0
     job.players[0].fail(7, restart=True)

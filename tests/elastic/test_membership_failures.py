@@ -3,6 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import Budget
 from tests.support.simulation import SimulatedJob
@@ -81,7 +82,7 @@ def test_when_all_fail_at_once_all_tell_the_same():
 
 
 def test_the_failures_of_others_follow_from_a_node_that_has_gone():
-    job = running(3, level=-1)
+    job = running(3, on_loss=NodeLoss.FAIL)
     job.players[2].crash()
     job.loop.run_for(LEASE - 2)
     job.until(lambda: job.ledger.get("nodes/n3") is None)
@@ -102,7 +103,7 @@ def test_a_failure_before_the_job_stopped_for_a_newcomer_is_the_cause():
 
 
 def test_a_timeout_of_the_job_is_never_answered_with_a_restart():
-    job = running(2, level=1, budget=Budget(5))
+    job = running(2, on_loss=NodeLoss.SHRINK, budget=Budget(5))
     cause = Cause(why=CauseKind.TIMEOUT, node="", headline="the job took longer than 5 s", code=124)
     job.players[0].membership.failed(cause, True, 0.0)
     job.until(job.all_over)

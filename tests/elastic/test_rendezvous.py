@@ -19,6 +19,7 @@ from fleetrun.elastic.rendezvous.records import (
 )
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import Entry
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.plan.topology import Offer
 
 LEASE = 10.0
@@ -228,8 +229,8 @@ def test_running(reports, moves):
     [
         (POLICY, False),
         (Policy(fewest=1, most=2, lease=LEASE), True),
-        (Policy(fewest=2, most=2, level=0, lease=LEASE), True),
-        (Policy(fewest=2, most=2, level=1, lease=LEASE), True),
+        (Policy(fewest=2, most=2, on_loss=NodeLoss.WAIT, lease=LEASE), True),
+        (Policy(fewest=2, most=2, on_loss=NodeLoss.SHRINK, lease=LEASE), True),
     ],
 )
 def test_a_member_that_goes_stops_the_round(policy, restart):

@@ -87,7 +87,7 @@ def test_every_field_but_the_script_and_what_follows_from_others_is_an_option():
 
 def test_a_spelling_means_one_option():
     options = [*OPTIONS.values(), *ACTIONS.values()]
-    spellings = [word for option in options for word in (option.name, *option.aliases, option.short) if word]
+    spellings = [word for option in options for word in (*option.spellings, option.short) if word]
     assert len(spellings) == len(set(spellings)) == len(by_spelling(options))
     assert not set(spellings) & set(RETIRED)
     assert all(normal(word) == word for word in spellings if not word.startswith("-"))

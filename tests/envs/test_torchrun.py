@@ -18,7 +18,7 @@ def resolved(words: str, **environ: str) -> Resolved:
 RENDEZVOUS = [
     ("--rdzv-backend c10d --rdzv-endpoint localhost:0", {"master": None, "master_addr": None}),
     ("--rdzv-backend=c10d --rdzv-endpoint=h:7 --nnodes=2", {"master": "h:7"}),
-    ("--rdzv_backend c10d --rdzv_endpoint h --nnodes 2:4", {"master": "h:29400", "elastic_level": 1}),
+    ("--rdzv_backend c10d --rdzv_endpoint h --nnodes 2:4", {"master": "h:29400", "on_node_loss": "shrink"}),
     ("--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0", {"master": None, "nnodes": (1, 2)}),
     ("--rdzv-endpoint h --nnodes 2 --node-rank 1", {"master": "h:29500", "rank": 1}),
     ("--rdzv-backend static --rdzv-endpoint h:7", {"master_addr": "h", "master_port": 7, "master": None}),

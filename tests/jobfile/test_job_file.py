@@ -22,7 +22,7 @@ OPTIONS = [
     ("module = true", {"module": True}),
     ('follow = ["trainer:0", "ps"]', {"follow": ((Role.TRAINER, (0,)), (Role.SERVER, None))}),
     ('follow = "evaluator"', {"follow": ((Role.EVALUATOR, None),)}),
-    ("nnodes = [2, 4]", {"nnodes": (2, 4), "elastic_level": 1}),
+    ("nnodes = [2, 4]", {"nnodes": (2, 4), "on_node_loss": "shrink"}),
     ("port_range = [5000, 6000]", {"port_range": (5000, 6000)}),
     ('log_rotate = "1MB"', {"log_rotate": 1_000_000}),
     ('elastic_server = "h:2379"\nnnodes = 2', {"master": "etcd://h:2379"}),
@@ -119,7 +119,6 @@ WRONG = [
         "nproc_per_node = 2 (job.toml:2) is only for mode",
         "",
     ),
-    ("json = true", "json = true (job.toml:2) needs --dry_run", ""),
     ('metrics_host = "0.0.0.0"', "needs --metrics_port", ""),
     ("master_addr = 'h'\nmaster = 'h:1'\nnnodes = 2", "exclude each other", ""),
 ]

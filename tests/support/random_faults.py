@@ -10,6 +10,7 @@ from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import CauseKind
 from fleetrun.elastic.rendezvous.view import Phase
 from fleetrun.elastic.store import Ledger
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.pod.policy import Budget
 from tests.support.simulation import CountingStore, LossyStore, Player, Run, SimulatedJob
 
@@ -52,7 +53,7 @@ class FaultyJob(SimulatedJob):
             ledger=JobLedger(),
             fewest=dice.choice([most, most, dice.randint(1, most)]),
             most=most,
-            level=dice.choice([-1, -1, 0, 1]),
+            on_loss=dice.choice([NodeLoss.FAIL, *NodeLoss]),
             lease=dice.choice([2.0, 5.0, 10.0]),
             elastic_timeout=dice.choice([0.5, 5.0, 20.0]),
             rdzv_timeout=dice.choice([20.0, 60.0]),

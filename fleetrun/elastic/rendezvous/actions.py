@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError
 from fleetrun.pod.policy import NO_RESTARTS, Budget
 
@@ -31,16 +32,16 @@ _LOSSES = 3
 class Policy:
     """What the job requires of its nodes: how many, and what happens when one is lost.
 
-    There are `fewest` to `most` nodes; up to `spares` more wait until one of them is lost. `level` is
-    --elastic_level: -1, 0 or 1. `lease` is for how many seconds a node may be silent. `fixed_ranks` are the
-    hosts of --ips, so that missing ones can be named. `endpoint` is the address of the rendezvous store. A
-    machine is left out after `exclude_after` faults; 0: never. `check` is --check.
+    There are `fewest` to `most` nodes; up to `spares` more wait until one of them is lost. `on_loss`
+    is --on_node_loss. `lease` is for how many seconds a node may be silent. `fixed_ranks` are the hosts of
+    --ips, so that missing ones can be named. `endpoint` is the address of the rendezvous store. A machine is
+    left out after `exclude_after` faults; 0: never. `check` is --check.
     """
 
     fewest: int
     most: int
     spares: int = 0
-    level: int = -1
+    on_loss: NodeLoss = NodeLoss.FAIL
     elastic_timeout: float = 30.0
     rdzv_timeout: float = 60.0
     lease: float = 10.0
@@ -54,7 +55,7 @@ class Policy:
     @property
     def elastic(self) -> bool:
         """Whether the job survives the loss of a node, also without a spare."""
-        return self.fewest < self.most or self.level >= 0
+        return self.fewest < self.most or self.on_loss is not NodeLoss.FAIL
 
     @property
     def replaces(self) -> bool:

@@ -51,6 +51,7 @@ from fleetrun.elastic.rendezvous.records import (
 )
 from fleetrun.elastic.rendezvous.view import Candidate, View
 from fleetrun.elastic.store import ABSENT, reconnect_grace
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.pod.events import servers_named_in
 from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart, Spent
 from fleetrun.pod.process import Exit
@@ -305,7 +306,7 @@ def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool
     leaves = cause.why in (CauseKind.LEFT, CauseKind.LOST)
     if leaves and _is_the_first(cause, round_) and not round_.restart:
         return False
-    if policy.level >= 0:
+    if policy.on_loss is not NodeLoss.FAIL:
         return True
     if cause.why in (CauseKind.LOST, CauseKind.LEFT) and not policy.replaces:
         return False
@@ -448,11 +449,11 @@ def meeting_time(round_: Round | None, policy: Policy) -> float:
 
 
 def _not_again(round_: Round, members: Sequence[Node], policy: Policy) -> str:
-    """With --elastic_level 0: the node whose process failed, which leaves room for another."""
+    """With --on_node_loss wait: the node whose process failed, which leaves room for another."""
     cause = round_.cause
-    if policy.level != 0 or cause is None or cause.why is not CauseKind.FAILED or cause.rank >= len(members):
+    if policy.on_loss is not NodeLoss.WAIT or cause is None or cause.why is not CauseKind.FAILED:
         return ""
-    return members[cause.rank].id if cause.rank >= 0 else ""
+    return members[cause.rank].id if 0 <= cause.rank < len(members) else ""
 
 
 def _form_at(

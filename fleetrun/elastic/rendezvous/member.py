@@ -62,6 +62,7 @@ from fleetrun.elastic.rendezvous.leader import lead, meeting_time
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Report, Round, State, Verdict
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT
+from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError, NotNeededError, RendezvousError, UsageError
 
 LOST_CODE = 125
@@ -255,9 +256,11 @@ def _in_other_generation(
 
 
 def _own_failure(own: MemberState, round_: Round, policy: Policy) -> Cause | None:
-    """With --elastic_level 0: the failure for which this node leaves the job."""
+    """With --on_node_loss wait: the failure for which this node leaves the job."""
     cause = round_.cause
-    if policy.level != 0 or cause is None or cause.why is not CauseKind.FAILED or cause.rank != own.rank:
+    if policy.on_loss is not NodeLoss.WAIT or cause is None or cause.rank != own.rank:
+        return None
+    if cause.why is not CauseKind.FAILED:
         return None
     return cause if round_.state in (State.OPEN, State.FORMING) else None
 

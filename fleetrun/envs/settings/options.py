@@ -11,7 +11,7 @@ from enum import Enum, StrEnum
 from functools import partial
 from typing import Any
 
-from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
 from fleetrun.values import dataclass, field, field_arguments, replace
@@ -25,19 +25,18 @@ ANY = frozenset(Mode)
 
 
 class Group(StrEnum):
-    """The sections of `--help`, in this order."""
+    """The sections of `--help`, in this order. The last two are in `fleetrun help`."""
 
-    JOB = "Job"
-    PROCESSES = "Processes"
-    SERVERS = "Parameter server"
-    NETWORK = "Network and ports"
-    FAILURE = "Failure and restart"
-    LOGS = "Logs and output"
-    MONITORING = "Monitoring"
-    MACHINES = "Many machines"
+    JOB = "What to run"
+    PROCESSES = "Processes and devices"
+    MACHINES = "Machines"
+    FAILURE = "Failures"
+    OUTPUT = "Output"
+    SERVERS = "Parameter servers"
     ENGINES = "Engines of clusters"
-    COMPATIBLE = "Kept for compatibility"
     OTHER = "Other"
+    PADDLE = "As in Paddle"
+    TORCHRUN = "As in torchrun"
 
 
 PET = "PET_"
@@ -56,8 +55,9 @@ class Takes(Enum):
 class Option:
     """One option: its spellings, the variables that can set it, and how its text becomes a value.
 
-    `modes` are those in which it has an effect; `makes` is the mode of a job that has it and does not state a
-    mode.
+    `paddle` are older spellings of Paddle, which `fleetrun help paddle` lists. `brief` describes it in the
+    short help, if it is there. `modes` are those in which it has an effect; `makes` is the mode of a job that
+    has it and does not state a mode.
     """
 
     name: str = ""
@@ -69,7 +69,9 @@ class Option:
     shown_default: str | None = None
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    paddle: tuple[str, ...] = ()
     short: str = ""
+    brief: str = ""
     env: tuple[str, ...] = ()
     modes: frozenset[Mode] = ANY
     makes: Mode | None = None
@@ -79,6 +81,11 @@ class Option:
     @property
     def flag(self) -> str:
         return f"--{self.name}"
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Without dashes."""
+        return (self.name, *self.aliases, *self.paddle)
 
     @property
     def default_text(self) -> str:
@@ -117,7 +124,7 @@ ACTIONS: Mapping[str, Option] = {
             parse=boolean,
             group=Group.OTHER,
             takes=Takes.NOTHING,
-            help="Show this help.",
+            help="Show this help; -h: the most used part of it.",
         ),
         Option(
             name="version",
@@ -142,10 +149,7 @@ ACTIONS: Mapping[str, Option] = {
 def by_spelling(options: Iterable[Option]) -> dict[str, Option]:
     """Every way to write an option: `two_words` for long ones (see `normal`), `-x` for short ones."""
     return {
-        spelling: option
-        for option in options
-        for spelling in (option.name, *option.aliases, option.short)
-        if spelling
+        spelling: option for option in options for spelling in (*option.spellings, option.short) if spelling
     }
 
 
@@ -256,21 +260,24 @@ DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_
 PREFIXES = {"elastic_server": "etcd://", "PADDLE_ELASTIC_SERVER": "etcd://"}
 """Spellings whose values lack a prefix that the option itself has."""
 
+_LOSS_VARIABLES = (
+    "FLEETRUN_ON_NODE_LOSS",
+    "PADDLE_ELASTIC_LEVEL",
+    "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL",
+)
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DISPLAYS = ("auto", "live", "plain", "json", "quiet")
 _BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
 
 _job = partial(option, group=Group.JOB)
 _process = partial(option, group=Group.PROCESSES)
-_server = partial(option, group=Group.SERVERS, modes=SERVERS)
-_servers = partial(_server, makes=Mode.PS)
-_heter = partial(option, group=Group.SERVERS, modes=HETER, makes=Mode.PS_HETER)
-_network = partial(option, group=Group.NETWORK)
-_failure = partial(option, group=Group.FAILURE)
-_log = partial(option, group=Group.LOGS)
 _machine = partial(option, group=Group.MACHINES)
-_monitor = partial(option, group=Group.MONITORING)
+_failure = partial(option, group=Group.FAILURE)
+_output = partial(option, group=Group.OUTPUT)
+_servers = partial(option, group=Group.SERVERS, modes=SERVERS, makes=Mode.PS)
 _engine = partial(option, group=Group.ENGINES)
+_paddle = partial(option, group=Group.PADDLE)
+_heter = partial(_paddle, modes=HETER, makes=Mode.PS_HETER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,38 +298,44 @@ class LaunchSettings:
 
     # A table, set by hand: one argument per line would make it three times as long.
     # fmt: off
-    run_mode: Mode = _job(
-        Mode.COLLECTIVE, parsing.run_mode, "MODE", choices=tuple(map(str, Mode)), env=("PADDLE_RUN_MODE",),
-        help="How the processes work together.",
-        shown_default="ps when servers or trainers are given, else collective")
     module: bool = switch(
         False, group=Group.JOB, short="-m", env=("PET_MODULE",), help="SCRIPT is a module, as in python -m.")
     no_python: bool = switch(
         False, group=Group.JOB, env=("PET_NO_PYTHON",),
         help="SCRIPT is a program, even if its name ends in .py.")
-    job_id: str = _job(
-        "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
-        help="Name of the job; the names of its log files begin with it.")
-    backend: str = _job(
-        "auto", parsing.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
-        modes=COLLECTIVE,
-        help="Backend of collectives; auto: nccl on GPUs, else gloo.")
     config: str | None = _job(
         None, parsing.nonempty, "FILE",
         help="Job file; what is typed or set by a variable wins over it. See `fleetrun init`.")
+    run_mode: Mode = _job(
+        Mode.COLLECTIVE, parsing.run_mode, "MODE", choices=tuple(map(str, Mode)), env=("PADDLE_RUN_MODE",),
+        help="How the processes work together.",
+        shown_default="ps when servers or trainers are given, else collective")
+    job_id: str = _job(
+        "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
+        help="Name of the job; the names of its log files begin with it.")
     timeout: float | None = _job(
         None, parsing.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
         help="Stop a job that runs longer than this, with exit code 124.")
+    dry_run: bool = switch(
+        False, group=Group.JOB, brief="print what would be started; start nothing",
+        help="Print what would be started; start nothing.")
+    json: bool = switch(
+        False, group=Group.JOB,
+        help="Print JSON: the plan of --dry_run as one document, else events, as --display json does.")
+    save: str | None = _job(
+        None, parsing.nonempty, "FILE", help="Write the settings to a job file, for `fleetrun up`.")
 
     nproc_per_node: int | str | None = _process(
         None, parsing.count_or_word("auto", "gpu", "xpu", "cpu"), "N",
         env=("PADDLE_NPROC_PER_NODE", "PET_NPROC_PER_NODE"),
-        modes=PROCESSES,
+        modes=PROCESSES, brief="processes on this machine [one per device, else 1]",
         help="Number of processes on this machine. gpu, xpu: one per device; cpu: one per core; auto: gpu if "
              "there is one, else cpu.",
         shown_default="one per device, 1 without devices")
     devices: tuple[str, ...] = _process(
-        (), parsing.device_list, "LIST", aliases=tuple(DEVICE_KINDS), env=("PADDLE_DEVICES",),
+        (), parsing.device_list, "LIST", aliases=("gpus",),
+        paddle=("selected_gpus", "xpus", "selected_xpus", "npus"), env=("PADDLE_DEVICES",),
+        brief="devices to use, as 0,1 [all visible ones]",
         help="Devices to use, as 0,1 or by UUID. Numbers count within CUDA_VISIBLE_DEVICES.",
         shown_default="all visible ones")
     device_kind: str = "gpu"
@@ -330,62 +343,91 @@ class LaunchSettings:
         "node", parsing.choice("node", "process"), "WHOSE", choices=("node", "process"),
         env=("FLEETRUN_VISIBLE_DEVICES",),
         help="Devices that a process sees: all of its node, with LOCAL_RANK as index, or only its own.")
+    backend: str = _process(
+        "auto", parsing.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
+        modes=COLLECTIVE,
+        help="Backend of collectives; auto: nccl on GPUs, else gloo.")
+    numa_binding: str = _process(
+        "off", choice(*_NUMA_BINDINGS), "HOW", choices=_NUMA_BINDINGS, modes=COLLECTIVE,
+        help="Run each process on the cores of the NUMA node or socket of its GPU, on its share of the "
+             "node's (exclusive), or on some that share a cache (core-complex); off: on any.")
 
-    server_num: int | None = _servers(
-        None, parsing.count_or_none, "N", env=("PADDLE_SERVER_NUM",),
-        help="Number of servers on this machine.", shown_default="1 in ps modes")
-    trainer_num: int | None = _servers(
-        None, parsing.count_or_none, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
-        help="Number of trainers on this machine.", shown_default="1 in ps modes")
-    servers: tuple[str, ...] = _servers(
-        (), parsing.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
-        help="Endpoints of the servers, as host:port,host:port. Needs --trainers.")
-    trainers: tuple[str, ...] = _servers(
-        (), parsing.trainer_list, "LIST", aliases=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",),
-        help="Endpoints of the trainers. Hosts without a port get ports from 6170 + number of servers.")
-    coordinator_num: int | None = _servers(
-        None, parsing.count, "N", help="Number of coordinators.")
-    coordinators: tuple[str, ...] = _servers(
-        (), parsing.endpoint_list, "LIST", help="Endpoints of the coordinators.")
-    heter_worker_num: tuple[int, ...] = _heter(
-        (), parsing.stage_counts, "N;N",
-        help="Number of heter workers, by stage after the trainers. Makes the mode ps-heter.")
-    heter_workers: tuple[tuple[str, ...], ...] = _heter(
-        (), parsing.stage_endpoints, "LIST;LIST", help="Endpoints of the heter workers, by stage.")
-    heter_devices: tuple[str, ...] = _heter(
-        (), parsing.stage_devices, "KIND;KIND",
-        help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
-    with_gloo: int = _server(
-        1, parsing.whole(0, 2), "0|1|2", env=("PADDLE_WITH_GLOO",),
-        help="Value of PADDLE_WITH_GLOO for the processes.")
-    gloo_port: int = _server(
-        6767, parsing.port, "PORT", env=("PADDLE_GLOO_PORT",),
-        help="Port of the Gloo service with --servers.")
-    http_port: int | None = _server(
-        None, parsing.port, "PORT",
-        help="Port of the Gloo service with --server_num.", shown_default="a free port")
-
-    host: str | None = _network(
+    nnodes: tuple[int, int] = _machine(
+        (1, 1), parsing.node_range, "N|MIN:MAX", paddle=("np",), brief="machines; MIN:MAX: as many as come",
+        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP", "PET_NNODES"),
+        help="Number of machines. MIN:MAX: elastic, machines may join and leave.", shown_default="1")
+    master: str | None = _machine(
+        None, parsing.rendezvous_address, "ADDRESS", paddle=("elastic_server",),
+        env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"), brief="where they meet: host:port of one of them",
+        help="Where machines meet: host:port (served by the launcher there), H1,H2,H3 (by those three, of "
+             "which any one may be lost; embedded:3: the first three of --ips), or etcd://host:port,...",
+        shown_default="this machine says")
+    ips: tuple[str, ...] = _machine(
+        (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
+        help="The machines in order of rank. They meet at the first.", shown_default="this one")
+    rank: int = _machine(
+        -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK", "PET_NODE_RANK"),
+        help="Rank of this machine; -1: any.")
+    token_file: str | None = _machine(
+        None, parsing.nonempty, "FILE", env=("FLEETRUN_TOKEN_FILE",),
+        help="File with the job's secret, 16 characters or more: only machines that have it can join, and "
+             "their traffic is encrypted. FLEETRUN_TOKEN can hold the secret itself.")
+    on_node_loss: NodeLoss = _machine(
+        NodeLoss.FAIL, parsing.node_loss, "WHAT", choices=tuple(map(str, NodeLoss)),
+        paddle=("elastic_level",), env=_LOSS_VARIABLES,
+        help="When a machine is lost: end the job, wait for a replacement (also after a failed process), or "
+             "continue with the remaining machines, if there are enough.",
+        shown_default="fail; shrink with MIN:MAX")
+    elastic_timeout: float = _machine(
+        30.0, parsing.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",),
+        help="How long to wait for more machines, or for a replacement.",
+        shown_default="30s")
+    spares: int = _machine(
+        0, parsing.whole(0, 65534), "N", env=("FLEETRUN_SPARES",),
+        help="Machines beyond --nnodes that may wait: one takes the place of a machine that is lost.")
+    exclude_after: int = _machine(
+        2, parsing.whole(0, 1_000), "N", env=("FLEETRUN_EXCLUDE_AFTER",),
+        help="Leave a machine out after so many faults, if there are enough others; 0: never. See "
+             "`fleetrun nodes`.")
+    check: str = _machine(
+        "off", parsing.choice("off", "fast", "full"), "HOW", choices=("off", "fast", "full"),
+        env=("FLEETRUN_CHECK",),
+        help="Before each start, measure processor, memory and the ways between machines, in a few seconds; "
+             "full: also GPUs, which takes longer. What is slow or broken has a fault.")
+    rdzv_timeout: float = _machine(
+        600.0, parsing.seconds, "TIME", env=("FLEETRUN_RDZV_TIMEOUT",),
+        help="How long to wait for all machines at the start.", shown_default="10m")
+    heartbeat_timeout: float = _machine(
+        10.0, parsing.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
+        help="A machine without a heartbeat for this long is lost; 2 s or more.", shown_default="10s")
+    host: str | None = _machine(
         None, parsing.host, "ADDRESS", env=("POD_IP",),
         help="Address of this machine.",
         shown_default="127.0.0.1; with several machines the one that reaches --master")
-    start_port: int | None = _network(
+    nic: str | None = _machine(
+        None, parsing.nonempty, "NAME", env=("FLEETRUN_NIC",),
+        help="Network interface that gives this machine's address.",
+        shown_default="the one that reaches --master")
+    sort_ip: bool = switch(
+        False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
+        help="Rank machines by address.")
+    start_port: int | None = _machine(
         None, parsing.port, "PORT", env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
         help="First port to use; the others follow.", shown_default="free ports")
-    port_range: tuple[int, int] | None = _network(
+    port_range: tuple[int, int] | None = _machine(
         None, parsing.port_range, "LOW:HIGH", env=("PORT_RANGE",),
         help="Range to take free ports from.", shown_default="any")
-    master_addr: str | None = _network(
+    master_addr: str | None = _machine(
         None, parsing.host, "ADDRESS", modes=COLLECTIVE, env=("PET_MASTER_ADDR",),
         help="MASTER_ADDR of the trainers. With several machines, as in torchrun: where they meet.",
         shown_default="address of the first machine")
-    master_port: int | None = _network(
+    master_port: int | None = _machine(
         None, parsing.port, "PORT", modes=COLLECTIVE, env=("PET_MASTER_PORT",),
         help="MASTER_PORT of the trainers.", shown_default="a free port")
 
     max_restart: int = _failure(
         3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",),
-        env=("PADDLE_MAX_RESTART", "PET_MAX_RESTARTS"),
+        env=("PADDLE_MAX_RESTART", "PET_MAX_RESTARTS"), brief="restarts after failures [3]",
         help="Number of restarts after failures, since the last step that no attempt had made before; "
              "0: none.")
     restart_window: float | None = _failure(
@@ -400,114 +442,68 @@ class LaunchSettings:
         help="When no trainer prints or reports progress for this long, or a single one that used to hangs: "
              "write the stacks of all processes to their logs, then restart or fail (124).",
         shown_default="never")
-    probe: str = _failure(
-        "on", parsing.choice("on", "off"), "WHEN", choices=("on", "off"), env=("FLEETRUN_PROBE",),
-        help="Whether Python processes of the job load fleetrun's probe (through PYTHONPATH), which tells "
-             "where they are.")
     warm: bool = switch(
         False, group=Group.FAILURE, env=("FLEETRUN_WARM",),
         help="Keep a second interpreter for each Python process, with its imports done: restarts take tenths "
              "of a second.")
+    probe: str = _failure(
+        "on", parsing.choice("on", "off"), "WHEN", choices=("on", "off"), env=("FLEETRUN_PROBE",),
+        help="Whether Python processes of the job load fleetrun's probe (through PYTHONPATH), which tells "
+             "where they are.")
     elastic_pre_hook: str | None = _failure(
         None, parsing.shell_words, "COMMAND", help="Command to run before each start, not in a shell.")
 
-    log_dir: str = _log(
+    log_dir: str = _output(
         "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR", "PET_LOG_DIR"),
+        brief="directory for the output of the processes [log]",
         help="Directory for the output of the processes.")
-    log_level: str = _log(
+    follow: tuple[parsing.FollowRule, ...] = _output(
+        ((Role.TRAINER, (0,)),), parsing.follow, "WHAT", env=("FLEETRUN_FOLLOW",), repeats=True,
+        brief="output to show: all, none, trainer:0,1+ps [trainer:0]",
+        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator, evaluator) with or "
+             "without numbers, as trainer:0,1+ps.",
+        shown_default="trainer:0")
+    display: str = _output(
+        "auto", parsing.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
+        help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per line "
+             "on stdout; quiet: errors only. auto: live on a terminal, else plain.")
+    log_level: str = _output(
         "INFO", parsing.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
         choices=_LEVELS, env=("PADDLE_LOG_LEVEL",),
         help="Level of fleetrun's own messages.")
     log_overwrite: bool = switch(
-        False, group=Group.LOGS, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
+        False, group=Group.OUTPUT, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
         help="First delete the logs of earlier runs of this job.")
-    log_rotate: int | None = _log(
+    log_rotate: int | None = _output(
         None, parsing.size, "SIZE", env=("FLEETRUN_LOG_ROTATE",),
         help="Keep only the newest output of each process, about this much, as 100M.", shown_default="all")
-    follow: tuple[parsing.FollowRule, ...] = _log(
-        ((Role.TRAINER, (0,)),), parsing.follow, "WHAT", env=("FLEETRUN_FOLLOW",), repeats=True,
-        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator, evaluator) with or "
-             "without numbers, as trainer:0,1+ps.",
-        shown_default="trainer:0")
-    display: str = _log(
-        "auto", parsing.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
-        help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per line "
-             "on stdout; quiet: errors only. auto: live on a terminal, else plain.")
     enable_gpu_log: bool = switch(
-        True, group=Group.LOGS, takes=Takes.BOOLEAN,
+        True, group=Group.OUTPUT, takes=Takes.BOOLEAN,
         help="Log the state of the GPUs; --enable_gpu_log=0 turns it off.", shown_default="on")
-    dry_run: bool = switch(
-        False, group=Group.LOGS, help="Print what would be started; start nothing.")
-    json: bool = switch(
-        False, group=Group.LOGS, help="With --dry_run: print one JSON document.")
-    save: str | None = _log(
-        None, parsing.nonempty, "FILE", help="With --dry_run: write the settings to a job file.")
-
-    tensorboard: str | None = _monitor(
+    tensorboard: str | None = _output(
         None, parsing.nonempty, "DIR", env=("FLEETRUN_TENSORBOARD",),
         help="Write the progress of trainers as TensorBoard event files.")
-    metrics_port: int | None = _monitor(
+    metrics_port: int | None = _output(
         None, parsing.whole(0, 65535), "PORT", env=("FLEETRUN_METRICS_PORT",),
         help="Serve Prometheus metrics of the job; 0: on a free port, which is printed.")
-    metrics_host: str = _monitor(
+    metrics_host: str = _output(
         "127.0.0.1", parsing.host, "ADDRESS", env=("FLEETRUN_METRICS_HOST",),
         help="Address that --metrics_port listens on.")
 
-    nnodes: tuple[int, int] = _machine(
-        (1, 1), parsing.node_range, "N|MIN:MAX", aliases=("np",),
-        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP", "PET_NNODES"),
-        help="Number of machines. MIN:MAX: elastic, machines may join and leave.", shown_default="1")
-    spares: int = _machine(
-        0, parsing.whole(0, 65534), "N", env=("FLEETRUN_SPARES",),
-        help="Machines beyond --nnodes that may wait: one takes the place of a machine that is lost.")
-    exclude_after: int = _machine(
-        2, parsing.whole(0, 1_000), "N", env=("FLEETRUN_EXCLUDE_AFTER",),
-        help="Leave a machine out after so many faults, if there are enough others; 0: never. See "
-             "`fleetrun nodes`.")
-    check: str = _machine(
-        "off", parsing.choice("off", "fast", "full"), "HOW", choices=("off", "fast", "full"),
-        env=("FLEETRUN_CHECK",),
-        help="Before each start, measure processor, memory and the ways between machines, in a few seconds; "
-             "full: also GPUs, which takes longer. What is slow or broken has a fault.")
-    ips: tuple[str, ...] = _machine(
-        (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
-        help="The machines in order of rank. They meet at the first.", shown_default="this one")
-    master: str | None = _machine(
-        None, parsing.rendezvous_address, "ADDRESS", aliases=("elastic_server",),
-        env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"),
-        help="Where machines meet: host:port (served by the launcher there), H1,H2,H3 (by those three, of "
-             "which any one may be lost; embedded:3: the first three of --ips), or etcd://host:port,...",
-        shown_default="this machine says")
-    rank: int = _machine(
-        -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK", "PET_NODE_RANK"),
-        help="Rank of this machine; -1: any.")
-    sort_ip: bool = switch(
-        False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
-        help="Rank machines by address.")
-    nic: str | None = _machine(
-        None, parsing.nonempty, "NAME", env=("FLEETRUN_NIC",),
-        help="Network interface that gives this machine's address.",
-        shown_default="the one that reaches --master")
-    rdzv_timeout: float = _machine(
-        600.0, parsing.seconds, "TIME", env=("FLEETRUN_RDZV_TIMEOUT",),
-        help="How long to wait for all machines at the start.", shown_default="10m")
-    heartbeat_timeout: float = _machine(
-        10.0, parsing.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
-        help="A machine without a heartbeat for this long is lost; 2 s or more.", shown_default="10s")
-    elastic_level: int = _machine(
-        -1, parsing.whole(-1, 1), "LEVEL",
-        env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-        help="When a machine is lost: -1: end the job; 0: wait for a replacement, also after a failed "
-             "process; 1: continue with the remaining machines, if there are enough.",
-        shown_default="-1; 1 with MIN:MAX")
-    elastic_timeout: float = _machine(
-        30.0, parsing.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",),
-        help="How long to wait for more machines, or for a replacement.",
-        shown_default="30s")
-    token_file: str | None = _machine(
-        None, parsing.nonempty, "FILE", env=("FLEETRUN_TOKEN_FILE",),
-        help="File with the job's secret, 16 characters or more: only machines that have it can join, and "
-             "their traffic is encrypted. FLEETRUN_TOKEN can hold the secret itself.")
+    server_num: int | None = _servers(
+        None, parsing.count_or_none, "N", env=("PADDLE_SERVER_NUM",),
+        brief="parameter servers on this machine",
+        help="Number of servers on this machine.", shown_default="1 in ps modes")
+    trainer_num: int | None = _servers(
+        None, parsing.count_or_none, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
+        brief="their trainers on this machine",
+        help="Number of trainers on this machine.", shown_default="1 in ps modes")
+    servers: tuple[str, ...] = _servers(
+        (), parsing.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
+        help="Endpoints of the servers, as host:port,host:port. Needs --trainers.")
+    trainers: tuple[str, ...] = _servers(
+        (), parsing.trainer_list, "LIST", paddle=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",),
+        help="Endpoints of the trainers. Hosts without a port get ports from 6170 + number of servers.")
 
     scheduler: str = _engine(
         "local", parsing.choice("local", "slurm", "srun", "kubernetes", "ssh"), "ENGINE",
@@ -520,26 +516,44 @@ class LaunchSettings:
         None, parsing.nonempty, "IMAGE", env=("FLEETRUN_IMAGE",),
         help="Container image, for --scheduler kubernetes.")
 
+    coordinator_num: int | None = _paddle(
+        None, parsing.count, "N", modes=SERVERS, makes=Mode.PS, help="Number of coordinators.")
+    coordinators: tuple[str, ...] = _paddle(
+        (), parsing.endpoint_list, "LIST", modes=SERVERS, makes=Mode.PS,
+        help="Endpoints of the coordinators.")
+    heter_worker_num: tuple[int, ...] = _heter(
+        (), parsing.stage_counts, "N;N",
+        help="Number of heter workers, by stage after the trainers. Makes the mode ps-heter.")
+    heter_workers: tuple[tuple[str, ...], ...] = _heter(
+        (), parsing.stage_endpoints, "LIST;LIST", help="Endpoints of the heter workers, by stage.")
+    heter_devices: tuple[str, ...] = _heter(
+        (), parsing.stage_devices, "KIND;KIND",
+        help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
+    with_gloo: int = _paddle(
+        1, parsing.whole(0, 2), "0|1|2", modes=SERVERS, env=("PADDLE_WITH_GLOO",),
+        help="Value of PADDLE_WITH_GLOO for the processes.")
+    gloo_port: int = _paddle(
+        6767, parsing.port, "PORT", modes=SERVERS, env=("PADDLE_GLOO_PORT",),
+        help="Port of the Gloo service with --servers.")
+    http_port: int | None = _paddle(
+        None, parsing.port, "PORT", modes=SERVERS,
+        help="Port of the Gloo service with --server_num.", shown_default="a free port")
     legacy: bool = switch(
-        False, group=Group.COMPATIBLE, takes=Takes.BOOLEAN,
+        False, group=Group.PADDLE, takes=Takes.BOOLEAN,
         help="Only --legacy=0: there is only one launcher.")
+
     standalone: bool = switch(
-        False, group=Group.COMPATIBLE, env=("PET_STANDALONE",),
-        help="As in torchrun: one machine, which is the default.")
+        False, group=Group.TORCHRUN, env=("PET_STANDALONE",),
+        help="One machine, which is the default.")
     role: str = option(
-        "default", parsing.nonempty, "NAME", group=Group.COMPATIBLE, modes=PROCESSES, env=("PET_ROLE",),
-        help="As in torchrun: ROLE_NAME of the trainers.")
+        "default", parsing.nonempty, "NAME", group=Group.TORCHRUN, modes=PROCESSES, env=("PET_ROLE",),
+        help="ROLE_NAME of the trainers.")
     run_path: bool = switch(
-        False, group=Group.COMPATIBLE, env=("PET_RUN_PATH",),
-        help="As in torchrun: SCRIPT is a Python file, whatever its name, even with --no_python.")
+        False, group=Group.TORCHRUN, env=("PET_RUN_PATH",),
+        help="SCRIPT is a Python file, whatever its name, even with --no_python.")
     virtual_local_rank: bool = switch(
-        False, group=Group.COMPATIBLE, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
-        help="As in torchrun: LOCAL_RANK is 0 for all, and each process sees only its own devices.")
-    numa_binding: str = option(
-        "off", choice(*_NUMA_BINDINGS), "node", choices=_NUMA_BINDINGS, group=Group.COMPATIBLE,
-        modes=COLLECTIVE,
-        help="As in torchrun: run each process on the cores of the NUMA node or socket of its GPU, on its "
-        "share of the node's (exclusive), or on some that share a cache (core-complex); off: on any.")
+        False, group=Group.TORCHRUN, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
+        help="LOCAL_RANK is 0 for all, and each process sees only its own devices.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
@@ -564,7 +578,7 @@ def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
         short=short,
         help=help,
         metavar="VALUE",
-        group=Group.COMPATIBLE,
+        group=Group.TORCHRUN,
         env=(f"{PET}{name.upper()}",),
     )
 

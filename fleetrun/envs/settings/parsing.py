@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.errors import similar
 
 Parser = Callable[[str], Any]
@@ -103,6 +103,14 @@ _mode_word = choice(*Mode, also={"ps_heter": "ps-heter", "heter": "ps-heter"})
 
 def run_mode(text: str) -> Mode:
     return Mode(_mode_word(text))
+
+
+_node_loss_word = choice(*NodeLoss, also={"-1": "fail", "0": "wait", "1": "shrink"})
+
+
+def node_loss(text: str) -> NodeLoss:
+    """Paddle has numbers (`--elastic_level`)."""
+    return NodeLoss(_node_loss_word(text))
 
 
 def boolean(text: str) -> bool:

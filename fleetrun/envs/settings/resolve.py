@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetrun.envs import contract
 from fleetrun.envs.channels import inside_container
-from fleetrun.envs.contract import Mode, Role, join_endpoint
+from fleetrun.envs.contract import Mode, NodeLoss, Role, join_endpoint
 from fleetrun.envs.settings.command_line import (
     Choice,
     Choices,
@@ -31,6 +31,7 @@ from fleetrun.envs.settings.options import (
     LaunchSettings,
     Resolved,
     RoleSettings,
+    normal,
     table_of,
 )
 from fleetrun.envs.settings.parsing import PROCESSES_PER_NODE, with_ports
@@ -62,6 +63,7 @@ def resolve(
     Raises UsageError for an invalid value or combination.
     """
     readable, notices = _without_leftovers(environ)
+    notices += _misplaced(line)
     choices = _from_command_line(line.options)
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
@@ -95,6 +97,29 @@ def resolve(
         words={name: c.word for name, c in choices.items() if name != "config" or not file.typable},
         engine=frozenset(name for name, choice in choices.items() if choice.source is Source.ENGINE),
     )
+
+
+_OF_LAUNCHERS = (
+    "nproc_per_node",
+    "nnodes",
+    "node_rank",
+    "server_num",
+    "trainer_num",
+    "worker_num",
+    "max_restart",
+)
+"""Options that hardly any script has."""
+
+
+def _misplaced(line: CommandLine) -> list[str]:
+    """A notice on the first option of a launcher that stands after the script."""
+    words = (word.partition("=")[0] for word in line.script_args if word.startswith("--"))
+    found = next((word for word in words if normal(word) in _OF_LAUNCHERS), None)
+    if found is None:
+        return []
+    return [
+        f"{found} stands after {line.script}, which gets it; fleetrun's own options stand before the script"
+    ]
 
 
 # ---- Values by source: command line, environment, job file, and the engine that started this process
@@ -324,16 +349,15 @@ def _why(mode: Mode, reason: Choice | None) -> str:
 
 def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
     """Raise UsageError for the first combination that is invalid."""
-    if _on(choices, "json") and not _on(choices, "dry_run"):
-        raise UsageError(f"{choices['json']} needs --dry_run, whose plan it prints as JSON")
+    display = choices.get("display")
+    if _on(choices, "json") and not _on(choices, "dry_run") and display and display.value != "json":
+        raise UsageError(f"{choices['json']} and {display} exclude each other")
     host = choices.get("metrics_host")
     if host is not None and (host.typed or host.from_file) and "metrics_port" not in choices:
         raise UsageError(f"{host} needs --metrics_port: without it nothing listens there")
     probe = choices.get("probe")
     if _on(choices, "warm") and probe is not None and probe.value == "off":
         raise UsageError(f"{choices['warm']} needs the probe, but {probe} was given")
-    if "save" in choices and not _on(choices, "dry_run"):
-        raise UsageError(f"{choices['save']} needs --dry_run: it writes a job file and starts nothing")
     if _on(choices, "legacy"):
         raise UsageError(
             f"{choices['legacy']}: there is only one launcher, which also takes the old options; leave it out"
@@ -458,15 +482,15 @@ def _reason(choices: Choices) -> Choice:
 
 
 def _check_alone(choices: Choices) -> None:
-    rank, level, master = (choices.get(name) for name in ("rank", "elastic_level", "master"))
+    rank, loss, master = (choices.get(name) for name in ("rank", "on_node_loss", "master"))
     listed = "servers" in choices
     if rank and rank.value > 0:
         raise UsageError(f"{rank} needs --nnodes, the number of machines")
     spares = choices.get("spares")
     if spares and spares.value > 0 and not listed:
         raise UsageError(f"{spares} needs --nnodes 2 or more: a spare replaces another machine")
-    if level and level.value >= 0 and not listed:
-        raise UsageError(f"{level} needs --nnodes: no other machine can replace a single one")
+    if loss and loss.value is not NodeLoss.FAIL and not listed:
+        raise UsageError(f"{loss} needs --nnodes: no other machine can replace a single one")
     if master and not listed and "nnodes" not in choices:
         raise UsageError(f"{master} needs --nnodes, the number of machines that meet there")
     for name in ("server_num", "trainer_num"):
@@ -591,8 +615,10 @@ def _implied_values(choices: Choices) -> dict[str, Any]:
     nodes = choices.get("nnodes")
     if "ips" in choices:
         values["nnodes"] = (len(choices["ips"].value),) * 2
-    if nodes and nodes.value[0] < nodes.value[1] and "elastic_level" not in choices:
-        values["elastic_level"] = 1
+    if nodes and nodes.value[0] < nodes.value[1] and "on_node_loss" not in choices:
+        values["on_node_loss"] = NodeLoss.SHRINK
+    if _on(choices, "json") and not _on(choices, "dry_run"):
+        values["display"] = "json"
     address, port = choices.get("master_addr"), choices.get("master_port")
     if address and _several_machines(choices) and "ips" not in choices:
         values["master"] = join_endpoint(address.value, port.value if port else TORCHRUN_PORT)

@@ -7,15 +7,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fleetrun.envs.contract import Role
+from fleetrun.envs.contract import NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleSettings
 
 _ALWAYS_SHOWN = (
-    "devices", "elastic_level", "elastic_timeout", "gloo_port", "host", "job_id", "legacy", "log_dir",
+    "devices", "on_node_loss", "elastic_timeout", "gloo_port", "host", "job_id", "legacy", "log_dir",
     "log_level", "master", "max_restart", "nnodes", "nproc_per_node", "rank", "run_mode", "server_num",
     "servers", "trainer_num", "trainers", "with_gloo",
 )  # fmt: skip
+_PADDLE_NAMES = {"on_node_loss": "elastic_level"}
+_PADDLE_LEVELS = {NodeLoss.FAIL: "-1", NodeLoss.WAIT: "0", NodeLoss.SHRINK: "1"}
 _EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
 
 
@@ -33,7 +35,9 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     for name in OPTIONS:
         origin = resolved.origins.get(name)
         if name in _ALWAYS_SHOWN or origin is not None:
-            rows.append((name, _shown(name, getattr(resolved.settings, name)), origin))
+            value = getattr(resolved.settings, name)
+            shown = _PADDLE_LEVELS[value] if isinstance(value, NodeLoss) else _shown(name, value)
+            rows.append((_PADDLE_NAMES.get(name, name), shown, origin))
     return sorted(rows)
 
 
@@ -87,7 +91,7 @@ def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
 _AGREED = (
     "run_mode", "backend", "nnodes", "spares", "exclude_after", "check", "ips", "servers", "trainers",
     "heter_workers", "coordinators",
-    "max_restart", "restart_window", "elastic_level", "elastic_timeout", "heartbeat_timeout", "with_gloo",
+    "max_restart", "restart_window", "on_node_loss", "elastic_timeout", "heartbeat_timeout", "with_gloo",
     "module",
 )  # fmt: skip
 

@@ -1,0 +1,47 @@
+"""`fleetrun help`: a topic out of the documentation, or the help of a command."""
+
+from __future__ import annotations
+
+import click
+
+from fleetrun import help, verbs
+from fleetrun.commands.output import output_width, write
+
+
+def _words(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    return [word for word in (*help.TOPICS, *verbs.VERBS) if word.startswith(incomplete)]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("word", metavar="[TOPIC|COMMAND]", required=False, shell_complete=_words)
+def command(word: str | None) -> int:
+    """Explain a topic, with the text of the documentation, or a command.
+
+    Without a word, the topics and commands that there are.
+
+    \b
+    Examples:
+      fleetrun help failures
+      fleetrun help exit-codes
+      fleetrun help stacks
+    """
+    width = output_width()
+    style = help.style_of(terminal=width is not None)
+    if word is None:
+        text = f"{help.short_help(style)}\n{help.topics(width or 80, style)}"
+    elif word == "run":
+        text = help.long_help(width or 80, style)
+    elif word in verbs.VERBS and word not in help.TOPICS:
+        text = _of_command(word, width)
+    else:
+        text = help.topic(word, width or 80, style.colours)
+    (write if width is None else help.page)(text)
+    return 0
+
+
+def _of_command(word: str, width: int | None) -> str:
+    asked = verbs.command(word)
+    context = click.Context(
+        asked, info_name=f"fleetrun {word}", terminal_width=width, **asked.context_settings
+    )
+    return f"{asked.get_help(context)}\n"
