@@ -77,7 +77,7 @@ def test_help_and_version(fleetrun: Fleetrun):
     launch = fleetrun.run("--help", env={"COLUMNS": "80"})
     assert launch.code == 0
     assert max(map(len, launch.out.splitlines())) <= 80
-    for word in ("--nproc_per_node", "--server_num", "--max_restart", "Exit code"):
+    for word in ("--nproc_per_node", "--server_num", "--max_restart", "exit-codes"):
         assert word in launch.out
     launch = fleetrun.run("--version")
     assert launch.code == 0
