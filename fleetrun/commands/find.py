@@ -36,6 +36,10 @@ LOG_DIR = Path("log")
 _MOST_LISTED = 20
 
 
+class NoSuchProcessError(UsageError):
+    """This node has no process of these roles and ranks."""
+
+
 class NoJobError(LaunchError):
     """There is no such job."""
 
@@ -333,7 +337,7 @@ def choose_processes(
                 f"--{name} {shlex.quote(text)}" for name, text in (("role", role), ("rank", rank)) if text
             )
             hint = f"{_listed_by_node(others)}\nRun there: {command} {' '.join(words)}\n{hint}"
-        raise UsageError(f"{' '.join(asked)}: this node has no such process", hint=hint)
+        raise NoSuchProcessError(f"{' '.join(asked)}: this node has no such process", hint=hint)
     return found
 
 

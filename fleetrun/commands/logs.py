@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import errno
+import heapq
 import json
+import math
 import os
 import re
 import select
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +23,19 @@ from typing import Any
 
 import click
 
+from fleetrun.commands.everywhere import (
+    NO_SUCH_PROCESS,
+    Documents,
+    Nodes,
+    Where,
+    check_url,
+    node_options,
+    nodes_at,
+    nodes_of,
+    own_rank,
+)
 from fleetrun.commands.find import (
+    NoSuchProcessError,
     choose_processes,
     complete_jobs,
     find_any,
@@ -41,10 +56,14 @@ _FOLLOW_LINES = 20  # the default of -n with -f
 _RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 
-_HELP = """Show the output of the processes of JOB on this machine, merged in time order.
+_HELP = """Show the output of the processes of JOB, merged in time order.
 
 JOB is the name of a job, a pod, or the beginning of either. The default is the job that is running here, else
-the newest record in --log_dir. A job that has ended is read from its logs.
+the newest record in --log_dir. A job that has ended is read from its logs on this machine.
+
+Of a job on several machines that runs, the lines of all nodes are shown, each with its node, role and rank;
+--node chooses one. What is wanted is chosen on the node that has the log; of its older lines it sends the
+last 16 MiB. --job does the same from a host that runs no part of the job.
 
 The logs have no time stamps; fleetrun notes the length of each log once a second, so the order of lines is
 exact to about a second, and better if little is printed. Each log is also a plain file:
@@ -58,11 +77,13 @@ Examples:
   fleetrun logs --role ps --since 10m      output of the servers in the last ten minutes
   fleetrun logs --grep 'loss|nan' -t       matching lines, with their times
   fleetrun logs --json | jq -r .line
+  fleetrun logs -f --node 3                node 3 of a job on several machines
+  fleetrun logs -f --job h1:6768/night --token_file secret     from any host
 
 \b
 Exit codes:
   0    shown (with -f: until the job ended)
-  1    there is no such job, or one of its logs cannot be read
+  1    there is no such job, or one of its logs cannot be read, or a node does not answer
   2    an option is wrong, or JOB fits several jobs
   130  Ctrl-C
   141  the reader of the pipe has closed it
@@ -87,11 +108,16 @@ Exit codes:
 @click.option("--grep", metavar="RE", help="Only lines that match this regular expression.")
 @click.option("-t", "--times", is_flag=True, help="Show when each line was written.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line: time, container, rank, line."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One JSON object per line: time, container, rank, line; of several nodes also node and role.",
 )
 @click.option(
     "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
 )
+@node_options
+@click.option("--most_bytes", type=int, hidden=True)
 @click.argument("job", required=False, shell_complete=complete_jobs)
 def command(
     job: str | None,
@@ -104,47 +130,271 @@ def command(
     times: bool,
     as_json: bool,
     log_dir: Path | None,
+    most_bytes: int | None,
+    **options: Any,
 ) -> int:
+    where = Where(**options)
+    check_url(where, [("JOB", job), ("--log_dir", log_dir)])
     if most is not None and most < 0:
         raise UsageError(f"-n is {most}; it must be at least 0")
-    wanted = _wanted(grep)
-    begin = parse_since(since, time.time()) if since is not None else float("-inf")
-    history = history_of(find_any(job, log_dir))
-    place = f"--log_dir {shlex.quote(str(log_dir))} " if log_dir is not None else ""
-    same_command = f"fleetrun logs {place}{printable(history.job)}"
-    chosen = choose_processes(
-        history.containers, role, rank, partial(remote_processes, history), same_command
-    )
-    marks = marks_path(history.path.parent, history.job, history.pod)
-    merged = Merged({each.name: each.log for each in chosen}, marks, history.began or 0.0, time.time)
-    printer = _Printer(chosen, times=times, as_json=as_json)
-    running = history.running is not False and history.over is None
+    begin = parse_since(since, time.time()) if since is not None else None
     if most is None and follow and since is None:
         most = _FOLLOW_LINES
-    unreadable = _UnreadableLogs(merged, history, chosen)
-    printer.show(merged.so_far(wanted, since=begin, most=most, whole=not (follow and running)))
-    unreadable.report()
-    if follow and running:
-        _follow(merged, printer, wanted, history.path, unreadable)
-    return 1 if unreadable.reported else 0
+    asked = _Asked(follow, most, role, rank, begin, grep, _wanted(grep), most_bytes)
+    printer = _Printer(times=times, as_json=as_json, transfer=where.here)
+    if where.url is not None:
+        return _show_all(nodes_at(where), None, asked, printer)
+    found = find_any(job, log_dir)
+    own = own_rank(found)
+    nodes = nodes_of(found, where)
+    local = None
+    if where.node is None or where.node == (own or 0):
+        place = f"--log_dir {shlex.quote(str(log_dir))} " if log_dir is not None else ""
+        try:
+            local = _LocalLogs(history_of(found), asked, place, own)
+        except NoSuchProcessError:
+            if where.here:
+                return NO_SUCH_PROCESS
+            if nodes is None:
+                raise
+    if nodes is not None:
+        return _show_all(nodes, local, asked, printer)
+    assert local is not None
+    return _show_here(local, asked, printer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which lines. `since` is in seconds since the epoch."""
+
+    follow: bool
+    most: int | None
+    role: str | None
+    rank: str | None
+    since: float | None
+    grep: str | None
+    wanted: Wanted
+    most_bytes: int | None
+
+    def options(self) -> dict[str, Any]:
+        """For another node, whose clock and time zone may be others."""
+        ago = None if self.since is None else f"{max(0.0, time.time() - self.since):.3f}s"
+        return {
+            "follow": self.follow, "lines": self.most, "role": self.role, "rank": self.rank,
+            "since": ago, "grep": self.grep,
+        }  # fmt: skip
+
+
+def _show_here(local: _LocalLogs, asked: _Asked, printer: _Printer) -> int:
+    printer.know(local.sources)
+    printer.show(local.so_far())
+    printer.mark(local.cut)
+    local.report()
+    if asked.follow and local.running:
+        closed = _Stdout()
+        interval = _POLL_IDLE
+        while local.goes_on:
+            news = local.news()
+            printer.show(news)
+            interval = _POLL_BUSY if news else min(_POLL_IDLE, 2 * interval)
+            closed.check(0 if local.behind else interval)
+        printer.show(local.news(last=True))
+    local.close()
+    return 1 if local.unreadable else 0
+
+
+_LEAVE_WITHIN = 10.0
+"""Seconds for the last lines of other nodes, when the job has ended on this one."""
+
+
+def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _Printer) -> int:
+    with nodes:
+        nodes.ask("logs", asked.options(), endless=asked.follow)
+        remote = {rank: _RemoteLogs(nodes, rank) for rank in nodes.ranks}
+        printer.several = len(remote) + (local is not None) > 1
+        if local is not None:
+            printer.know(local.sources)
+        streams = [each.so_far() for each in remote.values()]
+        merged = heapq.merge(*streams, *([local.so_far()] if local else []), key=_moment)
+        printer.show(merged if asked.most is None else deque(merged, asked.most))
+        if asked.follow:
+            _follow(nodes, local, remote, printer)
+        for rank in (rank for rank, each in remote.items() if each.cut):
+            click.echo(
+                f"fleetrun: {nodes.title(rank)}: earlier lines are left out; use --since or --grep", err=True
+            )
+        if local is None and nodes.nowhere == set(nodes.ranks):
+            raise UsageError("no node has such a process")
+        missing = nodes.report()
+    unreadable = local is not None and local.unreadable
+    return 1 if missing or unreadable else 0
 
 
 def _follow(
-    merged: Merged, printer: _Printer, wanted: Wanted, record: Path, unreadable: _UnreadableLogs
+    nodes: Nodes, local: _LocalLogs | None, remote: Mapping[int, _RemoteLogs], printer: _Printer
 ) -> None:
     """Until the job has ended, or stdout is closed."""
-    closed = select.poll()
-    closed.register(sys.stdout.fileno(), 0)
-    interval = _POLL_IDLE
-    while is_running(record) or merged.behind:
-        news = in_time_order(list(merged.news(wanted)))
-        printer.show(news)
-        unreadable.report()
-        interval = _POLL_BUSY if news else min(_POLL_IDLE, 2 * interval)
-        if closed.poll(0 if merged.behind else interval * 1000):
+    closed = _Stdout()
+    news = [line for each in remote.values() for line in each.left]
+    until = math.inf
+    while nodes.open and time.monotonic() < until:
+        if local is not None and local.goes_on:
+            news += local.news()
+        elif local is not None and until == math.inf:
+            news += local.news(last=True)
+            until = time.monotonic() + _LEAVE_WITHIN
+        printer.show(sorted(news, key=_moment))
+        closed.check(0)
+        behind = local is not None and local.behind
+        news = [
+            line
+            for rank, data in nodes.arrived(0 if behind else _POLL_BUSY if news else _POLL_IDLE)
+            for line in remote[rank].lines(data)
+        ]
+    printer.show(sorted([*news, *(local.news(last=True) if local is not None else [])], key=_moment))
+
+
+class _Stdout:
+    """Whether its reader has closed it."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._poll.register(sys.stdout.fileno(), 0)
+
+    def check(self, within: float) -> None:
+        """Wait so many seconds. Raises BrokenPipeError."""
+        if self._poll.poll(within * 1000):
             raise BrokenPipeError
-    printer.show(in_time_order(list(merged.news(wanted, last=True))))
-    unreadable.report()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A process. `node` is None in a job on one."""
+
+    node: int | None
+    name: str
+    role: str
+    rank: int | None
+
+    @property
+    def title(self) -> str:
+        """`trainer.0`, and of several nodes `1 trainer 3`: its rank over the whole job."""
+        if self.node is None:
+            return self.name
+        return f"{self.node} {self.role}{'' if self.rank is None else f' {self.rank}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A line of a process, as `Line`."""
+
+    moment: float
+    source: _Source
+    text: bytes
+    lost: int = 0
+
+
+def _moment(line: _Said) -> float:
+    return line.moment
+
+
+class _LocalLogs:
+    """Those of this machine. Raises NoSuchProcessError."""
+
+    def __init__(self, history: History, asked: _Asked, place: str, node: int | None) -> None:
+        away = partial(remote_processes, history)
+        same_command = f"fleetrun logs {place}{printable(history.job)}"
+        chosen = choose_processes(history.containers, asked.role, asked.rank, away, same_command)
+        self.sources = [_Source(node, each.name, each.role, each.rank) for each in chosen]
+        self.running = history.running is not False and history.over is None
+        self._asked = asked
+        self._record = history.path
+        marks = marks_path(history.path.parent, history.job, history.pod)
+        logs = {each.name: each.log for each in chosen}
+        self._merged = Merged(logs, marks, history.began or 0.0, time.time)
+        self._unreadable = _UnreadableLogs(self._merged, history, chosen)
+
+    @property
+    def cut(self) -> bool:
+        return self._merged.cut
+
+    @property
+    def unreadable(self) -> bool:
+        return bool(self._unreadable.reported)
+
+    @property
+    def goes_on(self) -> bool:
+        return (self.running and is_running(self._record)) or self._merged.behind
+
+    @property
+    def behind(self) -> bool:
+        return self._merged.behind
+
+    def so_far(self) -> Iterator[_Said]:
+        asked = self._asked
+        since = float("-inf") if asked.since is None else asked.since
+        whole = not (asked.follow and self.running)
+        return map(
+            self._said,
+            self._merged.so_far(
+                asked.wanted, since=since, most=asked.most, whole=whole, most_bytes=asked.most_bytes
+            ),
+        )
+
+    def news(self, *, last: bool = False) -> list[_Said]:
+        found = in_time_order(list(self._merged.news(self._asked.wanted, last=last)))
+        self.report()
+        return [self._said(line) for line in found]
+
+    def report(self) -> None:
+        self._unreadable.report()
+
+    def close(self) -> None:
+        self._merged.close()
+
+    def _said(self, line: Line) -> _Said:
+        return _Said(line.moment, self.sources[line.number], line.text, line.lost)
+
+
+class _RemoteLogs:
+    """Those of another node."""
+
+    def __init__(self, nodes: Nodes, rank: int) -> None:
+        self.cut = False
+        self.left: list[_Said] = []
+        """What came after the lines that were there."""
+        self._nodes = nodes
+        self._rank = rank
+        self._documents = Documents()
+        self._sources: dict[str, _Source] = {}
+
+    def so_far(self) -> Iterator[_Said]:
+        for data in self._nodes.pieces(self._rank):
+            found = self._documents.of(data)
+            for said in found:
+                if "cut" in said:
+                    self.cut = said["cut"] is True
+                    self.left = list(filter(None, map(self._said, found)))
+                    return
+                if (line := self._said(said)) is not None:
+                    yield line
+
+    def lines(self, data: bytes) -> list[_Said]:
+        return list(filter(None, map(self._said, self._documents.of(data))))
+
+    def _said(self, said: Mapping[str, Any]) -> _Said | None:
+        """None for what no node says."""
+        try:
+            name = str(said["name"])
+            rank = None if said["rank"] is None else int(said["rank"])
+            moment, lost = float(said["time"]), int(said["lost"])
+            text = str(said["line"]).encode("utf-8", "surrogateescape")
+        except (LookupError, ValueError, TypeError, OverflowError):
+            return None
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = _Source(self._rank, name, str(said.get("role")), rank)
+        return _Said(moment if 0 <= moment < 1e12 else 0.0, source, text, lost)
 
 
 class _UnreadableLogs:
@@ -177,55 +427,90 @@ def _wanted(grep: str | None) -> Wanted:
     return lambda text: found.search(text) is not None
 
 
-@dataclass(slots=True)
-class _Source:
-    label: bytes
-    name: str
-    rank: int | None
-
-
 class _Printer:
-    """On a terminal lines keep their colours and nothing else; elsewhere they are written unchanged."""
+    """On a terminal lines keep their colours and nothing else; elsewhere they are written unchanged.
 
-    def __init__(self, chosen: Sequence[Known], *, times: bool, as_json: bool) -> None:
+    `transfer`: for another host, which prints them.
+    """
+
+    def __init__(self, *, times: bool, as_json: bool, transfer: bool) -> None:
+        self.several = False
+        """Whether lines of several nodes come."""
         self._tty = sys.stdout.isatty()
         self._times = times
         self._json = as_json
-        colour = self._tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        width = max((len(each.name) for each in chosen), default=0)
-        self._sources = []
-        for number, each in enumerate(chosen):
-            label = f"{each.name:<{width}} |"
-            painted = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{label}\x1b[0m" if colour else label
-            head = f"{painted} ".encode() if len(chosen) > 1 else b""
-            self._sources.append(_Source(head, each.name, each.rank))
+        self._transfer = transfer
+        self._colour = self._tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._width = 0
+        self._labels: dict[_Source, bytes] = {}
 
-    def show(self, lines: Iterable[Line]) -> None:
+    def know(self, sources: Sequence[_Source]) -> None:
+        """These may come, and perhaps others."""
+        self.several = self.several or len(sources) > 1
+        self._width = max((self._width, *(len(each.title) for each in sources)))
+        for each in sources:
+            self._label(each)
+
+    def show(self, lines: Iterable[_Said]) -> None:
         out = sys.stdout.buffer
         for line in lines:
-            out.write(self._as_json(line) if self._json else self._as_text(line))
+            if self._transfer:
+                out.write(_transferred(line))
+            else:
+                out.write(self._as_json(line) if self._json else self._as_text(line))
         out.flush()
 
-    def _as_text(self, line: Line) -> bytes:
+    def mark(self, cut: bool) -> None:
+        """After the lines that are there. `cut`: the first of them are left out."""
+        if self._transfer:
+            sys.stdout.buffer.write(json.dumps({"cut": cut}).encode() + b"\n")
+            sys.stdout.buffer.flush()
+
+    def _label(self, source: _Source) -> bytes:
+        found = self._labels.get(source)
+        if found is None:
+            self._width = max(self._width, len(source.title))
+            label = f"{printable(source.title):<{self._width}} |"
+            number = len(self._labels) % len(_COLOURS)
+            painted = f"\x1b[{_COLOURS[number]}m{label}\x1b[0m" if self._colour else label
+            found = self._labels[source] = f"{painted} ".encode() if self.several else b""
+        return found
+
+    def _as_text(self, line: _Said) -> bytes:
         text = _last_state(line.text) if not line.lost else f"... {rotated_away(line.lost)}".encode()
         if self._tty:
             text = sanitize(text)
             text += _RESET if b"\x1b[" in text else b""
         stamp = f"{_stamp(line.moment)} ".encode() if self._times else b""
-        return stamp + self._sources[line.number].label + text + b"\n"
+        return stamp + self._label(line.source) + text + b"\n"
 
-    def _as_json(self, line: Line) -> bytes:
-        source = self._sources[line.number]
+    def _as_json(self, line: _Said) -> bytes:
+        source = line.source
         fields: dict[str, Any] = {
             "time": round(line.moment, 2),
             "container": source.name,
             "rank": source.rank,
         }
+        if source.node is not None:
+            fields |= {"node": source.node, "role": source.role}
         if line.lost:
             fields["lost"] = line.lost
         else:
             fields["line"] = _last_state(line.text).decode("utf-8", "backslashreplace")
         return printable_json(json.dumps(fields, ensure_ascii=False).encode()) + b"\n"
+
+
+def _transferred(line: _Said) -> bytes:
+    source = line.source
+    fields = {
+        "time": round(line.moment, 3),
+        "name": source.name,
+        "role": source.role,
+        "rank": source.rank,
+        "lost": line.lost,
+        "line": _last_state(line.text).decode("utf-8", "surrogateescape"),
+    }
+    return json.dumps(fields).encode() + b"\n"
 
 
 def _last_state(text: bytes) -> bytes:

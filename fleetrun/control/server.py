@@ -471,6 +471,8 @@ class Control:
         why: Callable[[Detail, Callable[[Findings], None]], None] | None = None,
     ) -> None:
         self._job_status = job_status
+        self.address: dict[str, Any] = {}
+        """Where the store of a job on several machines is, and its secret, once that is known."""
         self._end_job = end
         self._why = why
         self._others = others
@@ -503,6 +505,8 @@ class Control:
             return self._stop(question)
         if asked == "servers":
             return self._job_status.servers()
+        if asked == "store" and self.address:
+            return self.address
         if asked == "why" and self._why is not None:
             find = self._why
             whole = question.get("states") is True

@@ -15,6 +15,7 @@ from fleetrun.host.network import Ports, is_this_host
 from fleetrun.pod.loop import Loop
 
 if TYPE_CHECKING:
+    from fleetrun.elastic.etcd.tls import Certificate
     from fleetrun.envs.curve import CurveKeys
 
 PREFERRED_PORT = 6768
@@ -123,7 +124,6 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
     """The machines of the list run an etcd."""
     from fleetrun.elastic.etcd.store import EtcdStore  # isort: skip  first: it tells which package is missing
     from fleetrun.elastic.etcd.member import Member, own_member
-    from fleetrun.elastic.etcd.tls import Certificate
 
     if options.lease < SHORTEST_LEASE:
         raise UsageError(
@@ -131,11 +131,7 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
             f"{SHORTEST_LEASE:g} s or more: they may take two of them to agree on another leader"
         )
     endpoints = master.split(",")
-    url, certificate = f"etcd://{master}", None
-    if options.token:
-        certificate = Certificate(options.token, endpoints)
-        files = {"cacert": certificate.certificate, "cert": certificate.certificate, "key": certificate.key}
-        url += f"?{'&'.join(f'{name}={path}' for name, path in files.items())}"
+    url, certificate = _url_together(master, options.token)
     own = own_member(endpoints, ports)
     place = endpoints.index(own) if own is not None else None
     job, lease = options.job_id, options.lease
@@ -146,6 +142,40 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
     return Meeting(
         store=store, endpoint=master, member=True, open_to_all=certificate is None, close=member.close
     )
+
+
+def _url_together(master: str, token: str) -> tuple[str, Certificate | None]:
+    """The address of the etcd that the machines of the list run."""
+    from fleetrun.elastic.etcd.tls import Certificate
+
+    if not token:
+        return f"etcd://{master}", None
+    made = Certificate(token, master.split(","))
+    files = {"cacert": made.certificate, "cert": made.certificate, "key": made.key}
+    return f"etcd://{master}?{'&'.join(f'{name}={path}' for name, path in files.items())}", made
+
+
+GUEST_LEASE = 10.0
+"""Seconds after which what a command asked for is dropped, if that is not heard of."""
+
+
+def open_as_guest(master: str, job_id: str, name: str, token: str, loop: Loop) -> Store:
+    """A client of the store at `master` that takes no part in the job. `name` is unique. Raises
+    LaunchError.
+    """
+    from fleetrun.elastic.embedded.wire import GUEST
+
+    id_ = f"{GUEST}{name}"
+    if master.startswith("etcd://") or "," in master:
+        from fleetrun.elastic.etcd.store import EtcdStore
+
+        url = master if master.startswith("etcd://") else _url_together(master, token)[0]
+        return EtcdStore(loop, url, job_id=job_id, node_id=id_, lease=GUEST_LEASE)
+    from fleetrun.elastic.embedded.client import ZmqStore
+    from fleetrun.elastic.embedded.sockets import store_keys
+
+    keys = store_keys(token)
+    return ZmqStore(loop, master, job_id=job_id, node_id=id_, lease=GUEST_LEASE, keys=keys)
 
 
 def _free_port(ports: Ports) -> int:

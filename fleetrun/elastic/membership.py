@@ -335,6 +335,9 @@ FEW_KEYS = 100
 """With at most so many keys, every change is looked at."""
 
 
+_DEPARTING = (Unregister, End, DeleteJob, Close)
+
+
 class Membership:
     """A store's Listener. After `ended` or `failed` of its events it closes the store by itself, on the
     leader last; then `closed` is true and `when_closed` is called.
@@ -365,6 +368,10 @@ class Membership:
         self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
         """Called at every look with the entries that are not records of the rendezvous, while there are any;
         once more when there are none.
+        """
+        self.lingers: Callable[[], bool] = lambda: False
+        """Whether this node should not leave yet, though the job has ended; asked again at every look. Who
+        says so calls `changed` when it is over.
         """
         self._do: dict[type[Act], Callable[[Any], None]] = {
             Accept: self._accept,
@@ -564,6 +571,8 @@ class Membership:
         due = self._writer.pending.forget_late(now)
         decision = decide(view, own, self._policy, now)
         for act in decision.acts:
+            if own.last is not None and isinstance(act, _DEPARTING) and self.lingers():
+                continue
             self._do.get(type(act), self._writer.take)(act)
         decision.look_at(due)
         decision.look_at(self._reminder.note(decision.waiting, now, self._events.waiting))

@@ -5,6 +5,7 @@ told about nodes.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import IMPORTS_KEY, Cause, CauseKind, Node, Round
+from fleetrun.elastic.requests import Requests
 from fleetrun.elastic.store import Entry
 from fleetrun.envs.contract import TOKEN, NodeLoss, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
@@ -92,6 +94,8 @@ def run_cluster(
     agent = Agent(loop, node, pods, events, timeout=settings.timeout, lease=lease)
     interrupts.listen(agent.interrupt, agent.guard_lost)
     others = Inquiry(loop, node.id, session.job_status.packed, session.tell_ranks)
+    token = os.environ.get(TOKEN, "")
+    requests = Requests(loop, node.id, pod, session.companions, token, partial(_stop_for, interrupts))
     meeting = None
     try:
         warmth = SpareWarmth(agent, partial(session.warm_up, imagined))
@@ -102,20 +106,41 @@ def run_cluster(
         _tell_meeting(resolved, host, meeting, console)
         node = replace(node, has_store=meeting.hosted or meeting.member)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
-        membership.when_looked, others.membership = others.look, membership
+        looks = [others.look, requests.look]
+        others.membership = requests.membership = membership
+        membership.when_looked, membership.lingers = partial(_look, looks), requests.lingers
+        session.set_store(_address(options, meeting), f"{meeting.endpoint}/{settings.job_id}")
         if needed:
             warmth.membership, events.spared = membership, warmth.wait
-            warmth.trusted = only_nodes_write(meeting.endpoint, os.environ.get(TOKEN, ""))
-            membership.when_looked = partial(_look, (others.look, warmth.look))
+            warmth.trusted = only_nodes_write(meeting.endpoint, token)
+            looks.append(warmth.look)
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
         _report_end(outcome, events.nodes, console, pod)
         session.over(outcome.code, *_end(outcome))
     finally:
+        requests.close()
         if meeting is not None:
             meeting.close()
         session.close()
     return outcome.code
+
+
+def _address(options: MeetingOptions, meeting: Meeting) -> dict[str, str]:
+    """Of the store, for commands of this user on this machine."""
+    password = os.environ.get(_ETCD_PASSWORD, "")
+    master = options.master or meeting.endpoint
+    return {"master": master, "job": options.job_id, "token": options.token, "password": password}
+
+
+_ETCD_PASSWORD = "FLEETRUN_ETCD_PASSWORD"
+
+
+def _stop_for(interrupts: Interrupts, command: str, now: bool) -> None:
+    """A command on another host asks."""
+    interrupts.end(signal.SIGTERM, command)
+    if now:
+        interrupts.end(signal.SIGQUIT, command)
 
 
 def _look(looks: Sequence[Callable[[Mapping[str, Entry]], None]], found: Mapping[str, Entry]) -> None:

@@ -223,6 +223,14 @@ class LaunchSession:
             self._console.begin(self._loop, lambda: status_fields(self.job_status.fields(), most))
             self.progress.subscribe(lambda container, report: self._console.refresh())
 
+    def set_store(self, address: dict[str, Any], url: str) -> None:
+        """Where commands find the nodes of this job: `address` for those of this user here, with secrets;
+        `url` for those on other hosts.
+        """
+        assert self._control is not None
+        self._control.address = address
+        self.job_status.facts = {**self.job_status.facts, "url": url}
+
     def events(self, narrator: Narrator, spec: PodSpec) -> Events:
         """The event stream of one pod, with all its subscribers. Their order matters: the console comes
         first, and the last progress report of a process is recorded before its exit.

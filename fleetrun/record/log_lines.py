@@ -332,17 +332,26 @@ class Merged:
         self._doubted: set[int] = set()
         self._began = began
         self._clock = clock
+        self.cut = False
+        """Whether `so_far` left out lines for the sake of `most_bytes`."""
 
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
 
     def so_far(
-        self, wanted: Wanted, *, since: float = -math.inf, most: int | None = None, whole: bool = True
+        self,
+        wanted: Wanted,
+        *,
+        since: float = -math.inf,
+        most: int | None = None,
+        whole: bool = True,
+        most_bytes: int | None = None,
     ) -> Iterator[Line]:
         """What is there: lines since a moment, or the last `most` of them. What comes then is `news`.
 
-        `whole`: the logs are complete, and what follows the last newline is a line too.
+        `whole`: the logs are complete, and what follows the last newline is a line too. `most_bytes`: the
+        last lines that have so many bytes, an equal share of each log.
         """
         self._marks.read()
         streams = []
@@ -352,10 +361,11 @@ class Merged:
             reader.seek(min(size, track.since(since)))
             reader.offset = max(reader.head, reader.offset)
             found: Iterable[Line]
-            if most is None:
+            if most is None and most_bytes is None:
                 found = self._timed(number, track, reader.lines(size, last=whole))
             else:
-                found = self._ending(number, track, size, most, wanted, whole)
+                share = None if most_bytes is None else most_bytes // len(self._readers)
+                found = self._ending(number, track, size, most, wanted, whole, share)
             streams.append(each for each in found if each.moment >= since and wanted(each.text))
         merged = heapq.merge(*streams, key=lambda line: line.moment)
         return merged if most is None else iter(list(merged)[-most:] if most else [])
@@ -415,16 +425,35 @@ class Merged:
         return cuts
 
     def _ending(
-        self, number: int, track: Track, size: int, most: int, wanted: Wanted, whole: bool
+        self,
+        number: int,
+        track: Track,
+        size: int,
+        most: int | None,
+        wanted: Wanted,
+        whole: bool,
+        most_bytes: int | None,
     ) -> list[Line]:
         """The last lines that were asked for; the reader continues after the last whole line."""
         reader = self._readers[number]
         lines = reader.backwards(size, reader.offset, last=whole)
-        found = list(islice((each for each in lines if wanted(each[1])), most))
+        matching = (each for each in lines if wanted(each[1]))
+        found = list(islice(self._within(matching, most_bytes), most))
         reader.offset = size
         if not whole:
             reader.seek(size)
         return list(self._timed(number, track, reversed(found)))
+
+    def _within(
+        self, lines: Iterable[tuple[int, bytes]], most_bytes: int | None
+    ) -> Iterator[tuple[int, bytes]]:
+        left = math.inf if most_bytes is None else most_bytes
+        for line in lines:
+            left -= len(line[1]) + 1
+            if left < 0:
+                self.cut = True
+                return
+            yield line
 
     def _timed(self, number: int, track: Track, lines: Iterable[tuple[int, bytes]]) -> Iterator[Line]:
         for behind, text in lines:

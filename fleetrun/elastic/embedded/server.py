@@ -39,10 +39,11 @@ class Peer:
     acknowledged.
     """
 
-    __slots__ = ("address", "fd", "got", "heard", "sent", "session", "suspected")
+    __slots__ = ("address", "fd", "got", "guest", "heard", "sent", "session", "suspected")
 
-    def __init__(self, address: bytes, fd: int, session: Session, heard: float) -> None:
+    def __init__(self, address: bytes, fd: int, session: Session, heard: float, guest: bool = False) -> None:
         self.address = address
+        self.guest = guest
         self.fd = fd
         self.session = session
         self.heard = heard
@@ -64,7 +65,8 @@ class Peers:
 
     @property
     def sessions(self) -> int:
-        return len(self._last)
+        """But for those of commands that take no part in the job: it does not wait for them."""
+        return sum(not peer.guest for peer in self._last.values())
 
     def at(self, address: bytes) -> Peer | None:
         return self._by_address.get(address)
@@ -227,7 +229,7 @@ class Service:
             session = self._ledger.grant(name, self._lease, now, lambda: self._note(session))
         else:
             self._ledger.renew(session, now)
-        peer = Peer(address, fd, session, now)
+        peer = Peer(address, fd, session, now, guest=hello.node.startswith(wire.GUEST))
         self._peers.attach(peer)
         self._reply(peer, wire.Welcome(self.store_id, self._lease, fresh))
 

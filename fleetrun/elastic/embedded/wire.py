@@ -18,6 +18,9 @@ MAX_FRAME_BYTES = 64 << 20
 MAX_REQUEST_BYTES = 16 << 10
 """Limit for the JSON of a client. That of the store may list many keys."""
 
+GUEST = "guest-"
+"""The id of a client that takes no part in the job begins with this."""
+
 _LONGEST_NAME = 1024
 _LARGEST = 1 << 62
 

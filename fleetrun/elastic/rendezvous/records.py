@@ -388,6 +388,9 @@ CENSUS_KEY = "state/census"
 ASKS_PREFIX = "state/asks/"
 """Questions of one node to the others, which watch `state/` anyway; see `inquiry.py`."""
 
+REQUESTS_PREFIX = "state/requests/"
+"""Requests of commands to the nodes; see `requests.py`."""
+
 ANSWERS_PREFIX = "answers/"
 IMPORTS_KEY = "imports"
 """With --warm, what spares may import; only they watch it."""
@@ -420,6 +423,10 @@ def topology_key(name: str) -> str:
 
 def ask_key(question: str) -> str:
     return f"{ASKS_PREFIX}{question}"
+
+
+def request_key(name: str) -> str:
+    return f"{REQUESTS_PREFIX}{name}"
 
 
 def answers_prefix(question: str) -> str:

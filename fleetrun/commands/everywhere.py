@@ -1,0 +1,253 @@
+"""The nodes of a running job as commands ask them: on this machine, on the others through the job's store, or
+all of them from a host that runs no part of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fleetrun.commands.find import EndedJob
+from fleetrun.console.text import printable
+from fleetrun.control.client import NoAnswer, Running, ask
+from fleetrun.control.usage import objects_in
+from fleetrun.elastic.guest import Address, Guest, Heard, read_address
+from fleetrun.elastic.requests import Request
+from fleetrun.envs.contract import TOKEN, token_flaw
+from fleetrun.errors import LaunchError, UsageError
+
+NO_SUCH_PROCESS = 4
+"""Exit code of a command on a node (`--here`) that has no process of these roles and ranks."""
+
+_TIMEOUT = 5.0
+_LONGEST_DOCUMENT = 64 << 20
+_PASSWORD = "FLEETRUN_ETCD_PASSWORD"
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which nodes are meant: `node` only the one of this rank; `url` those of a job that another host may
+    run, with the secret in `token_file`.
+    """
+
+    node: int | None = None
+    url: str | None = None
+    token_file: str | None = None
+    here: bool = False
+    """Another host asks for what is on this node."""
+
+
+def node_options(command: Decorated) -> Decorated:
+    """`--node`, `--job` and `--token_file` of a command, as the parameters `node`, `url`, `token_file` and
+    `here`.
+    """
+    options = (
+        click.option(
+            "--node", type=click.IntRange(min=0), metavar="N", help="Only of node N of a job on several."
+        ),
+        click.option(
+            "--job", "url", metavar="URL",
+            help="From a host that runs no part of the job: HOST:PORT/JOB, or etcd://HOST:PORT/JOB.",
+        ),
+        click.option(
+            "--token_file", "--token-file", metavar="FILE",
+            help="The job's secret, for --job.  [default: FLEETRUN_TOKEN]",
+        ),
+        click.option("--here", is_flag=True, hidden=True),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+class Nodes:
+    """The nodes of one job that are asked through its store. A context."""
+
+    def __init__(self, address: Address, where: Where, own: int | None) -> None:
+        """`own`: the rank of this machine's node, which is not asked."""
+        self._where = where
+        self._own = own
+        self._guest = Guest(address)
+        self.ranks: tuple[int, ...] = ()
+        self.trouble: dict[int, str] = {}
+        """Of which nodes not everything is known, and why."""
+        self.nowhere: set[int] = set()
+        """Nodes that have no such process."""
+        self._waiting: dict[int, list[Heard]] = {}
+
+    def __enter__(self) -> Nodes:
+        """Raises LaunchError."""
+        self._guest.__enter__()
+        count = len(self._guest.nodes)
+        node = self._where.node
+        if node is not None and node >= count:
+            self.__exit__()
+            known = f"nodes 0 to {count - 1}" if count > 1 else "one node, 0"
+            raise UsageError(f"no node {node}: this job has {known}")
+        chosen = range(count) if node is None else (node,)
+        self.ranks = tuple(rank for rank in chosen if rank != self._own)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._guest.__exit__()
+
+    def title(self, rank: int) -> str:
+        """`node 1, h2 (10.0.0.2)`"""
+        return f"node {rank}, {printable(self._guest.nodes[rank].title)}"
+
+    def ask(self, verb: str, options: Mapping[str, Any], *, endless: bool = False) -> None:
+        """What is None or False is not passed on."""
+        given = {name: value for name, value in options.items() if value not in (None, False)}
+        request = Request(verb=verb, options=given, by=os.uname().nodename)
+        self._waiting = {rank: [] for rank in self.ranks}
+        self.trouble.clear()
+        self._guest.ask(request, self.ranks, endless=endless)
+
+    def wait_for_end(self) -> None:
+        """Until all of them have left the job."""
+        self._guest.wait_for_end(self.ranks)
+
+    def pieces(self, rank: int) -> Iterator[bytes]:
+        """All that this node prints. What others say meanwhile waits, a piece of each."""
+        while rank in self._waiting:
+            if not self._waiting[rank]:
+                self._receive(None)
+                continue
+            heard = self._waiting[rank].pop(0)
+            try:
+                if heard.piece is not None and heard.piece.data:
+                    yield heard.piece.data
+            finally:  # also if whoever asked wants no more of them
+                self._settle(heard)
+
+    def arrived(self, within: float) -> list[tuple[int, bytes]]:
+        """What has come within so many seconds, of whichever nodes; it is taken."""
+        if not any(self._waiting.values()):
+            self._receive(within)
+        found = []
+        for rank, there in list(self._waiting.items()):
+            self._waiting[rank] = []
+            for heard in there:
+                if heard.piece is not None and heard.piece.data:
+                    found.append((rank, heard.piece.data))
+                self._settle(heard)
+        return found
+
+    @property
+    def open(self) -> bool:
+        """Whether any of them may say more."""
+        return bool(self._waiting)
+
+    def report(self) -> bool:
+        """Say on stderr which nodes are missing; whether any is."""
+        for rank, why in sorted(self.trouble.items()):
+            click.echo(f"fleetrun: {self.title(rank)}: {printable(why)}", err=True)
+        return bool(self.trouble)
+
+    def _receive(self, within: float | None) -> None:
+        heard = self._guest.hear(within)
+        while heard is not None:
+            if heard.rank in self._waiting:
+                self._waiting[heard.rank].append(heard)
+            heard = self._guest.hear(0.0)
+
+    def _settle(self, heard: Heard) -> None:
+        """It has been used."""
+        self._guest.take(heard)
+        piece = heard.piece
+        if heard.gone and not heard.over:
+            self.trouble[heard.rank] = heard.gone
+        elif piece is not None and piece.code == NO_SUCH_PROCESS:
+            self.nowhere.add(heard.rank)
+        elif piece is not None and piece.code:
+            self.trouble[heard.rank] = piece.error.strip() or f"its command has ended with {piece.code}"
+        if heard.gone or (piece is not None and piece.code is not None):
+            self._waiting.pop(heard.rank, None)
+
+
+@dataclass(slots=True)
+class Documents:
+    """The lines of JSON that one node prints, out of pieces of any length."""
+
+    _rest: bytes = field(default=b"")
+
+    def of(self, data: bytes) -> Iterator[dict[str, Any]]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest if len(self._rest) < _LONGEST_DOCUMENT else b""
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(said, dict):
+                yield said
+
+
+def own_rank(found: EndedJob | Running) -> int | None:
+    """Of this machine's node; None if the job runs on one machine, or has ended."""
+    if isinstance(found, EndedJob):
+        return None
+    nodes = objects_in(found.status, "nodes")
+    ranks = [each.get("rank") for each in nodes if each.get("this") is True]
+    return ranks[0] if len(nodes) > 1 and ranks and isinstance(ranks[0], int) else None
+
+
+def nodes_of(found: EndedJob | Running, where: Where) -> Nodes | None:
+    """The other nodes of a job that runs here; None if none is meant. Raises LaunchError."""
+    own = own_rank(found)
+    if own is None:
+        if where.node:
+            raise UsageError(f"no node {where.node}: this job has one node, 0, or does not run")
+        return None
+    if where.here or where.node == own:
+        return None
+    return Nodes(_address_of(found), where, own)
+
+
+def _address_of(found: EndedJob | Running) -> Address:
+    assert isinstance(found, Running)
+    try:
+        said = ask(found.socket, {"ask": "store"}, _TIMEOUT)
+    except NoAnswer as silence:
+        raise LaunchError(f"the other nodes cannot be asked: {silence}") from None
+    if said.get("password"):
+        os.environ[_PASSWORD] = str(said["password"])
+    return Address(master=str(said["master"]), job=str(said["job"]), token=str(said["token"]))
+
+
+def nodes_at(where: Where) -> Nodes:
+    """All nodes of the job at `where.url`. Raises LaunchError."""
+    assert where.url is not None
+    return Nodes(read_address(where.url, _token(where.token_file)), where, None)
+
+
+def _token(file: str | None) -> str:
+    source, token = TOKEN, os.environ.get(TOKEN, "")
+    if file is not None:
+        source = f"--token_file {shlex.quote(file)}"
+        try:
+            token = Path(file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{source} cannot be read: {error}") from None
+    flaw = token_flaw(token, source) if token or file is not None else None
+    if flaw is not None:
+        raise UsageError(flaw)
+    return token
+
+
+def check_url(where: Where, others: Sequence[tuple[str, object]]) -> None:
+    """`others`: what cannot be given together with --job. Raises UsageError."""
+    given = [name for name, value in others if value is not None]
+    if where.url is not None and given:
+        raise UsageError(f"--job names the job: {given[0]} cannot be given with it")
+    if where.url is None and where.token_file is not None:
+        raise UsageError("--token_file is for --job: a job that runs here tells its secret to its user")

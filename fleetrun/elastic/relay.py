@@ -1,0 +1,64 @@
+"""`python -m fleetrun.elastic.relay WORDS`: the helper process with which a node answers a request of
+another host. Runs `fleetrun WORDS` and prints what that prints as lines of JSON, one for each line `more` on
+stdin and each with a compressed piece, so that a slow reader is waited for here. Ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import zlib
+from base64 import b64encode
+from typing import Any
+
+PIECE = 64 << 10
+"""Bytes of a piece before it is compressed. An etcd takes values of about a megabyte."""
+
+_NICE = 10
+_LAST_WORDS = 2000
+
+
+def main(words: list[str]) -> None:
+    os.nice(_NICE)  # the processors are for the job
+    command = [sys.executable, "-P", "-m", "fleetrun", *words]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, err = process.stdout.fileno(), process.stderr.fileno()
+        errors = b""
+        credit = 0
+        open_fds = {out, err}
+        while open_fds:
+            wanted = [fd for fd in open_fds if fd == err or credit > 0]
+            ready = select.select([0, *wanted], [], [])[0]
+            if 0 in ready:
+                asked = os.read(0, 4096)
+                if not asked:
+                    process.kill()
+                    return
+                credit += asked.count(b"\n")
+            if err in ready:
+                data = os.read(err, PIECE)
+                errors = (errors + data)[-_LAST_WORDS:]
+                open_fds -= set() if data else {err}
+            if out in ready:
+                data = os.read(out, PIECE)
+                open_fds -= set() if data else {out}
+                if data:
+                    credit -= 1
+                    _say({"data": b64encode(zlib.compress(data, 1)).decode()})
+        _say({"code": process.wait(), "error": errors.decode(errors="replace")})
+
+
+def _say(fields: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,393 @@
+"""Requests of commands to the nodes of a running job, through the rendezvous store: each node that is asked
+runs a command of fleetrun on itself, such as `fleetrun logs --json`, and hands on what that prints, piece by
+piece. Between requests the store has no keys of them.
+
+    state/requests/NAME    what is wanted of which nodes    all nodes watch `state/` anyway
+    answers/NAME/ID        the next piece of node ID        only the asking command and this node watch it
+
+All keys are leased. The asking command deletes a piece when it has taken it, and the node writes the next
+one: there is never more than one piece of a node in the store, and a command that reads slowly is waited for
+by the helper process that reads the log, and by nothing else. When the command ends, is killed or is
+suspended, its lease ends, its request disappears, and the nodes end what they run for it.
+
+With a secret a request is signed with it. Without one, anyone who can reach the store can write there: then a
+node tells what its answers about ranks tell anyway (stacks and the ends of logs), and no more.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import zlib
+from base64 import b64decode
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from fleetrun.elastic.membership import Membership
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import WRONG
+from fleetrun.elastic.store import Entry, Store
+from fleetrun.envs.contract import derive_key
+from fleetrun.errors import LaunchError
+from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.pod.companion import Companion
+from fleetrun.pod.loop import Loop, Timer
+from fleetrun.pod.process import Exit
+
+# ---- What is asked and answered
+
+MOST_REQUESTS = 8
+"""That a node answers at a time: each costs it a process, and a watch of its store session."""
+
+MOST_BYTES, MOST_BYTES_OPEN = 16 << 20, 256 << 10
+"""Bytes of lines that a node sends before those that are new: with a secret, and without one."""
+
+LINGER, LINGER_LEAST = 0.5, 0.25
+"""Seconds that a node stays at the end of a job for those who follow its logs: at most, and until its helper
+process has looked at the logs once more.
+"""
+
+_AGAIN = 0.2  # seconds until a piece that could not be written is written again
+_LONGEST_REQUEST = 16 << 10
+_LONGEST_NAME = 64
+_UNPACKED = 1 << 20
+
+
+class Flag(NamedTuple):
+    """An option of the command that a node runs; `kind` is what its value must be."""
+
+    name: str
+    kind: type
+
+
+VERBS: Mapping[str, Mapping[str, Flag]] = {
+    "logs": {
+        "follow": Flag("--follow", bool),
+        "lines": Flag("--lines", int),
+        "role": Flag("--role", str),
+        "rank": Flag("--rank", str),
+        "since": Flag("--since", str),
+        "grep": Flag("--grep", str),
+    },
+    "stacks": {
+        "role": Flag("--role", str),
+        "rank": Flag("--rank", str),
+        "timeout": Flag("--timeout", float),
+    },
+    "stop": {"now": Flag("--now", bool)},
+    "report": {"record": Flag("--record", bool)},
+    "bundle": {},
+}
+"""What may be asked, with the options that are passed on. What is not listed here reaches no command line."""
+
+ALWAYS = frozenset({"logs", "stacks", "stop"})
+"""Those that a node without a secret answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`nodes`: the ids of the nodes that are asked; empty for all. `by` is for the message of a stop."""
+
+    verb: str
+    options: Mapping[str, Any]
+    nodes: tuple[str, ...] = ()
+    by: str = ""
+
+    def words(self, pod: str, most_bytes: int) -> list[str]:
+        """The command line after `fleetrun`. Raises ValueError for what is not among `VERBS`."""
+        flags = VERBS.get(self.verb)
+        if flags is None:
+            raise ValueError(f"this fleetrun does not know what to answer to {self.verb[:40]!r}")
+        words = [self.verb, pod, "--here"]
+        for name, value in self.options.items():
+            flag = flags.get(name)
+            if flag is None or type(value) is not flag.kind:
+                raise ValueError(f"{self.verb} of another node takes no {name[:40]!r} such as {value!r:.40}")
+            if flag.kind is bool:
+                words += [flag.name] if value else []
+            else:
+                words.append(f"{flag.name}={value}")
+        return [*words, "--most_bytes", str(most_bytes)] if self.verb == "logs" else words
+
+
+def pack_request(name: str, request: Request, token: str) -> bytes:
+    said = {"do": request.verb, "with": dict(request.options), "nodes": request.nodes, "by": request.by}
+    text = json.dumps(said, separators=(",", ":"))
+    return json.dumps({"request": text, "signed": _signature(name, text, token)}).encode()
+
+
+def unpack_request(name: str, data: bytes, token: str) -> Request | None:
+    """None for what nobody with the secret has written, or this version cannot read."""
+    try:
+        envelope = json.loads(data)
+        text = envelope["request"]
+        if not hmac.compare_digest(str(envelope["signed"]), _signature(name, text, token)):
+            return None
+        said = json.loads(text)
+        nodes = tuple(map(str, said["nodes"]))
+        return Request(verb=str(said["do"]), options=dict(said["with"]), nodes=nodes, by=str(said["by"]))
+    except WRONG:
+        return None
+
+
+def _signature(name: str, text: str, token: str) -> str:
+    if not token:
+        return ""
+    return hmac.new(derive_key(token, b"requests"), f"{name}\n{text}".encode(), "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The `number`-th of one node, from 0: the first one is empty, and says that the node has understood. The
+    last one has the exit code of the command there in `code`, and in `error` the end of its standard error.
+    """
+
+    number: int
+    data: bytes = b""
+    code: int | None = None
+    error: str = ""
+
+
+def pack_piece(piece: Piece) -> bytes:
+    """`data` is compressed already."""
+    head = {"n": piece.number, "code": piece.code, "error": piece.error}
+    return json.dumps(head).encode() + b"\n" + piece.data
+
+
+def unpack_piece(value: bytes) -> Piece | None:
+    """None for what no node writes."""
+    head, _, packed = value.partition(b"\n")
+    try:
+        said = json.loads(head)
+        data = zlib.decompressobj().decompress(packed, _UNPACKED) if packed else b""
+        code = said["code"]
+        if not isinstance(said["n"], int) or not (code is None or isinstance(code, int)):
+            return None
+        return Piece(number=said["n"], data=data, code=code, error=str(said["error"]))
+    except (*WRONG, zlib.error):
+        return None
+
+
+# ---- A node that is asked
+
+
+class Requests:
+    """The requests that this node answers. `stop(command, now)` ends the job on this node for a `command`.
+
+    Needs `membership`, and to be called with what that sees: `membership.when_looked = requests.look`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        me: str,
+        pod: str,
+        companions: set[int],
+        token: str,
+        stop: Callable[[str, bool], None],
+    ) -> None:
+        self.membership: Membership | None = None
+        """Of this node; None until there is one."""
+        self._loop = loop
+        self._me = me
+        self._pod = pod
+        self._companions = companions
+        self._token = token
+        self._stop = stop
+        self._seen: dict[str, int] = {}
+        """Requests that are in the store: their revisions."""
+        self._answers: dict[str, _Answer] = {}
+        self._lingers: float | None = None
+
+    def look(self, others: Mapping[str, Entry]) -> None:
+        for name in [name for name in self._seen if records.request_key(name) not in others]:
+            del self._seen[name]
+            self._drop(name)
+        for key, entry in others.items():
+            if key.startswith(records.REQUESTS_PREFIX):
+                self._take(key.removeprefix(records.REQUESTS_PREFIX), entry)
+        for answer in list(self._answers.values()):
+            answer.go_on()
+
+    def close(self) -> None:
+        """Before the launcher ends. May be called twice."""
+        for name in list(self._answers):
+            self._drop(name)
+
+    def lingers(self) -> bool:
+        """Whether this node should stay for a moment, because somebody follows its logs: once, at the end of
+        the job.
+        """
+        now = self._loop.clock()
+        if self._lingers is None:
+            self._lingers = now
+            if self._answers:
+                for seconds in (LINGER_LEAST, LINGER):
+                    self._loop.after(seconds, self._look_again)
+        waited = now - self._lingers
+        unread = any(answer.unread for answer in self._answers.values())
+        return bool(self._answers) and (waited < LINGER_LEAST or (unread and waited < LINGER))
+
+    def _look_again(self) -> None:
+        if self.membership is not None and not self.membership.closed:
+            self.membership.changed()
+
+    def _take(self, name: str, entry: Entry) -> None:
+        if self._seen.get(name) == entry.revision or len(name) > _LONGEST_NAME:
+            return
+        self._seen[name] = entry.revision
+        self._drop(name)
+        if len(entry.value) > _LONGEST_REQUEST or self.membership is None:
+            return
+        request = unpack_request(name, entry.value, self._token)
+        if request is None or (request.nodes and self._me not in request.nodes):
+            return
+        key = records.answers_prefix(name) + self._me
+        answer = _Answer(self._loop, self.membership.store, key, partial(self._drop, name))
+        self._answers[name] = answer
+        answer.say()
+        try:
+            self._begin(answer, request)
+        except (LaunchError, ValueError) as error:
+            answer.say(code=2, error=error.message if isinstance(error, LaunchError) else str(error))
+
+    def _begin(self, answer: _Answer, request: Request) -> None:
+        """Raises LaunchError and ValueError."""
+        words = request.words(self._pod, MOST_BYTES if self._token else MOST_BYTES_OPEN)
+        if not self._token and request.verb not in ALWAYS:
+            raise ValueError(f"the job has no secret (FLEETRUN_TOKEN): its nodes tell no {request.verb}")
+        if request.verb == "stop":
+            answer.say(code=0)
+            now = request.options.get("now") is True
+            command = f"fleetrun stop{' --now' if now else ''} on {request.by[:64] or 'another host'}"
+            answer.when_taken(lambda: self._stop(command, now))
+            return
+        if sum(each.works for each in self._answers.values()) >= MOST_REQUESTS:
+            raise ValueError(f"it answers {MOST_REQUESTS} other requests")
+        answer.run(self._companions, words)
+
+    def _drop(self, name: str) -> None:
+        answer = self._answers.pop(name, None)
+        if answer is not None:
+            answer.close(leave=self.membership is None or self.membership.closed)
+
+
+class _Answer:
+    """To one request. `over` is called when the last piece was taken."""
+
+    def __init__(self, loop: Loop, store: Store, key: str, over: Callable[[], None]) -> None:
+        self._loop = loop
+        self._store = store
+        self._key = key
+        self._over = over
+        self._number = 0
+        self._waiting: deque[Piece] = deque()
+        self._sent: Piece | None = None
+        self._written = False
+        self._companion: Companion | None = None
+        self._taken: Callable[[], None] | None = None
+        self._limit: Timer | None = None
+        self._closed = False
+        store.watch(key)
+
+    @property
+    def works(self) -> bool:
+        return self._companion is not None
+
+    @property
+    def unread(self) -> bool:
+        """Whether a piece of it is on its way."""
+        return self._sent is not None or bool(self._waiting)
+
+    def run(self, companions: set[int], words: Sequence[str]) -> None:
+        """Raises LaunchError."""
+        self._companion = Companion(
+            self._loop,
+            companions,
+            helper_command("fleetrun.elastic.relay", *words),
+            helper_environment(os.environ),
+            heard=self._heard,
+            ended=self._ended,
+        )
+
+    def when_taken(self, then: Callable[[], None]) -> None:
+        """Once the last piece was taken, or a moment later."""
+        self._taken = then
+        self._limit = self._loop.after(LINGER, self._was_taken)
+
+    def say(self, data: bytes = b"", code: int | None = None, error: str = "") -> None:
+        self._waiting.append(Piece(number=self._number, data=data, code=code, error=error))
+        self._number += 1
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Write the next piece, if the one before was taken."""
+        if self._closed:
+            return
+        if self._sent is not None and self._written and self._key not in self._store.mirror:
+            last, self._sent = self._sent.code is not None, None
+            if last:
+                self._was_taken()
+                self._over()
+                return
+            if self._companion is not None:
+                self._companion.write(b"more\n")
+        if self._sent is None and self._waiting:
+            self._sent = self._waiting.popleft()
+            self._put()
+
+    def close(self, *, leave: bool) -> None:
+        """`leave`: the store is closed already."""
+        if self._closed:
+            return
+        self._closed = True
+        self._was_taken()
+        companion, self._companion = self._companion, None
+        if companion is not None:
+            companion.close()
+        if not leave:
+            self._store.unwatch(self._key)
+            self._store.delete(self._key)
+
+    def _put(self) -> None:
+        if self._sent is None or self._closed:
+            return
+        sent, self._written = self._sent, False
+
+        def then(done: bool) -> None:
+            """Only now the mirror has it, unless it was taken since."""
+            if self._sent is sent and not self._closed:
+                self._written = done
+                if done:
+                    self.go_on()
+                else:
+                    self._loop.after(_AGAIN, self._put)
+
+        self._store.put(self._key, pack_piece(sent), leased=True, then=then)
+
+    def _was_taken(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        if self._taken is not None:
+            then, self._taken = self._taken, None
+            then()
+
+    def _heard(self, line: bytes) -> None:
+        """A piece, or how the command has ended."""
+        try:
+            said = json.loads(line)
+            data = b64decode(said.get("data", ""))
+            code, error = said.get("code"), str(said.get("error", ""))
+        except WRONG:
+            return
+        self.say(data, code, error)
+
+    def _ended(self, exit: Exit) -> None:
+        """After its last line; without one it was killed."""
+        self._companion = None
+        if not any(each.code is not None for each in (*self._waiting, *filter(None, (self._sent,)))):
+            self.say(code=1, error=f"the process that answers was ended: {exit}")

@@ -1,0 +1,158 @@
+"""On three hosts: a job of two nodes is asked from its nodes, and from a host that runs no part of it."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.command import Launch
+from tests.support.hosts import needs_hosts
+from tests.support.nodes import Nodes, codes, needs_etcd, ready
+from tests.support.traces import state_of, wait_until
+
+pytestmark = [*needs_hosts, pytest.mark.slow]
+
+SECRET = {"FLEETRUN_TOKEN": "correct horse battery staple"}
+TALK = """
+leave_on_term()
+print("hello from", RANK)
+print("a\\xff\\x1b[31mb", "é", "nan" if RANK == 3 else "", flush=True)
+Path("more").touch()
+with open("more") as more:
+    tell("ready", os.getpid())
+    while True:
+        for line in more.readlines():
+            print(line, end="", flush=True)
+            if "last words" in line and RANK == 3:
+                os._exit(7)
+        time.sleep(0.02)
+"""
+
+
+def start_two(three: Nodes, *words: str, env: dict[str, str] | None = SECRET, **options: str) -> list[Launch]:
+    """Nodes 0 and 1 with two trainers each, which print what is appended to `more`."""
+    three.script(TALK)
+    common = ("--job_id", "night", "--nproc_per_node", "2", *words)
+    launches = [
+        three.start(number, "--rank", str(number), *common, nnodes="2", env=env, **options)
+        for number in range(2)
+    ]
+    ready(launches, 2)
+    return launches
+
+
+def say(three: Nodes, number: int, text: str) -> None:
+    with (three.hosts[number].folder / "more").open("a") as more:
+        more.write(f"{text}\n")
+
+
+def end(launches: list[Launch]) -> None:
+    launches[0].send(signal.SIGTERM)
+    assert codes(launches) == [143, 143]
+
+
+def by_rank(launch: Launch) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for line in launch.out.splitlines():
+        said = json.loads(line)
+        assert (said["node"], said["role"]) == (said["rank"] // 2, "trainer")
+        found.setdefault(said["rank"], []).append(said["line"])
+    return found
+
+
+def test_logs_of_all_nodes_from_anywhere(three: Nodes):
+    launches = start_two(three)
+    master = f"{three.master}/night"
+    whole = {
+        rank: [f"hello from {rank}", f"a\xff\x1b[31mb é {'nan' if rank == 3 else ''}"] for rank in range(4)
+    }
+    asked: list[Callable[..., Launch]] = [
+        three.commands[0].run,
+        three.commands[1].run,
+        lambda *words: three.commands[2].run(*words, "--job", master, env=SECRET),
+    ]
+    for run in asked:
+        found = run("logs", "--json")
+        assert (found.code, by_rank(found), found.err) == (0, whole, "")
+        text = run("logs", "--rank", "3,0")
+        assert sorted(text.out.splitlines()) == [
+            "0 trainer 0 | a\xff\x1b[31mb é ",
+            "0 trainer 0 | hello from 0",
+            "1 trainer 3 | a\xff\x1b[31mb é nan",
+            "1 trainer 3 | hello from 3",
+        ]
+        assert by_rank(run("logs", "--json", "--node", "1", "-n", "1")).keys() <= {2, 3}
+        assert by_rank(run("logs", "--json", "--grep", "nan")) == {3: [whole[3][1]]}
+        assert run("logs", "--rank", "7").code == 2
+        assert "no node 2" in run("logs", "--node", "2").err
+    stranger = three.commands[2].run("logs", "--job", master)
+    assert (stranger.code, "secret" in stranger.err, stranger.out) == (125, True, "")
+    wrong = three.commands[2].run("logs", "--job", f"{three.master}/day", env=SECRET)
+    assert (wrong.code, "'night'" in wrong.err) == (125, True)
+    end(launches)
+
+
+def test_logs_are_followed_until_a_node_is_killed(three: Nodes):
+    launches = start_two(three)
+    followers = [
+        three.commands[0].start("logs", "-f", "--grep", "wanted"),
+        three.commands[2].start(
+            "logs", "-f", "--grep", "wanted", "--job", f"{three.master}/night", env=SECRET
+        ),
+    ]
+    for number in (0, 1):
+        say(three, number, f"wanted: {number}")
+        say(three, number, "nobody asks for this")
+    for follower in followers:
+        for number in (0, 1):
+            for rank in (2 * number, 2 * number + 1):
+                follower.until_out(f"{number} trainer {rank} | wanted: {number}\n")
+        assert "nobody" not in follower.out
+    os.kill(launches[1].launcher, signal.SIGKILL)
+    assert launches[0].wait() == 125
+    for follower in followers:
+        follower.wait()
+    launches[1].wait()
+
+
+def test_the_last_lines_arrive_though_the_job_ends(three: Nodes):
+    launches = start_two(three)
+    follower = three.commands[2].start("logs", "-f", "--job", f"{three.master}/night", env=SECRET)
+    follower.until_out("hello from 3")
+    say(three, 1, "the last words")
+    assert codes(launches) == [7, 7]
+    follower.wait()
+    assert "1 trainer 3 | the last words\n" in follower.out
+
+
+@pytest.mark.parametrize("which", [0, 2], ids=["on a node", "elsewhere"])
+def test_a_suspended_reader_holds_nothing_up(three: Nodes, which: int):
+    launches = start_two(three)
+    words = () if which == 0 else ("--job", f"{three.master}/night")
+    follower = three.commands[which].start("logs", "-f", *words, env=SECRET)
+    follower.until_out("hello from 3")
+    follower.send(signal.SIGSTOP)
+    wait_until(lambda: state_of(follower.popen.pid) == "T")
+    for _ in range(3):
+        say(three, 1, "x" * 1_000_000)
+    end(launches)
+    follower.send(signal.SIGCONT)
+    follower.wait()
+
+
+@needs_etcd
+@pytest.mark.timeout(300)
+def test_where_several_machines_serve_the_store(three: Nodes):
+    three.master = ",".join(host.address for host in three.hosts)
+    three.script(TALK)
+    launches = [three.start(number, "--job_id", "night", env=SECRET) for number in range(3)]
+    ready(launches)
+    found = three.commands[1].run("logs", "--grep", "hello")
+    assert sorted(line.partition("| ")[2] for line in found.out.splitlines()) == [
+        f"hello from {rank}" for rank in range(3)
+    ]
+    for launch in launches:
+        launch.send(signal.SIGTERM)
+    codes(launches)
