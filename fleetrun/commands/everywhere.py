@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from fleetrun.commands.find import EndedJob
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
 from fleetrun.control.usage import objects_in
-from fleetrun.elastic.guest import Address, Guest, Heard, read_address
+from fleetrun.elastic.guest import ANSWER_WITHIN, Address, Guest, Heard, read_address
 from fleetrun.elastic.requests import Request
 from fleetrun.envs.contract import TOKEN, token_flaw
 from fleetrun.errors import LaunchError, UsageError
@@ -104,17 +104,17 @@ class Nodes:
         """`node 1, h2 (10.0.0.2)`"""
         return f"node {rank}, {printable(self._guest.nodes[rank].title)}"
 
-    def ask(self, verb: str, options: Mapping[str, Any], *, endless: bool = False) -> None:
-        """What is None or False is not passed on."""
+    def ask(self, verb: str, options: Mapping[str, Any], patience: float = ANSWER_WITHIN) -> None:
+        """Nodes may be silent for so many seconds. What is None or False is not passed on."""
         given = {name: value for name, value in options.items() if value not in (None, False)}
         request = Request(verb=verb, options=given, by=os.uname().nodename)
         self._waiting = {rank: [] for rank in self.ranks}
         self.trouble.clear()
-        self._guest.ask(request, self.ranks, endless=endless)
+        self._guest.ask(request, self.ranks, patience)
 
-    def wait_for_end(self) -> None:
+    def wait_for_end(self, but: Container[int]) -> None:
         """Until all of them have left the job."""
-        self._guest.wait_for_end(self.ranks)
+        self._guest.wait_for_end([rank for rank in self.ranks if rank not in but])
 
     def pieces(self, rank: int) -> Iterator[bytes]:
         """All that this node prints. What others say meanwhile waits, a piece of each."""
@@ -169,7 +169,8 @@ class Nodes:
         elif piece is not None and piece.code == NO_SUCH_PROCESS:
             self.nowhere.add(heard.rank)
         elif piece is not None and piece.code:
-            self.trouble[heard.rank] = piece.error.strip() or f"its command has ended with {piece.code}"
+            said = piece.error.strip().removeprefix("fleetrun: ")
+            self.trouble[heard.rank] = said or f"its command has ended with {piece.code}"
         if heard.gone or (piece is not None and piece.code is not None):
             self._waiting.pop(heard.rank, None)
 

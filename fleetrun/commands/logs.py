@@ -44,6 +44,7 @@ from fleetrun.commands.find import (
     remote_processes,
 )
 from fleetrun.console.text import printable, printable_json, sanitize
+from fleetrun.elastic.guest import ANSWER_WITHIN
 from fleetrun.errors import UsageError
 from fleetrun.pod.logs import rotated_away
 from fleetrun.record.history import History, Known, is_running
@@ -209,7 +210,7 @@ _LEAVE_WITHIN = 10.0
 
 def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _Printer) -> int:
     with nodes:
-        nodes.ask("logs", asked.options(), endless=asked.follow)
+        nodes.ask("logs", asked.options(), math.inf if asked.follow else ANSWER_WITHIN)
         remote = {rank: _RemoteLogs(nodes, rank) for rank in nodes.ranks}
         printer.several = len(remote) + (local is not None) > 1
         if local is not None:

@@ -1,15 +1,29 @@
-"""`fleetrun stacks`: show the Python stacks of a job's processes on this machine."""
+"""`fleetrun stacks`: show the Python stacks of a job's processes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fleetrun.commands.everywhere import (
+    NO_SUCH_PROCESS,
+    Documents,
+    Nodes,
+    Where,
+    check_url,
+    node_options,
+    nodes_at,
+    nodes_of,
+    own_rank,
+)
 from fleetrun.commands.find import (
+    NoSuchProcessError,
     RemoteProcess,
     choose_processes,
     complete_running_jobs,
@@ -20,13 +34,18 @@ from fleetrun.commands.output import print_json, write
 from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running
-from fleetrun.errors import LaunchError
+from fleetrun.control.usage import objects_in
+from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import Known, UnreadableError, read
-from fleetrun.stacks.collect import Collection, collect, find_pyspy
-from fleetrun.stacks.frames import Target, groups
-from fleetrun.stacks.text import as_json, clean, grouped_lines, stack_lines
+from fleetrun.stacks.collect import collect, find_pyspy
+from fleetrun.stacks.frames import Taken, Target, groups
+from fleetrun.stacks.text import as_json, clean, grouped_lines, of_json, stack_lines
 
 INCOMPLETE = 1
+
+
+class NoneRunsError(LaunchError):
+    """No process of the job runs on this machine."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,15 +60,23 @@ INCOMPLETE = 1
 @click.option("--timeout", default=20.0, show_default=True, metavar="SECONDS",
               type=click.FloatRange(0.1, 3600), help="Limit for all processes together.")  # fmt: skip
 @click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
+@node_options
 def command(
-    job: str | None, role: str | None, rank: str | None, each: bool, timeout: float, in_json: bool
+    job: str | None,
+    role: str | None,
+    rank: str | None,
+    each: bool,
+    timeout: float,
+    in_json: bool,
+    **options: Any,
 ) -> int:
     """Show the Python stacks of JOB's processes and of their children, such as data loader workers.
 
     JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
     Processes with the same stack are shown once, and a process that is alone at its place comes first: in a
-    hang it is often the one that all others wait for. Of a job on several machines this shows the processes
-    of this machine, and below them where the ranks of all machines are, as one tree (`fleetrun why`).
+    hang it is often the one that all others wait for. Of a job on several machines the processes of all of
+    them are shown, and below them where the ranks are, as one tree (`fleetrun why`); --node chooses one
+    machine, and --job asks from a host that runs no part of the job.
 
     py-spy is used if it is installed (pip install 'fleetrun[monitor]') and allowed to inspect the processes.
     Otherwise a process with fleetrun's probe is asked to write its stacks to its log, where they are read.
@@ -60,25 +87,78 @@ def command(
       fleetrun stacks
       fleetrun stacks mnist --role trainer --rank 0,3
       fleetrun stacks --json | jq '.processes[].threads[0].frames[0]'
+      fleetrun stacks --job h1:6768/mnist --token_file secret
 
     \b
     Exit codes:
       0  the stacks of all Python processes are shown
-      1  some stacks could not be taken, or there is no such job
+      1  some stacks could not be taken, or there is no such job, or a node does not answer
       2  the command line is wrong, or JOB fits several jobs
     """
-    running = find_running(job)
-    found = collect(targets(running, role, rank, "stacks"), timeout, find_pyspy())
-    ranks = _everywhere(running) if role is None and rank is None else []
-    if in_json:
-        processes = [as_json(one) for one in found.processes]
-        document = {"version": 1, "job": running.job, "pod": running.pod, "processes": processes}
-        print_json({**document, "ranks": ranks})
-    else:
-        write("".join(f"{line}\n" for line in [*_lines(found, each), *_below(ranks)]))
-    if not found.whole:
-        click.echo(f"fleetrun: {found.hint}", err=True)
-    return 0 if found.whole else INCOMPLETE
+    where = Where(**options)
+    check_url(where, [("JOB", job)])
+    running = find_running(job) if where.url is None else None
+    nodes = nodes_at(where) if running is None else nodes_of(running, where)
+    taken: list[Taken] = []
+    hint, missing, ranks = "", False, []
+    with nodes or contextlib.nullcontext():
+        if nodes is not None:
+            nodes.ask("stacks", {"role": role, "rank": rank, "timeout": timeout}, timeout + _MORE)
+        if running is not None and where.node in (None, own_rank(running) or 0):
+            try:
+                own, hint = _taken_here(running, role, rank, timeout)
+                taken += own
+            except (NoSuchProcessError, NoneRunsError):
+                if where.here:
+                    return NO_SUCH_PROCESS
+                if nodes is None:
+                    raise
+            ranks = _everywhere(running) if not where.here and role is None and rank is None else []
+        if nodes is not None:
+            taken += [each for number in nodes.ranks for each in _taken_on(nodes, number)]
+            missing = nodes.report()
+    _show(taken, ranks, running, each=each, in_json=in_json or where.here)
+    if not taken and not missing:
+        raise UsageError("no node has such a process")
+    if hint:
+        click.echo(f"fleetrun: {hint}", err=True)
+    return INCOMPLETE if hint or missing else 0
+
+
+def _taken_here(
+    running: Running, role: str | None, rank: str | None, timeout: float
+) -> tuple[Sequence[Taken], str]:
+    """On this machine, and what would have shown more. Raises LaunchError."""
+    own = own_rank(running)
+    there = [replace(each, node=own) for each in targets(running, role, rank, "stacks")]
+    found = collect(there, timeout, find_pyspy())
+    return found.processes, found.hint
+
+
+def _show(
+    taken: Sequence[Taken], ranks: Sequence[str], running: Running | None, *, each: bool, in_json: bool
+) -> None:
+    if not in_json:
+        write("".join(f"{line}\n" for line in [*_lines(taken, each), *_below(ranks)]))
+        return
+    job = {"job": running.job, "pod": running.pod} if running is not None else {}
+    print_json({"version": 1, **job, "processes": [as_json(one) for one in taken], "ranks": list(ranks)})
+
+
+_MORE = 15.0
+"""Seconds beyond --timeout until another node is given up."""
+
+
+def _taken_on(nodes: Nodes, rank: int) -> list[Taken]:
+    """What this node says, as far as it can be read."""
+    documents = Documents()
+    found = []
+    for data in nodes.pieces(rank):
+        for said in documents.of(data):
+            for each in objects_in(said, "processes"):
+                with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):
+                    found.append(of_json(each, rank))
+    return found
 
 
 def _everywhere(running: Running) -> list[str]:
@@ -95,12 +175,13 @@ def _below(ranks: Sequence[str]) -> list[str]:
     return ["", "On all nodes:", *(f"  {line}" for line in ranks)] if ranks else []
 
 
-def _lines(found: Collection, each: bool) -> Iterable[str]:
+def _lines(found: Sequence[Taken], each: bool) -> Iterable[str]:
     if not each:
-        yield from grouped_lines(groups(found.processes))
+        yield from grouped_lines(groups(found))
         return
-    for one in found.processes:
-        yield clean(f"{one.title}, pid {one.pid}:")
+    for one in found:
+        node = "" if one.target.node is None else f" on node {one.target.node}"
+        yield clean(f"{one.title}, pid {one.pid}{node}:")
         yield from stack_lines(one)
 
 
@@ -116,7 +197,7 @@ def targets(running: Running, role: str | None, rank: str | None, verb: str) -> 
         if isinstance(one, dict) and isinstance(one.get("pid"), int)
     }
     if not there:
-        raise LaunchError("this job has no running process on this machine", hint="See `fleetrun status`.")
+        raise NoneRunsError("this job has no running process on this machine", hint="See `fleetrun status`.")
     known = [_known(name, one) for name, one in there.items()]
     command = f"fleetrun {verb} {printable(running.job)}".strip()
     chosen = choose_processes(known, role, rank, partial(_away, running), command)

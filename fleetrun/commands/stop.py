@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import complete_running_jobs, describe_end, find_running, job_title
 from fleetrun.commands.output import write
+from fleetrun.console.text import printable
 from fleetrun.control.client import Gone, NoAnswer, Running, Watched, ask, ask_by_signal
 from fleetrun.errors import LaunchError
 
@@ -15,14 +19,16 @@ _TIMEOUT = 5.0
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option("--now", is_flag=True, help="Kill the processes at once with SIGKILL, without SIGTERM.")
-def command(job: str | None, now: bool) -> int:
+@node_options
+def command(job: str | None, now: bool, **options: Any) -> int:
     """Stop a running job, and wait until all its processes have ended.
 
     JOB is the name of a job, its pod, or the beginning of either. It is optional if only one job is running.
 
     As after Ctrl-C, the processes get SIGTERM, trainers before servers, and SIGKILL after the --stop_timeout
-    of the launch. A second `fleetrun stop --now` kills them at once. Of a job on several machines only this
-    node leaves; whether the others continue depends on --on_node_loss.
+    of the launch. A second `fleetrun stop --now` kills them at once. A job on several machines ends on all of
+    them. With --node N only that node leaves; whether the others continue depends on --on_node_loss. This
+    waits for the processes of this machine; on other nodes they end within --stop_timeout after it.
 
     A launcher that does not answer gets a signal instead; one that is stopped (Ctrl-Z) is continued first.
 
@@ -30,15 +36,56 @@ def command(job: str | None, now: bool) -> int:
     Examples:
       fleetrun stop
       fleetrun stop resnet --now
+      fleetrun stop --node 3
+      fleetrun stop --job h1:6768/resnet --token_file secret
 
     \b
     Exit codes:
       0    the job has ended
-      1    there is no such job
+      1    there is no such job, or a node does not answer
       2    JOB fits several jobs
       130  Ctrl-C: the command no longer waits, but the job still stops
     """
+    where = Where(**options)
+    check_url(where, [("JOB", job)])
+    if where.url is not None:
+        return _stop_others(nodes_at(where), now, where.url, wait=True)
     found = find_running(job)
+    own = own_rank(found)
+    nodes = nodes_of(found, where)
+    here = where.node is None or where.node == (own or 0)
+    missing = 0
+    if nodes is not None:
+        try:
+            missing = _stop_others(nodes, now, job_title(found), wait=not here)
+        except LaunchError as error:
+            if not here:
+                raise
+            click.echo(f"fleetrun: {printable(error.message)}", err=True)
+            missing = 1
+    return _stop_here(found, now) or missing if here else missing
+
+
+def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
+    """Other nodes than this one, which tell their processes to end; `wait` until they have left."""
+    with nodes:
+        nodes.ask("stop", {"now": now})
+        for rank in nodes.ranks:
+            for _ in nodes.pieces(rank):
+                pass
+        missing = nodes.report()
+        if wait:
+            write(f"stopping {printable(name)}{_on(nodes)}\n")
+            nodes.wait_for_end(but=nodes.trouble)
+            write("left the job; its processes there end within --stop_timeout\n")
+    return int(missing)
+
+
+def _on(nodes: Nodes) -> str:
+    return f" on {nodes.title(nodes.ranks[0])}" if len(nodes.ranks) == 1 else ""
+
+
+def _stop_here(found: Running, now: bool) -> int:
     watched = Watched(found.pid)
     try:
         if _ask(found, now, watched):

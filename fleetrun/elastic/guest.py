@@ -34,7 +34,7 @@ UNDERSTAND_WITHIN = 5.0
 """Seconds in which a node says that it has understood a request."""
 
 ANSWER_WITHIN = 60.0
-"""Seconds between two pieces of a node, unless it is asked to follow its logs: it may search a long one."""
+"""Seconds between two pieces of a node: it may search a long log."""
 
 
 class UnreachableError(LaunchError):
@@ -115,10 +115,10 @@ class Guest:
         """Those that run the job, in the order of their ranks."""
         return self._thread.members
 
-    def ask(self, request: Request, ranks: Sequence[int], *, endless: bool = False) -> None:
-        """What they answer is heard from now on. `endless`: they may be silent for as long as they like."""
+    def ask(self, request: Request, ranks: Sequence[int], patience: float) -> None:
+        """What they answer is heard from now on. They may be silent for so many seconds."""
         chosen = {self.nodes[rank].id: rank for rank in ranks}
-        self._thread.call(partial(self._thread.ask, request, chosen, endless))
+        self._thread.call(partial(self._thread.ask, request, chosen, patience))
 
     def hear(self, within: float | None = None) -> Heard | None:
         """The next piece of any node that was asked; None if none comes within so many seconds."""
@@ -169,7 +169,7 @@ class _Client(threading.Thread):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._store: Store = open_as_guest(address.master, address.job, self._name, address.token, self._loop)
         self._streams: dict[str, _Stream] = {}
-        self._endless = False
+        self._patience = ANSWER_WITHIN
         self._topology = ""
         self._round: Round | None = None
         self._timer: Timer | None = None
@@ -260,11 +260,11 @@ class _Client(threading.Thread):
 
     # ---- requests and their answers
 
-    def ask(self, request: Request, chosen: Mapping[str, int], endless: bool) -> None:
+    def ask(self, request: Request, chosen: Mapping[str, int], patience: float) -> None:
         """One at a time."""
         self._number += 1
         name = f"{self._name}.{self._number}"
-        self._endless = endless
+        self._patience = patience
         now = self._loop.clock()
         self._streams = {
             id_: _Stream(rank, records.answers_prefix(name) + id_, quiet=now) for id_, rank in chosen.items()
@@ -315,9 +315,8 @@ class _Client(threading.Thread):
     def _look_for_silence(self) -> None:
         now = self._loop.clock()
         for id_, stream in list(self._streams.items()):
-            limit = UNDERSTAND_WITHIN if not stream.next else ANSWER_WITHIN
-            endless = self._endless and stream.next > 0
-            if stream.quiet is not None and now - stream.quiet > limit and not endless:
+            limit = self._patience if stream.next else UNDERSTAND_WITHIN
+            if stream.quiet is not None and now - stream.quiet > limit:
                 self._end(id_, f"no answer within {limit:g} s")
         if self._streams:
             self._timer = self._loop.after(1.0, self._look_for_silence)

@@ -112,7 +112,7 @@ def _installed(file: str) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A container that runs. `mark` is the value of FLEETRUN_CONTAINER in its environment, `title` how
-    messages call it (`trainer 3`).
+    messages call it (`trainer 3`). `node` is the rank of its node, where there are several.
     """
 
     role: str
@@ -121,6 +121,7 @@ class Target:
     pid: int
     log: str
     mark: str
+    node: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,7 +130,17 @@ class Target:
     def of_json(cls, said: Mapping[str, Any]) -> Target:
         """Raises what reading other people's JSON raises: KeyError, TypeError, ValueError."""
         words = {name: str(said[name]) for name in ("role", "title", "log", "mark")}
-        return cls(rank=int(said["rank"]), pid=int(said["pid"]), **words)
+        node = said.get("node")
+        node = None if node is None else int(node)
+        return cls(
+            rank=int(said["rank"]),
+            pid=int(said["pid"]),
+            role=words["role"],
+            title=words["title"],
+            log=words["log"],
+            mark=words["mark"],
+            node=node,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.stacks.frames import Group, Taken, Thread
+from fleetrun.stacks.frames import MOST_FRAMES, MOST_THREADS, Frame, Group, Taken, Target, Thread
 from fleetrun.stacks.processes import STATES
 
 # ---- Stacks as lines of text
@@ -28,8 +28,19 @@ def grouped_lines(groups: Sequence[Group]) -> Iterator[str]:
         if number:
             yield ""
         count = f"{len(group.members)} processes" if len(group.members) > 1 else "1 process"
-        yield clean(f"{group.title}: {count}, {_pids([each.pid for each in group.members])}")
+        yield clean(f"{group.title}: {count}, {_places(group.members)}")
         yield from stack_lines(group.first)
+
+
+def _places(members: Sequence[Taken]) -> str:
+    """`pids 17, 18`, or of several nodes `node 0: pids 17, 18; node 1: pid 9`."""
+    nodes: dict[int | None, list[int]] = {}
+    for each in members:
+        nodes.setdefault(each.target.node, []).append(each.pid)
+    return "; ".join(
+        _pids(pids) if node is None else f"node {node}: {_pids(pids)}"
+        for node, pids in list(nodes.items())[:_MOST_PIDS]
+    )
 
 
 def _pids(pids: Sequence[int]) -> str:
@@ -80,6 +91,8 @@ def as_json(taken: Taken) -> dict[str, Any]:
         "command": taken.command,
         "state": taken.state,
         "note": taken.note,
+        "below": taken.below,
+        **({} if taken.target.node is None else {"node": taken.target.node}),
         "threads": [
             {
                 "name": thread.name,
@@ -92,6 +105,29 @@ def as_json(taken: Taken) -> dict[str, Any]:
             for thread in taken.threads
         ],
     }
+
+
+def of_json(said: Mapping[str, Any], node: int) -> Taken:
+    """What `as_json` says, on another node. Raises what reading other people's JSON raises."""
+    command, pid = str(said["command"]), int(said["pid"])
+    target = Target(
+        role=str(said["role"]),
+        rank=int(said["rank"]),
+        title=str(said["title"]).removesuffix(f", its {command}"),
+        pid=0 if said["below"] else pid,
+        log="",
+        mark="",
+        node=node,
+    )
+    threads = tuple(_thread(each) for each in said["threads"][:MOST_THREADS])
+    state, note = str(said["state"]), str(said["note"])
+    return Taken(target=target, pid=pid, command=command, state=state, threads=threads, note=note)
+
+
+def _thread(said: Mapping[str, Any]) -> Thread:
+    frames = said["frames"][:MOST_FRAMES]
+    found = tuple(Frame(str(each["function"]), str(each["file"]), int(each["line"])) for each in frames)
+    return Thread(str(said["name"]), found, int(said["cut"]))
 
 
 # ---- Stacks written into the logs of their containers. A log that is not a regular file is left alone

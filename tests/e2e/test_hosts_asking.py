@@ -127,6 +127,53 @@ def test_the_last_lines_arrive_though_the_job_ends(three: Nodes):
     assert "1 trainer 3 | the last words\n" in follower.out
 
 
+def test_stacks_of_all_nodes(three: Nodes):
+    launches = start_two(three)
+    pids = [launch.until_ready(2) for launch in launches]
+    elsewhere = ("--job", f"{three.master}/night")
+    for run, words in ((three.commands[1].run, ()), (three.commands[2].run, elsewhere)):
+        found = json.loads(run("stacks", "--json", *words, env=SECRET).out)
+        assert [(each["node"], each["rank"], each["pid"]) for each in found["processes"]] == [
+            (rank // 2, rank, pids[rank // 2][rank % 2]) for rank in ((2, 3, 0, 1) if not words else range(4))
+        ]
+        assert "train.py" in json.dumps(found["processes"][0]["threads"])
+        text = run("stacks", "--rank", "1-2", *words, env=SECRET)
+        for rank in (1, 2):  # their scripts are two files
+            assert (
+                f"trainer {rank}: 1 process, node {rank // 2}: pid {pids[rank // 2][rank % 2]}\n" in text.out
+            )
+    one = three.commands[0].run("stacks", "--node", "1", "--rank", "0")
+    assert (one.code, "no node" in one.err) == (2, True)
+    end(launches)
+
+
+@pytest.mark.parametrize("words", [(), ("--now",)], ids=["stop", "now"])
+def test_stop_ends_the_job_on_all_nodes(three: Nodes, words: tuple[str, ...]):
+    launches = start_two(three, "--elastic_level", "1", "--stop_timeout", "1h")
+    stop = three.commands[1].run("stop", *words)
+    assert stop.code == 0, stop
+    assert codes(launches) == [143, 143]
+    assert "`fleetrun stop" in launches[0].err
+    assert "on h2`" in launches[0].err
+
+
+def test_a_node_is_stopped_from_elsewhere(three: Nodes):
+    three.script(TALK)
+    launches = [
+        three.start(number, "--rank", str(number), "--elastic_timeout", "60", nnodes="1:2", env=SECRET)
+        for number in range(2)
+    ]
+    ready(launches)
+    elsewhere = ("--job", f"{three.master}/default")
+    leaving = three.commands[2].run("stop", "--node", "1", *elsewhere, env=SECRET)
+    assert leaving.code == 0, leaving
+    assert launches[1].wait() == 143
+    launches[0].until_ready(2)
+    assert three.commands[2].run("stop", *elsewhere).code == 125, "no secret"
+    assert three.commands[2].run("stop", *elsewhere, env=SECRET).code == 0
+    assert launches[0].wait() == 143
+
+
 @pytest.mark.parametrize("which", [0, 2], ids=["on a node", "elsewhere"])
 def test_a_suspended_reader_holds_nothing_up(three: Nodes, which: int):
     launches = start_two(three)

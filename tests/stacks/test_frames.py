@@ -16,7 +16,7 @@ from fleetrun.stacks.frames import (
     of_pyspy,
     place,
 )
-from fleetrun.stacks.text import as_json, clean, grouped_lines, stack_lines
+from fleetrun.stacks.text import as_json, clean, grouped_lines, of_json, stack_lines
 from tests.stacks.samples import taken, thread
 
 # ---- Equal stacks together, the odd one first; how that looks.
@@ -183,6 +183,14 @@ step 13
   File "<string>", line ??? in <module>
 the rest
 """
+
+
+def test_what_another_node_says_is_read_and_grouped_with_its_own():
+    said = json.loads(json.dumps([as_json(taken(rank, WAIT, LOAD)) for rank in (0, 3)]))
+    first, other = [of_json(each, node) for node, each in enumerate(said)]
+    assert as_json(other) == {**said[1], "node": 1}
+    (head, *_) = grouped_lines(groups([first, other]))
+    assert head == f"trainers 0, 3: 2 processes, node 0: pid {first.pid}; node 1: pid {other.pid}"
 
 
 def test_faulthandlers_lines_are_found_among_others():
