@@ -46,8 +46,8 @@ PARTS = {
     "verbs": {"commands", "errors"},
     "help": {"verbs", "envs", "errors"},
     "commands": {
-        "help", "verbs", "doctor", "plots", "stacks", "control", "elastic", "record", "console", "pod", "host",
-        "envs", "files", "errors",
+        "help", "verbs", "doctor", "plots", "stacks", "control", "elastic", "record", "console", "pod",
+        "host", "envs", "files", "errors",
     },
     "completion": {"verbs", "envs"},
     "cli": {"help", "completion", "verbs", "console", "envs", "errors"},
