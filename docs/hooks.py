@@ -11,7 +11,7 @@ from typing import Any
 import click
 from mkdocs.structure.files import File
 
-from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, SHORTHANDS, Group
 from fleetrun.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +32,11 @@ def commands_page() -> str:
     parts = ["# Commands and options\n", "## fleetrun [OPTIONS] SCRIPT [ARGUMENTS]\n"]
     parts.append("Every option can be written with `_` or `-`, and its value after a space or `=`.\n")
     for group in Group:
-        options = [each for each in (*OPTIONS.values(), *ACTIONS.values()) if each.group is group]
+        options = [
+            each
+            for each in (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
+            if each.group is group
+        ]
         parts.append(f"### {group}\n\n| option | default | variable | |\n|---|---|---|---|")
         parts += [_row(option) for option in options]
         parts.append("")

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 from fleetrun import verbs
-from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Option, Takes
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, SHORTHANDS, Option, Takes
 
 VARIABLE = "_FLEETRUN_COMPLETE"
 """The shell's completion script sets it and calls the command again."""
@@ -40,7 +40,9 @@ class _Launcher(click.Command):
 
 
 def _command() -> click.Command:
-    options: list[click.Parameter] = [_option(option) for option in (*OPTIONS.values(), *ACTIONS.values())]
+    options: list[click.Parameter] = [
+        _option(option) for option in (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
+    ]
     return _Launcher(
         "fleetrun",
         params=[

@@ -8,7 +8,16 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fleetrun.envs.settings.options import ACTIONS, OPTIONS, PET, TORCHRUN, Group, Option, Takes
+from fleetrun.envs.settings.options import (
+    ACTIONS,
+    OPTIONS,
+    PET,
+    SHORTHANDS,
+    TORCHRUN,
+    Group,
+    Option,
+    Takes,
+)
 from fleetrun.errors import UsageError, similar
 from fleetrun.verbs import FAMILIES, VERBS
 
@@ -90,7 +99,8 @@ def _options() -> Iterable[Option]:
 
 
 def _of_group(group: Group) -> list[Option]:
-    return [option for option in (*OPTIONS.values(), *ACTIONS.values()) if option.group is group]
+    options = (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
+    return [option for option in options if option.group is group]
 
 
 # ---- The long help

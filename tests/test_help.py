@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.settings.options import ACTIONS, OPTIONS, PET, TORCHRUN, Group
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, PET, SHORTHANDS, TORCHRUN, Group
 from fleetrun.errors import UsageError
 from fleetrun.help import TOPICS, Style, long_help, short_help, topic, wrapped
 from fleetrun.verbs import FAMILIES, VERBS
 from tests.support.command import FLEETRUN, Fleetrun
 
 ROOT = Path(__file__).resolve().parents[1]
-EVERYTHING = [*OPTIONS.values(), *ACTIONS.values()]
+EVERYTHING = [*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values()]
 
 
 @pytest.mark.parametrize("columns", [60, 61, 72, 76, 80, 200])

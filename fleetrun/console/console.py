@@ -24,6 +24,7 @@ from fleetrun.pod.loop import WRITE, Loop
 if TYPE_CHECKING:
     from fleetrun.console.status_text import StatusFields
 
+_NARROW = 100  # columns
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 _RED, _YELLOW, _RESET = "\033[31m", "\033[33m", "\033[0m"
 _LABEL_COLOURS = tuple(f"\033[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 95, 94, 93))
@@ -118,6 +119,10 @@ class Console:
     def info(self, text: str) -> None:
         self._say("INFO", text)
 
+    def opening(self, text: str) -> None:
+        """Of the lines at the start, whose facts are those of the event `launch` of the record."""
+        self.info(text)
+
     def warning(self, text: str) -> None:
         self._say("WARNING", text, _YELLOW)
 
@@ -136,18 +141,27 @@ class Console:
     def _say(self, level: str, text: str, colour: str = "") -> None:
         if not self.enabled(level):
             return
-        now = time.time()
-        stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now % 1 * 1000):03d}"
-        head = f"LAUNCH {level} {stamp} "
+        head = f"LAUNCH {level} {self._stamp(time.time())} "
         lines = [piece for line in text.splitlines() or [""] for piece in self._wrap(head + line)]
         painted = [
             line.replace(f"LAUNCH {level}", self.paint(f"LAUNCH {level}", colour), 1) for line in lines
         ]
         self.err.write("".join(f"{line}\n" for line in painted).encode("utf-8", "surrogateescape"))
 
+    def _stamp(self, now: float) -> str:
+        """A narrow terminal has no room for the date."""
+        columns, moment = self.columns, time.localtime(now)
+        if columns is not None and columns < _NARROW:
+            return time.strftime("%H:%M:%S", moment)
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', moment)},{int(now % 1 * 1000):03d}"
+
+    @property
+    def columns(self) -> int | None:
+        return self._columns
+
     def _wrap(self, line: str) -> list[str]:
         """On a terminal long lines are broken between words."""
-        return [line] if self._columns is None else wrapped(line, self._columns)
+        return [line] if self.columns is None else wrapped(line, self.columns)
 
     def paint(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_RESET}" if self._colour and colour else text

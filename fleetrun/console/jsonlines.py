@@ -31,6 +31,9 @@ class JsonConsole(Console):
     ) -> tuple[Callable[[bytes], None], bool]:
         return partial(self._write_lines, name), False
 
+    def opening(self, text: str) -> None:
+        """A program gets the event `launch`."""
+
     def block(self, lines: Iterable[str], *, level: str = "INFO") -> None:
         if self.enabled(level):
             self._event("message", level=level, text="\n".join(lines))

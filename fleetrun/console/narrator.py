@@ -78,7 +78,7 @@ class Narrator:
     def _started(self, containers: Sequence[Container]) -> None:
         if not self._told:
             self._told = True
-            self._console.info(pod_line("Watching", self._spec, "running"))
+            self._console.opening(pod_line("Watching", self._spec, "running"))
         for each in containers:
             if each.process is not None:
                 self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
@@ -141,10 +141,12 @@ def _restart(decision: Restart, what: str) -> str:
     return f"restart {decision.number} of {decision.limit} of {what} {when}{since}"
 
 
-# ---- The lines at the start of a launch, as in Paddle's documents: the configuration and, for debugging, the
-# environments.
+# ---- The lines at the start of a launch: those of Paddle's documents, and between them what runs, where, and
+# with which settings. All settings, and the environments, are for debugging.
 
 _TABLE_WIDTH = 89
+_LONGEST_VALUE = 40
+_MOST_SETTINGS = 8
 
 
 def configuration_lines(rows: Sequence[tuple[str, str, str | None]], *, rule: int = 50) -> list[str]:
@@ -159,6 +161,39 @@ def job_line(job_id: str, mode: str, nnodes: tuple[int, int]) -> str:
     """`nnodes`: the fewest and the most machines, which are replicas in Paddle's words."""
     fewest, most = nnodes
     return f"Job: {job_id}, mode {mode}, replicas {most}[{fewest}:{most}], elastic {fewest < most}"
+
+
+def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log_dir: str) -> str:
+    """`1 server, 2 trainers of train.py on gpu 0,1; logs: log/default.evjsyn.*.log`. `kind`: of device."""
+    counts = ", ".join(
+        f"{number} {_role_name(role)}{'s' if number > 1 else ''}"
+        for role in Role
+        if (number := sum(each.role is role for each in spec.containers))
+    )
+    where = f"{kind} {_shortened(','.join(devices))}" if devices else "CPU"
+    return f"{counts} of {script} on {where}; logs: {logs_pattern(spec, log_dir)}"
+
+
+def logs_pattern(spec: PodSpec, log_dir: str) -> str:
+    return f"{log_dir}/{spec.job_id}.{spec.name}.*.log"
+
+
+def settings_line(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Settings that are not defaults, by name, value and origin; what was typed needs no origin."""
+    told = [
+        f"{name}={_shortened(value)}" + ("" if origin.startswith("-") else f" ({origin})")
+        for name, value, origin in rows[:_MOST_SETTINGS]
+    ]
+    more = f", and {len(rows) - _MOST_SETTINGS} more" if len(rows) > _MOST_SETTINGS else ""
+    return f"Settings: {', '.join(told)}{more} (-v shows all)"
+
+
+def _shortened(value: str) -> str:
+    return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 3]}..."
+
+
+def _role_name(role: Role) -> str:
+    return {Role.SERVER: "server", Role.HETER: "heter trainer"}.get(role, str(role))
 
 
 def pod_line(verb: str, spec: PodSpec, status: str) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 
 from fleetrun.console.console import Console, Sink, terminal_columns
 from fleetrun.console.status_text import StatusFields, status_row
-from fleetrun.console.text import sanitize, visible_row, wrapped
+from fleetrun.console.text import sanitize, visible_row
 from fleetrun.pod.loop import Loop, Timer
 
 _FALLBACK_COLUMNS = 100
@@ -54,9 +54,10 @@ class LiveConsole(Console):
             return self._status_line.write_unfinished, True
         return super().follower(name, width, number, alone=alone)
 
-    def _wrap(self, line: str) -> list[str]:
-        """The width is read again for each line: the terminal may have been resized."""
-        return wrapped(line, terminal_columns() or _FALLBACK_COLUMNS)
+    @property
+    def columns(self) -> int:
+        """Read again for each line: the terminal may have been resized."""
+        return terminal_columns() or _FALLBACK_COLUMNS
 
 
 def live_console(sink: Sink, level: str, *, colour: bool) -> LiveConsole:

@@ -48,6 +48,7 @@ from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Budget
+from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, read_kept, said_faults
 
@@ -65,7 +66,7 @@ def run_cluster(
     console: Console,
     loop: Loop,
     interrupts: Interrupts,
-    show_settings: Callable[[], None],
+    show_settings: Callable[[Resolved, Host, PodSpec], None],
 ) -> int:
     """Take part in the job; return the exit code. Raises LaunchError for what cannot be started."""
     settings = resolved.settings
@@ -81,7 +82,7 @@ def run_cluster(
         print_plan(settings, imagined)
         return 0
     logs.make_log_dir(Path(settings.log_dir))
-    show_settings()
+    show_settings(resolved, host, imagined)
     faults = _read_faults(settings, console)
     node = _node(resolved, host, offer, faults)
     session = LaunchSession(resolved, pod, console, loop, interrupts)

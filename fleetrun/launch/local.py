@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from fleetrun.console import narrator
@@ -13,6 +14,7 @@ from fleetrun.console.console import LEVELS, Console, QuietConsole, sinks, termi
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.show import banner as banner_rows
+from fleetrun.envs.settings.show import changed
 from fleetrun.host.network import Ports
 from fleetrun.launch.prepare import (
     check_followed,
@@ -32,6 +34,7 @@ from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.guard import Guard, Signals
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.spec import PodSpec
 
 _STAMP = 36  # columns of `LAUNCH INFO 2022-05-18 11:27:17,761 `
 
@@ -63,7 +66,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
             return _alone(resolved, host, ports, console, loop, interrupts)
         from fleetrun.launch.cluster import run_cluster  # late: one machine needs no network
 
-        show = lambda: _show_settings(resolved, host, console)  # noqa: E731
+        show = partial(_show_settings, console=console)
         return run_cluster(resolved, host, ports, console, loop, interrupts, show)
     finally:
         signals.only_endings()
@@ -102,7 +105,7 @@ def _alone(
         print_plan(settings, spec)
         return 0
     logs.make_log_dir(Path(settings.log_dir))
-    _show_settings(resolved, host, console)
+    _show_settings(resolved, host, spec, console)
     announce(spec, console)
     session = LaunchSession(resolved, spec.name, console, loop, interrupts)
     try:
@@ -119,11 +122,17 @@ def _alone(
     return result.code
 
 
-def _show_settings(resolved: Resolved, host: Host, console: Console) -> None:
+def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Console) -> None:
     settings, columns = resolved.settings, terminal_columns() or WIDE
-    for line in narrator.configuration_lines(banner_rows(resolved), rule=min(50, columns - _STAMP)):
-        console.info(line)
-    console.info(narrator.job_line(settings.job_id, settings.run_mode, host.nnodes))
+    whole = console.enabled("DEBUG")
+    if whole:
+        for line in narrator.configuration_lines(banner_rows(resolved), rule=min(50, columns - _STAMP)):
+            console.opening(line)
+    console.opening(narrator.job_line(settings.job_id, settings.run_mode, host.nnodes))
+    kind, script = settings.device_kind, os.path.basename(settings.script)  # noqa: PTH119 - may be a module
+    console.opening(narrator.pod_facts(spec, script, kind, host.devices, settings.log_dir))
+    if not whole and (rows := changed(resolved)):
+        console.opening(narrator.settings_line(rows))
 
 
 # ---- The display: live, plain, json or quiet

@@ -28,7 +28,7 @@ from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Mode, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
-from fleetrun.envs.settings.show import job_file_parts, words
+from fleetrun.envs.settings.show import banner, job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import ports_in_use
 from fleetrun.launch.signals import Interrupts, dispatch
@@ -97,6 +97,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "python": sys.executable,
         "typed": sys.argv[1:],
         "argv": list(words(resolved, but=resolved.engine)),
+        "settings": _settings_fields(resolved),
         "job_file": job_file_parts(settings),
         "mode": str(spec.mode),
         "nnodes": _node_range(settings, spec),
@@ -104,6 +105,10 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "max_restart": settings.max_restart,
         "containers": container_fields(spec),
     }
+
+
+def _settings_fields(resolved: Resolved) -> dict[str, Any]:
+    return {name: {"value": value, "origin": origin} for name, value, origin in banner(resolved)}
 
 
 def _cwd() -> str:
@@ -602,7 +607,7 @@ def _watch(
 
 def announce(spec: PodSpec, console: Console) -> None:
     """The pod that is about to run."""
-    console.info(pod_line("Run", spec, "ready"))
+    console.opening(pod_line("Run", spec, "ready"))
     if console.enabled("DEBUG"):
         console.block(environment_tables(spec), level="DEBUG")
     if logs.is_full(spec.log_dir):

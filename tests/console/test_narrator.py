@@ -133,6 +133,18 @@ def test_the_job_and_its_pod(spec):
     )
 
 
+def test_what_runs_where_and_with_which_settings(spec):
+    line = narrator.pod_facts(spec, "train.py", "gpu", ["0", "1"], "log")
+    assert line == "1 server, 2 trainers of train.py on gpu 0,1; logs: log/default.evjsyn.*.log"
+    uuids = [f"GPU-{number:08}" for number in range(8)]
+    assert narrator.pod_facts(spec, "x", "gpu", uuids, "log").count("GPU-") == 3
+    rows = [("servers", "h:1," * 99, "--servers"), ("timeout", "9", "job.toml:3")]
+    assert narrator.settings_line(rows) == (
+        f"Settings: servers={('h:1,' * 99)[:37]}..., timeout=9 (job.toml:3) (-v shows all)"
+    )
+    assert "and 12 more (-v" in narrator.settings_line(rows * 10)
+
+
 def test_an_elastic_job():
     line = narrator.job_line("ads", Mode.COLLECTIVE, (2, 4))
     assert line == "Job: ads, mode collective, replicas 4[2:4], elastic True"

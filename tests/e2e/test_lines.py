@@ -34,9 +34,38 @@ def test_of_a_collective_job(fleetrun: Fleetrun):
     assert "Job: night, mode collective, replicas 1[1:1], elastic False" in lines_of(launch.err)
 
 
+def test_five_lines_say_what_runs_where_and_with_which_settings(fleetrun: Fleetrun):
+    script = fleetrun.script("publish_pid()\nmeet(3)\nprint('its first line')")
+    words = ("--server_num=1", "--trainer_num=2", "--display", "auto")
+    launch = fleetrun.run(*words, script, env={"PADDLE_MAX_RESTART": "0", "CUDA_VISIBLE_DEVICES": ""})
+    *opening, end = [line for line in lines_of(launch.err) if "no process listened" not in line]
+    assert len(opening) == 5, launch
+    pod = opening[3].split()[2].rstrip(",")
+    assert opening[1] == f"1 server, 2 trainers of train.py on CPU; logs: log/default.{pod}.*.log"
+    assert opening[2] == (
+        "Settings: max_restart=0 (PADDLE_MAX_RESTART), server_num=1, trainer_num=2 (-v shows all)"
+    )
+    assert end.startswith("Pod completed: ")
+
+
+def test_a_plain_launch_has_nothing_to_say_of_settings(fleetrun: Fleetrun):
+    lines = lines_of(fleetrun.run(fleetrun.script("")).err)
+    assert [line.partition(":")[0].split()[0] for line in lines] == ["Job", "1", "Run", "Watching", "Pod"]
+
+
+def test_quiet_shows_the_script_and_errors_only(fleetrun: Fleetrun):
+    well = fleetrun.run("-q", fleetrun.script("print('hello')"))
+    assert (well.code, well.out, well.err) == (0, "hello\n", "")
+    badly = fleetrun.run("--quiet", "--max_restart", "0", fleetrun.script("print('hello')\nsys.exit(3)"))
+    assert badly.out == "hello\n"
+    assert "First failure: trainer 0 exited with code 3" in badly.err
+    assert "LAUNCH INFO" not in badly.err
+
+
 def test_the_banner_has_every_setting_and_says_where_it_came_from(fleetrun: Fleetrun):
     script = fleetrun.script("")
-    launch = fleetrun.run("--nproc_per_node", "2", script, "--lr", "1", env={"PADDLE_JOB_ID": "night"})
+    words = ("-v", "--nproc_per_node", "2", script, "--lr", "1")
+    launch = fleetrun.run(*words, env={"PADDLE_JOB_ID": "night"})
     lines = lines_of(launch.err)
     first = lines.index("-----------  Configuration  ----------------------")
     last = lines.index("-" * 50)
@@ -51,7 +80,7 @@ def test_the_banner_has_every_setting_and_says_where_it_came_from(fleetrun: Flee
         "job_id: night  (from PADDLE_JOB_ID)",
         "legacy: False",
         "log_dir: log",
-        "log_level: INFO",
+        "log_level: DEBUG  (from -v)",
         "master: None",
         "max_restart: 3",
         "nnodes: 1",

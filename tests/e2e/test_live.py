@@ -145,6 +145,10 @@ def test_json_is_one_event_a_line(fleetrun: Fleetrun):
         "launch", "started", "exited", "failed", "over",
     ]  # fmt: skip
     by_name = {event["event"]: event for event in events}
+    settings = by_name["launch"]["settings"]
+    assert settings["max_restart"] == {"value": "0", "origin": "--max_restart"}
+    assert settings["nproc_per_node"] == {"value": "None", "origin": None}
+    assert not [e for e in events if e["event"] == "message" and e["level"] == "INFO"]
     assert by_name["log"]["line"] == "hello"
     assert by_name["exited"]["code"] == 3
     assert by_name["over"]["code"] == 3

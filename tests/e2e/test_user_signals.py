@@ -32,7 +32,7 @@ wait_for_go()
 def test_before_anything_has_started_it_does_nothing(fleetrun: Fleetrun):
     """The disposition is set before Python has imported fleetrun: wait for the first sign of that."""
     launch = fleetrun.start(fleetrun.script("leave_on_term()\nstay()"))
-    launch.until_err("Configuration")
+    launch.until_err("Job: ")
     launch.send(signal.SIGUSR1)
     launch.until_ready(1)
     launch.send(signal.SIGTERM)

@@ -9,13 +9,14 @@ from fleetrun.envs.settings.options import (
     ACTIONS,
     OPTIONS,
     RETIRED,
+    SHORTHANDS,
     LaunchSettings,
     Takes,
     by_spelling,
     normal,
 )
 from fleetrun.envs.settings.resolve import resolve
-from fleetrun.envs.settings.show import banner
+from fleetrun.envs.settings.show import banner, changed
 
 SEED = """\
 devices: None
@@ -67,6 +68,39 @@ def test_the_banner_says_where_a_value_came_from_and_shows_what_else_was_given()
     assert "stop_timeout" not in got
 
 
+def test_only_what_differs_from_the_defaults():
+    line = ["--max_restart", "3", "--gpus=0", "--log_dir", "log", "--nnodes=2", "--job_id", "x", "t.py", "-v"]
+    line[:0] = ["--elastic_level", "0"]
+    found = changed(resolve(read(line), {"FLEETRUN_TIMEOUT": "9"}))
+    assert found == [
+        ("devices", "0", "--gpus"),
+        ("nnodes", "2", "--nnodes"),
+        ("on_node_loss", "wait", "--elastic_level"),
+        ("timeout", "9", "FLEETRUN_TIMEOUT"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "level", "display"),
+    [
+        (["-v"], "DEBUG", "auto"),
+        (["-q"], "ERROR", "plain"),
+        (["--quiet", "--verbose"], "DEBUG", "plain"),
+        (["--quiet=0"], "INFO", "auto"),
+        (["--display", "json", "--log_level", "warning", "-q"], "WARNING", "json"),
+    ],
+)
+def test_short_words_for_how_much_is_shown(words, level, display):
+    resolved = resolve(read([*words, "x.py"]), {"PADDLE_LOG_LEVEL": "", "FLEETRUN_DISPLAY": ""})
+    assert (resolved.settings.log_level, resolved.settings.display) == (level, display)
+
+
+def test_another_launch_gets_what_they_stand_for():
+    resolved = resolve(read(["-q", "x.py"]), {"FLEETRUN_DISPLAY": "live"})
+    assert set(resolved.words.values()) == {"--log_level=ERROR", "--display=plain"}
+    assert resolved.origins["display"] == "-q"
+
+
 def test_lists_in_the_banner_are_written_as_they_are_typed():
     got = rows(["--servers", "a:1,b:1", "--trainers", "a:2", "--heter_workers", "a:3;b:3,b:4", "x.py"])
     assert got["servers"][0] == "a:1,b:1"
@@ -86,7 +120,7 @@ def test_every_field_but_the_script_and_what_follows_from_others_is_an_option():
 
 
 def test_a_spelling_means_one_option():
-    options = [*OPTIONS.values(), *ACTIONS.values()]
+    options = [*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values()]
     spellings = [word for option in options for word in (*option.spellings, option.short) if word]
     assert len(spellings) == len(set(spellings)) == len(by_spelling(options))
     assert not set(spellings) & set(RETIRED)

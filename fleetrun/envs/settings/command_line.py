@@ -4,7 +4,7 @@ value and where it was set. The rules between options are in `resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -14,6 +14,8 @@ from fleetrun.envs.settings.options import (
     PREFIXES,
     RETIRED,
     RETIRED_SCRIPTS,
+    SHORT_FOR,
+    SHORTHANDS,
     TORCHRUN,
     Option,
     Takes,
@@ -26,10 +28,10 @@ from fleetrun.values import dataclass
 
 _DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 
-_SPELLINGS = by_spelling((*OPTIONS.values(), *TORCHRUN.values(), *ACTIONS.values()))
+_SPELLINGS = by_spelling((*OPTIONS.values(), *TORCHRUN.values(), *SHORTHANDS.values(), *ACTIONS.values()))
 _SUGGESTED = tuple(
     word
-    for option in (*OPTIONS.values(), *TORCHRUN.values(), *ACTIONS.values())
+    for option in (*OPTIONS.values(), *TORCHRUN.values(), *SHORTHANDS.values(), *ACTIONS.values())
     for word in (option.name, *option.aliases)
 )
 _ELSEWHERE = {
@@ -157,8 +159,17 @@ def read(argv: Sequence[str]) -> CommandLine:
         del words[0]
     if words:
         _check_script(words[0])
-    options = tuple(_typed(*each) for each in found)
-    return CommandLine(options, words[0] if words else None, tuple(words[1:]))
+    short = [choice for each in found for choice in _written_out(*each)]
+    options = [_typed(*each) for each in found if each[1].name not in SHORTHANDS]
+    return CommandLine((*short, *options), words[0] if words else None, tuple(words[1:]))
+
+
+def _written_out(spelling: str, short: Option, given: str) -> Iterator[Choice]:
+    """What `-q` and the like stand for."""
+    if short.name in SHORTHANDS and parsed(short, spelling, given):
+        for name, text in SHORT_FOR[short.name]:
+            option = OPTIONS[name]
+            yield Choice(option, parsed(option, spelling, text), spelling, text, name, Source.TYPED)
 
 
 def _typed(spelling: str, option: Option, text: str) -> Choice:

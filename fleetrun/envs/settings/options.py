@@ -145,6 +145,33 @@ ACTIONS: Mapping[str, Option] = {
 }
 """Options that do something other than launch."""
 
+SHORTHANDS: Mapping[str, Option] = {
+    each.name: each
+    for each in (
+        Option(
+            name="verbose",
+            short="-v",
+            parse=boolean,
+            group=Group.OUTPUT,
+            takes=Takes.NOTHING,
+            help="As --log_level DEBUG: every setting, the variables of processes, their pids.",
+        ),
+        Option(
+            name="quiet",
+            short="-q",
+            parse=boolean,
+            group=Group.OUTPUT,
+            takes=Takes.NOTHING,
+            help="As --log_level ERROR --display plain: the script's output, and errors.",
+        ),
+    )
+}
+SHORT_FOR: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "verbose": (("log_level", "DEBUG"),),
+    "quiet": (("log_level", "ERROR"), ("display", "plain")),
+}
+"""What each of them sets, unless it is typed itself."""
+
 
 def by_spelling(options: Iterable[Option]) -> dict[str, Option]:
     """Every way to write an option: `two_words` for long ones (see `normal`), `-x` for short ones."""
@@ -466,7 +493,7 @@ class LaunchSettings:
     display: str = _output(
         "auto", parsing.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
         help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per line "
-             "on stdout; quiet: errors only. auto: live on a terminal, else plain.")
+             "on stdout; quiet: as -q --follow none. auto: live on a terminal, else plain.")
     log_level: str = _output(
         "INFO", parsing.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
         choices=_LEVELS, env=("PADDLE_LOG_LEVEL",),

@@ -16,7 +16,6 @@ _ALWAYS_SHOWN = (
     "log_level", "master", "max_restart", "nnodes", "nproc_per_node", "rank", "run_mode", "server_num",
     "servers", "trainer_num", "trainers", "with_gloo",
 )  # fmt: skip
-_PADDLE_NAMES = {"on_node_loss": "elastic_level"}
 _PADDLE_LEVELS = {NodeLoss.FAIL: "-1", NodeLoss.WAIT: "0", NodeLoss.SHRINK: "1"}
 _EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
 
@@ -27,6 +26,15 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     The 22 rows of Paddle's banner are always there and written as Paddle writes them, others when they were
     given. The origin of a default is None.
     """
+    return sorted(
+        ("elastic_level", _PADDLE_LEVELS[NodeLoss(value)], origin)
+        if name == "on_node_loss"
+        else (name, value, origin)
+        for name, value, origin in _rows(resolved)
+    )
+
+
+def _rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     rows: list[tuple[str, str, str | None]] = [
         ("training_script", resolved.settings.script, resolved.origins.get("script")),
         ("training_script_args", str(list(resolved.settings.script_args)), resolved.origins.get("args")),
@@ -35,10 +43,24 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     for name in OPTIONS:
         origin = resolved.origins.get(name)
         if name in _ALWAYS_SHOWN or origin is not None:
-            value = getattr(resolved.settings, name)
-            shown = _PADDLE_LEVELS[value] if isinstance(value, NodeLoss) else _shown(name, value)
-            rows.append((_PADDLE_NAMES.get(name, name), shown, origin))
-    return sorted(rows)
+            rows.append((name, _shown(name, getattr(resolved.settings, name)), origin))
+    return rows
+
+
+_IN_JOB_LINE = frozenset({"job_id", "run_mode", "training_script", "training_script_args"})
+
+
+def changed(resolved: Resolved) -> list[tuple[str, str, str]]:
+    """Those rows of the banner that the job's first lines leave out and that are not defaults."""
+    return [
+        (name, value, origin)
+        for name, value, origin in sorted(_rows(resolved))
+        if origin is not None and name not in _IN_JOB_LINE and value != _default(name)
+    ]
+
+
+def _default(name: str) -> str | None:
+    return _shown(name, OPTIONS[name].default) if name in OPTIONS else None
 
 
 def _job_file_rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
