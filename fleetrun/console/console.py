@@ -14,7 +14,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -137,6 +137,12 @@ class Console:
         """Lines without a time stamp: tables and reports."""
         if self.enabled(level):
             self.err.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+
+    def report(self, lines: Sequence[str]) -> None:
+        """Of a failure. Its last line, of any length, is the cause: what is looked at first."""
+        *above, cause = lines
+        rows = [self.paint(row, _RED) for row in self._wrap(cause)]
+        self.block([*above, *rows], level="ERROR")
 
     def _say(self, level: str, text: str, colour: str = "") -> None:
         if not self.enabled(level):

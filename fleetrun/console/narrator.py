@@ -14,8 +14,12 @@ from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import (
     Tail,
     columns,
+    cut,
     describe_duration,
     format_bytes,
+    format_count,
+    format_loss,
+    format_short,
     masked,
     printable,
     read_tail,
@@ -178,6 +182,19 @@ def logs_pattern(spec: PodSpec, log_dir: str) -> str:
     return f"{log_dir}/{spec.job_id}.{spec.name}.*.log"
 
 
+def progress_facts(reached: Sequence[tuple[int | None, float | None]], rate: float | None) -> list[str]:
+    """`step 1,200`, `loss 0.0231`, `12.3k samples/s`: of the trainer that has come furthest, but of all the
+    rate. `reached`: step and loss of each.
+    """
+    step, newest = max(reached, key=lambda each: -1 if each[0] is None else each[0], default=(None, None))
+    loss = next((each for each in (newest, *(loss for _, loss in reached)) if each is not None), None)
+    return [
+        *([] if step is None else [f"step {format_count(step)}"]),
+        *([] if loss is None else [f"loss {format_loss(loss)}"]),
+        *([] if rate is None else [f"{format_short(rate)} samples/s"]),
+    ]
+
+
 def settings_line(rows: Sequence[tuple[str, str, str]]) -> str:
     """Settings that are not defaults, by name, value and origin; what was typed needs no origin."""
     told = [
@@ -247,7 +264,7 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 # ---- The failure report: which process failed first, how, when, its last words, and where to read on. One
 # screen. Pure.
 
-_TRACEBACK_LINES = 16
+_TRACEBACK_LINES = 12
 _LOG_LINES = 10
 _LOG_INDENT = 6
 _KILLED = (
@@ -302,8 +319,9 @@ _PADDLE_SUMMARY = "Error Message Summary:"
 def format_failure(
     result: JobResult, tail: Tail, *, width: int, log_full: bool = False, hints: Sequence[str] = ()
 ) -> list[str]:
-    """The lines of the report for `result.cause`, whose log ends in `tail`; none is longer than `width`
-    unless it is a path or a word. `hints` come before those that the log gives.
+    """The lines of the report for `result.cause`, whose log ends in `tail`; none but the last is longer than
+    `width` unless it is a path or a word. The last is the cause in one line. `hints` come before those that
+    the log gives.
     """
     ended = result.cause
     assert ended is not None, "a report needs a cause"
@@ -326,8 +344,33 @@ def format_failure(
     lines += wrapped(_others(result.others), width) if result.others else []
     told = [*hints, *(_hints(ended, tail, log_full) if verdict is None else ())]
     lines += [row for hint in told for row in wrapped(f"Hint: {hint}", width)]
-    lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
-    return lines
+    log = "Log" if verdict is not None or not _traceback(ended, tail) else "Whole traceback"
+    return [*lines, f"{log}: {_short_path(ended.spec.log)}", cause_line(result, tail)]
+
+
+_LONGEST_CAUSE = 160  # columns: two rows of a terminal
+
+
+def cause_line(result: JobResult, tail: Tail) -> str:
+    """`trainer 1: RuntimeError: mat1 and mat2 shapes cannot be multiplied at train.py:36`"""
+    ended = result.cause
+    assert ended is not None, "of a failure"
+    if result.verdict is not None:
+        return printable(result.verdict.sentence.partition(". ")[0])
+    from fleetrun.console.frames import place_of  # late, as `folded`: a job that succeeds needs neither
+
+    message, place = error_line(ended, tail), place_of(_traceback(ended, tail))
+    if ended.killed or ended.out_of_memory or not message:
+        words = [failure_headline(ended), *([_PERHAPS] if ended.killed else []), *_peak_memory(ended)]
+        line, at = ", ".join(words), ""
+    else:
+        raised = ended.record is not None or ended.exit.code == 1
+        line = f"{ended.spec.title if raised else failure_headline(ended)}: {message}"
+        at = f" at {place}" if place else ""
+    if (began := result.began) is not None:
+        line = f"{failure_headline(began)}; then {line}"
+    room = _LONGEST_CAUSE - len(at)
+    return printable(line if columns(line) <= room else f"{cut(line, room - 4)} ...") + at
 
 
 def verdict_lines(verdict: Verdict, width: int) -> list[str]:
@@ -354,20 +397,25 @@ def restarts_in_words(number: int) -> str:
 
 
 def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
-    traceback: Sequence[str] = tail.traceback
-    if ended.record is not None and ended.record.traceback:
-        traceback = [printable(line) for line in ended.record.traceback.rstrip().splitlines()]
-    if ended.record is not None and ended.hopeless and not ended.record.traceback:
-        traceback = [printable(line) for line in ended.record.message.splitlines()]  # it says everything
-    traceback = [
-        line for line in traceback if line.strip(" ^~")
-    ]  # Python's underlining takes a line of the screen each
+    traceback = _traceback(ended, tail)
     if not traceback:
         shown = _rows([*tail.before, *tail.after], width)[-(_LOG_LINES + 5) :]
         return ["Its last lines:", *shown] if shown else ["It printed nothing."]
-    rows = _middle_out(_rows(traceback, width), _TRACEBACK_LINES)
+    from fleetrun.console.frames import folded
+
+    rows = _middle_out(_rows(folded(traceback), width), _TRACEBACK_LINES)
     after = _rows([line for line in tail.after if line.strip()], width)[-_LOG_LINES // 2 :]
     return [*rows, *(["After that:", *after] if after else [])]
+
+
+def _traceback(ended: Ended, tail: Tail) -> list[str]:
+    """What the process wrote down itself, else what is in its log."""
+    lines: Sequence[str] = tail.traceback
+    if ended.record is not None and ended.record.traceback:
+        lines = [printable(line) for line in ended.record.traceback.rstrip().splitlines()]
+    elif ended.record is not None and ended.hopeless:
+        lines = [printable(line) for line in ended.record.message.splitlines()]  # it says everything
+    return [line for line in lines if line.strip(" ^~")]  # underlining takes a row of the screen each
 
 
 def _rows(lines: Sequence[str], width: int) -> list[str]:
@@ -427,7 +475,7 @@ def _short_path(path: Path) -> str:
 
 
 def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
-    """The lines, none longer than `width` unless it is a word."""
+    """The lines, none but the last longer than `width` unless it is a word. The last is the cause."""
     frame = "=" * min(width, 80)
     first = f"Hang: {hang.reason}"
     if restarts:
@@ -439,7 +487,7 @@ def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
         *wrapped(first, width),
         *hang_places(hang, width),
         *[row for each in logs for row in wrapped(f"Logs, with the stacks: {printable(each)}", width)],
-        frame,
+        hang.cause,
     ]
 
 

@@ -141,6 +141,7 @@ class _Talk:
     ) -> None:
         self._loop = loop
         self._caller = caller
+        self._asker = peer(caller)[:2]
         self._answer = answer
         self._over = over
         self._asked = bytearray()
@@ -167,7 +168,7 @@ class _Talk:
         line, newline, _ = bytes(self._asked).partition(b"\n")
         if newline or len(self._asked) > LONGEST:
             self._loop.remove(self._caller.fileno())
-            answer = _answered(line if newline else None, self._answer)
+            answer = _answered(line if newline else None, self._answer, self._asker)
             if callable(answer):
                 answer(self._say)
             else:
@@ -196,7 +197,8 @@ class _Talk:
             self.end()
 
 
-def _answered(line: bytes | None, answer: Answer) -> Message | Later:
+def _answered(line: bytes | None, answer: Answer, asker: tuple[int, int]) -> Message | Later:
+    """`asker`, the process and user that ask, goes with the question."""
     if line is None:
         return {"error": f"a question has at most {LONGEST} bytes"}
     try:
@@ -205,7 +207,7 @@ def _answered(line: bytes | None, answer: Answer) -> Message | Later:
         return {"error": "a question is one line of JSON"}
     if not isinstance(question, dict):
         return {"error": "a question is a JSON object"}
-    return answer(question)
+    return answer({**question, "asker": asker})
 
 
 # ---- The status of the job on this machine, kept from events
@@ -329,12 +331,17 @@ class JobStatus:
         """How many machines have met."""
         return len(self._nodes)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the launch."""
+        return round(self._clock() - self._began, 3)
+
     def fields(self) -> dict[str, Any]:
         """The answer to `status`; see docs/monitoring-a-job.md."""
         return {
             "version": STATUS_VERSION,
             **self.facts,
-            "elapsed": round(self._clock() - self._began, 3),
+            "elapsed": self.elapsed,
             "state": self._state,
             "why": self._why,
             "restarts": self._restarts,
@@ -455,6 +462,17 @@ class Others(Protocol):
         ...
 
 
+def _named(pid: int, uid: int) -> str:
+    """A process, in a sentence; without its number if it lives where this process cannot see it."""
+    import pwd  # late: few jobs are asked
+
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = f"user {uid}"
+    return f" of {user}" + (f" (pid {pid})" if pid > 0 else "")
+
+
 class Control:
     """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would, for
     the command that asks; `tell` shows a line on the launcher's terminal; `others` are the other machines of
@@ -531,12 +549,13 @@ class Control:
 
     def _stop(self, question: Message) -> dict[str, Any]:
         now = question.get("now") is True
-        self._loop.after(0, lambda: self._end(now))  # the command has its answer by then
+        by = _named(*question["asker"]) if "asker" in question else ""
+        self._loop.after(0, lambda: self._end(now, by))  # the command has its answer by then
         facts = self._job_status.facts
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 
-    def _end(self, now: bool) -> None:
-        command = "fleetrun stop --now" if now else "fleetrun stop"
+    def _end(self, now: bool, by: str) -> None:
+        command = f"`fleetrun stop{' --now' if now else ''}`{by}"
         self._end_job(signal.SIGTERM, command)
         if now:
             self._end_job(signal.SIGQUIT, command)  # the second one kills what is left

@@ -100,9 +100,9 @@ class Pods(Protocol):
         """
         ...
 
-    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...]]:
-        """A failure, on what it follows, if that is known, and `why` no restart does: in one line, and as a
-        report without frame.
+    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...], str]:
+        """A failure, on what it follows, if that is known, and `why` no restart does: in one line, as a
+        report without frame, and the cause, with which the report ends.
         """
         ...
 
@@ -374,7 +374,8 @@ class Agent:
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         cause = self._cause(CauseKind.FAILED, hang.headline, TIMEOUT, hang.stacks)
         machine = self._node.known_as if hang.alone else self._blamed(hang.verdict)
-        self._post(replace(_with(cause, fault), machine=machine, suspicion=_HANG), hang.decision)
+        blamed = replace(cause, summary=hang.cause, machine=machine, suspicion=_HANG)
+        self._post(_with(blamed, fault), hang.decision)
 
     def _post(self, cause: Cause, decision: Restart | GiveUp) -> None:
         after = decision.after if isinstance(decision, Restart) else 0.0
@@ -394,14 +395,14 @@ class Agent:
         over: str = "",
     ) -> Cause:
         """`over`: why no restart follows."""
-        headline, lines = self._pods.describe(ended, verdict, over)
+        headline, lines, summary = self._pods.describe(ended, verdict, over)
         age = max(0.0, self._wall() - ended.failed_at)
         symptom = verdict is None and is_symptom(ended.exit, ended.message)
         machine, suspicion = self._blamed(verdict), _HANG
         if verdict is None and ended.may_be_machine:
             machine, suspicion = self._node.known_as, ended.suspicion
         cause = self._cause(why, headline, code_of(ended), lines, age)
-        return replace(cause, symptom=symptom, machine=machine, suspicion=suspicion)
+        return replace(cause, summary=summary, symptom=symptom, machine=machine, suspicion=suspicion)
 
     def _blamed(self, verdict: Verdict | None) -> str:
         """The machine of the rank that others wait for; empty where they wait for what the script does."""

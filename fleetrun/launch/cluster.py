@@ -117,7 +117,7 @@ def run_cluster(
             looks.append(warmth.look)
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
-        _report_end(outcome, events.nodes, console, pod)
+        _report_end(outcome, events.nodes, console, pod, lambda: session.summary(pods.last or imagined))
         session.over(outcome.code, *_end(outcome))
     finally:
         requests.close()
@@ -156,7 +156,7 @@ def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
     if outcome.error is not None:
         reason = outcome.error.message
     restarts = result.restarts if result is not None else 0
-    return reason, restarts, list(cause.lines) if cause is not None else []
+    return reason, restarts, [*cause.lines, last_line(cause)] if cause is not None and cause.lines else []
 
 
 def _read_faults(settings: LaunchSettings, console: Console) -> MachineFaults:
@@ -297,6 +297,8 @@ class PodFactory:
         check: Callable[[Round, Sequence[Node], int, Callable[[Measured], None]], NodeCheck],
     ) -> None:
         self._pod = pod
+        self.last: PodSpec | None = None
+        """Of the present generation, or the last one."""
         self._check = check
         self._settings = settings
         self._host = host
@@ -312,18 +314,19 @@ class PodFactory:
         offers = [each.offer for each in place.members]
         check_complete(self._settings, offers)
         spec = pod_spec(self._settings, self._host, offers, place.rank, pod=self._pod, environ=os.environ)
+        self.last = spec
         if place.first:
             announce(spec, self._console)
         return self._runner.supervisor(
             spec, peers=peers, restarts=place.restarts, spent=place.spent, attempt=place.attempts
         )
 
-    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...]]:
+    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...], str]:
         alone = JobResult(code=code_of(ended), cause=ended, verdict=verdict, reason=why)
-        lines = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
-        log = f"Log: {ended.spec.log}"  # the others' logs are on other machines
+        _, *lines, log, summary = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
+        log = f"{log.partition(':')[0]}: {ended.spec.log}"  # the others' logs are on other machines
         headline = failure_headline(ended) if verdict is None else verdict.sentence
-        return headline, (*lines[1:-2], log)
+        return headline, (*lines, log), summary
 
 
 class OtherRanks:
@@ -446,13 +449,15 @@ class NodeReporter:
         tell = self._console.info if requested else self._console.warning
         tell(printable(why))
 
-    def final(self, node: str, rank: int, headline: str, lines: Sequence[str]) -> None:
+    def final(self, cause: Cause) -> None:
         """The report of the node that failed, or of a failure of no node; every node shows the same."""
-        frame = "=" * min(self._width, _FRAME)
-        known = bool(node) and " ".join(headline.split()) in " ".join(" ".join(lines).split())
-        head = f"On {_place(node, rank)}:" if known else headline_on_node(node, rank, headline)
-        body = [row for line in lines for row in wrapped(printable(line), self._width)]
-        self._console.block([frame, *wrapped(head, self._width), *body, frame], level="ERROR")
+        node, rank, lines = cause.node, cause.rank, cause.lines
+        known = bool(node) and " ".join(cause.headline.split()) in " ".join(" ".join(lines).split())
+        head = f"On {_place(node, rank)}:" if known else headline_on_node(node, rank, cause.headline)
+        rows = [row for line in (head, *lines) for row in wrapped(printable(line), self._width)]
+        if not lines:
+            rows = []
+        self._console.report(["=" * min(self._width, _FRAME), *rows, last_line(cause)])
 
 
 def _place(node: str, rank: int) -> str:
@@ -468,6 +473,11 @@ def headline_on_node(node: str, rank: int, headline: str) -> str:
     if headline.startswith(f"{node} "):
         return f"{_place(node, rank)}{headline.removeprefix(node)}"
     return f"{_place(node, rank)}: {headline}"
+
+
+def last_line(cause: Cause) -> str:
+    """The cause in one line, and where it was."""
+    return headline_on_node(cause.node, cause.rank, cause.summary or cause.headline)
 
 
 def _nodes(count: int) -> str:
@@ -556,7 +566,9 @@ class _NodeEvents:
         self._note(text=why)
 
 
-def _report_end(outcome: Outcome, nodes: NodeReporter, console: Console, pod: str) -> None:
+def _report_end(
+    outcome: Outcome, nodes: NodeReporter, console: Console, pod: str, summary: Callable[[], str]
+) -> None:
     if outcome.result is not None:
         tell_strays(outcome.result, console)
     if outcome.error is not None:
@@ -564,15 +576,15 @@ def _report_end(outcome: Outcome, nodes: NodeReporter, console: Console, pod: st
         console.error(printable(outcome.error.message + hint))
     cause = outcome.cause
     asked = cause is not None and cause.why in (CauseKind.LEFT, CauseKind.TIMEOUT) and not cause.lines
-    if cause is not None and outcome.code and not asked:
-        nodes.final(cause.node, cause.rank, cause.headline, cause.lines)
     if outcome.code == 0 and outcome.rank < 0:
         console.info("the job has completed, and this spare was not needed")
     elif outcome.code == 0:
-        console.info(f"Pod completed: {pod}")
+        console.info(f"Pod completed: {pod}, {summary()}")
     elif cause is not None and asked:
         why = headline_on_node(cause.node, cause.rank, cause.headline)
         tell = console.info if outcome.requested else console.error
         tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}")
     else:
         console.error(f"Pod failed: {pod}, exit code {outcome.code}")
+    if cause is not None and outcome.code and not asked:
+        nodes.final(cause)

@@ -115,7 +115,7 @@ def _alone(
         interrupts.listen(supervisor.interrupt, supervisor.guard_lost)
         result = supervisor.run()
         runner.over()
-        lines = report_end(result, spec, console)
+        lines = report_end(result, spec, console, session.summary)
         session.over(result.code, result.reason, result.restarts, lines)
     finally:
         session.close()

@@ -20,10 +20,12 @@ from fleetrun.console.narrator import (
     environment_tables,
     format_failure,
     hang_report,
+    logs_pattern,
     pod_line,
+    progress_facts,
     restarts_in_words,
 )
-from fleetrun.console.text import Tail, printable, read_tail
+from fleetrun.console.text import Tail, describe_duration, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Mode, Role, split_endpoint
@@ -397,6 +399,19 @@ class LaunchSession:
         )
         self.marks.start(logs_of(pod.spec))
 
+    def summary(self, spec: PodSpec, restarts: int = 0) -> str:
+        """Of a job that ended well on this machine."""
+        self.progress.settle()
+        names = [each.name for each in spec.containers if each.role is Role.TRAINER]
+        reports = [report for name in names if (report := self.progress.latest(name)) is not None]
+        rates = [rate for name in names if (rate := self.progress.average(name)) is not None]
+        facts = [
+            describe_duration(self.job_status.elapsed),
+            *progress_facts([(each.step, each.loss) for each in reports], sum(rates) if rates else None),
+            *([restarts_in_words(restarts)] if restarts else []),
+        ]
+        return f"{', '.join(facts)}; logs: {logs_pattern(spec, self.settings.log_dir)}"
+
     def over(self, code: int, reason: str, restarts: int, report: list[str]) -> None:
         """The job is over on this machine."""
         self._over = True
@@ -615,7 +630,7 @@ def announce(spec: PodSpec, console: Console) -> None:
 
 
 def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -> list[str]:
-    """Of a result that has a cause."""
+    """Of a result that has a cause, which is its last line."""
     assert result.cause is not None, "a report needs a cause"
     tail = read_tail(result.cause.spec.log)
     columns = width or terminal_columns() or WIDE
@@ -643,20 +658,19 @@ def _gpu_hints(cause: Ended) -> list[str]:
     )
 
 
-def report_end(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
-    """How it ended; returns the failure report, if there is one."""
+def report_end(result: JobResult, spec: PodSpec, console: Console, summary: Callable[..., str]) -> list[str]:
+    """How it ended; returns the failure report, if there is one. `summary` is that of the session."""
     tell_strays(result, console)
     lines = _report(result, spec)
-    if lines:
-        console.block(lines, level="ERROR")
     if result.code == 0:
-        restarts = f", {restarts_in_words(result.restarts)}" if result.restarts else ""
-        console.info(f"Pod completed: {spec.name}{restarts}")
+        console.info(f"Pod completed: {spec.name}, {summary(spec, result.restarts)}")
     elif result.cause is None:
         tell = console.info if result.requested else console.error
         tell(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")
+    if lines:
+        console.report(lines)
     return lines
 
 

@@ -141,6 +141,11 @@ class Hang:
         return f"no trainer printed or reported anything for {self.silent_for:g} s {HUNG}"
 
     @property
+    def cause(self) -> str:
+        """In one line: for whom they wait, if that is known."""
+        return self.headline if self.verdict is None else self.verdict.sentence.partition(". ")[0]
+
+    @property
     def reason(self) -> str:
         """The headline, and why nothing is started again."""
         why = f"; {self.decision.reason}" if isinstance(self.decision, GiveUp) else ""
@@ -175,7 +180,7 @@ def why_interrupted(number: int, command: str) -> tuple[str, bool]:
     whether its user asked for that, by Ctrl-C or the command: then the end is not an error.
     """
     if command:
-        return f"asked to end by `{command}`", True
+        return f"asked to end by {command}", True
     if number == signal.SIGINT:
         return "interrupted", True
     return f"got {signal_name(number)}", False

@@ -703,8 +703,10 @@ class Supervisor:
             self._stopper.interrupted = number == signal.SIGINT
             self._code, self._reason, self._requested = 128 + number, why, requested
             what = "the job" if self._peers is None else "the processes of this node"
-            more = "; press Ctrl-C again to kill all processes" if number == signal.SIGINT else ""
-            self._publish(Ending(f"{why}; stopping {what}{more}", requested))
+            told = f"{why}; stopping {what}"
+            if number == signal.SIGINT:
+                told = f"stopping{'' if self._peers is None else f' {what}'}; Ctrl-C again kills"
+            self._publish(Ending(told, requested))
             self._end()
         elif number in (signal.SIGINT, signal.SIGQUIT) and self._stopper.kill():
             self._publish(Ending(f"{why}; killing what is left", requested))

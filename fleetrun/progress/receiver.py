@@ -115,6 +115,11 @@ class ProgressReceiver:
         track = self._tracks.get(name)
         return track.rate(self._loop.clock()) if track is not None else None
 
+    def average(self, name: str) -> float | None:
+        """Samples per second over all reports of the process."""
+        track = self._tracks.get(name)
+        return track.average if track is not None else None
+
     def subscribe(self, listener: Listener) -> None:
         self._listeners.append(listener)
 

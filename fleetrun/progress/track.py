@@ -42,6 +42,7 @@ class Track:
     def __init__(self) -> None:
         self.latest: Report | None = None
         self._points: deque[_Point] = deque(maxlen=_POINTS)
+        self._began: _Point | None = None
         self._first = 0.0
         self._activity: tuple[str, float, int | None] | None = None
         """What began when, after which step."""
@@ -94,6 +95,12 @@ class Track:
         return (last.samples - since.samples) / seconds if seconds > 0 else None
 
     @property
+    def average(self) -> float | None:
+        """Samples per second from the first report to the last; None if samples are not counted."""
+        seconds = _apart(self._began, self._points[-1]) if self._began is not None else 0.0
+        return (self._points[-1].samples - self._began.samples) / seconds if self._began and seconds else None
+
+    @property
     def due(self) -> bool:
         """Whether the latest report belongs in the record: the first, then ever fewer."""
         if self.latest is None or not self._news:
@@ -130,9 +137,11 @@ class Track:
         point = _Point(report.received, report.time, report.samples)
         if self._points and point.samples < self._points[-1].samples:
             self._points.clear()  # a new process counts from 0
+            self._began = None
         if self._points and _apart(self._points[-1], point) <= 0:
             self._points.pop()  # both came while the launcher was busy
         self._points.append(point)
+        self._began = self._began or point
 
 
 def _apart(one: _Point, other: _Point) -> float:

@@ -10,6 +10,7 @@ import pytest
 
 from fleetrun.console import narrator
 from fleetrun.console.console import Console
+from fleetrun.console.frames import folded, library_of
 from fleetrun.console.narrator import (
     Narrator,
     error_line,
@@ -26,11 +27,13 @@ from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.envs.settings.show import banner as rows
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import HUNG, Failure, Hang, JobResult
+from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, Verdict
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from tests.support.pods import spec_of
+
+ROOT = Path(narrator.__file__).parents[2]
 
 # ---- What is told of a failure while the job goes on.
 
@@ -205,14 +208,14 @@ def test_the_report():
         "  trainer 2: load (train.py:7)",
         "  trainers 0, 1, 3: wait (train.py:3)",
         "Logs, with the stacks: /job/log",
-        "=" * 80,
+        "no trainer printed or reported anything for 600 s (--hang_timeout)",
     ]
 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_it_fits_a_terminal(width: int):
     long = f"trainers 0-7: {'wait ' * 60}(train.py:3)"
-    assert max(map(columns, hang_report(hang(long), 0, width))) <= width
+    assert max(map(columns, hang_report(hang(long), 0, width)[:-1])) <= width
 
 
 def test_without_stacks_it_says_so():
@@ -484,13 +487,111 @@ def test_one_screen(ended, tail, width):
     others = tuple(ended(code=1, rank=rank) for rank in range(2, 64))
     lines = lines_of(ended(), tail, width=width, others=others, reason="--max_restart is 3", restarts=3)
     assert len(lines) <= 36
-    long = [line for line in lines if len(line) > width and not line.startswith("Log: ")]
+    long = [line for line in lines[:-1] if len(line) > width and ": /" not in line]
+    assert len(lines[-1]) <= 160
     assert not [line for line in long if " " in line.strip()], "only a word that is too long may be so"
 
 
-def test_the_usual_report_has_24_lines(ended):
-    record = ErrorRecord("x", "\n".join(LONG[:100]), NOON)
-    assert len(lines_of(ended(record=record), others=(ended(rank=2),), reason="--max_restart is 3")) <= 24
+SITE = "/home/me/.venv/lib/python3.11/site-packages/torch/nn/modules"
+IN_TORCH = (
+    TRACEBACK[0],
+    '  File "<frozen runpy>", line 198, in _run_module_as_main',
+    '  File "/usr/lib/python3.11/runpy.py", line 88, in _run_code',
+    "    exec(code, run_globals)",
+    '  File "/job/train.py", line 43, in <module>',
+    "    main()",
+    '  File "/job/train.py", line 36, in main',
+    "    loss = model(x)",
+    f'  File "{SITE}/module.py", line 1553, in _wrapped_call_impl',
+    "    return self._call_impl(*args, **kwargs)",
+    f'  File "{SITE}/linear.py", line 134, in forward',
+    "    return F.linear(input, self.weight, self.bias)",
+    "           ^^^^^^^^",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x784 and 128x10)",
+)
+CAUSE = (
+    "trainer 1: RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x784 and 128x10) at train.py:36"
+)
+
+
+def test_the_scripts_own_frames_are_shown_and_those_of_libraries_folded(ended):
+    lines = lines_of(ended(code=1), Tail((), IN_TORCH))
+    assert lines[3:11] == [
+        f"  {TRACEBACK[0]}",
+        "    ... 2 frames of runpy: _run_code in runpy.py:88",
+        '    File "/job/train.py", line 43, in <module>',
+        "      main()",
+        '    File "/job/train.py", line 36, in main',
+        "      loss = model(x)",
+        "    ... 2 frames of torch: forward in torch/nn/modules/linear.py:134",
+        f"  {IN_TORCH[-1]}",
+    ]
+    assert lines[-2].startswith("Whole traceback: ")
+    assert lines[-1] == CAUSE
+
+
+def test_the_report_of_a_usual_failure_fits_an_old_terminal_with_its_cause_at_the_end(ended):
+    record = ErrorRecord(IN_TORCH[-1], "\n".join([*IN_TORCH[:4], *IN_TORCH[4:8] * 9, *IN_TORCH[8:]]), NOON)
+    then = (ended(rank=2),)
+    lines = lines_of(ended(record=record), others=then, reason="--max_restart is 3", restarts=3, width=80)
+    assert len(lines) + 2 <= 24
+    assert any("line 36, in main" in line for line in lines)
+    assert lines[-1] == CAUSE
+
+
+@pytest.mark.parametrize(
+    ("changes", "tail", "cause"),
+    [
+        ({"code": 3}, NOTHING, "trainer 1 exited with code 3"),
+        ({"code": 3}, Tail((), TRACEBACK),
+         "trainer 1 exited with code 3: ValueError: bad input at train.py:7"),
+        ({"code": 1}, Tail((), TRACEBACK), "trainer 1: ValueError: bad input at train.py:7"),
+        ({"code": -9, "peak_memory": 3 << 30}, Tail((), TRACEBACK),
+         "trainer 1 was killed by SIGKILL, perhaps out of memory, peak memory 3.0 GiB"),
+        ({"code": -11}, NOTHING, "trainer 1 was killed by SIGSEGV"),
+        ({"code": 1}, Tail((), (*TRACEBACK[:-1], "ValueError: " + "x " * 999)),
+         "trainer 1: ValueError: " + "x " * 60 + "  ... at train.py:7"),
+        ({"code": 1}, Tail((), (TRACEBACK[0], IN_TORCH[8], "KeyError: 1")),
+         "trainer 1: KeyError: 1 at module.py:1553"),
+        ({"code": 1}, Tail((), (TRACEBACK[0], '  File "a.py", line 3', "    x = = 3", "SyntaxError: bad")),
+         "trainer 1: SyntaxError: bad at a.py:3"),
+    ],
+)  # fmt: skip
+def test_the_last_line_is_the_cause(ended, changes, tail, cause):
+    assert " ".join(lines_of(ended(**changes), tail)[-1].split()) == " ".join(cause.split())
+
+
+def test_the_cause_of_a_cause(ended):
+    began = ended(role=Role.SERVER, rank=0, code=-9)
+    record = ErrorRecord("ServerError: server 0 was restarted", "", NOON)
+    last = lines_of(ended(code=1, record=record), began=began)[-1]
+    assert last == "server 0 was killed by SIGKILL; then trainer 1: ServerError: server 0 was restarted"
+    verdict = Verdict(kind="dead", sentence="trainer 2 has not come. It is at x", ranks=(2,))
+    assert lines_of(ended(), verdict=verdict)[-1] == "trainer 2 has not come"
+
+
+@pytest.mark.parametrize(
+    ("path", "library"),
+    [
+        ("train.py", ""),
+        ("/home/me/lib/train.py", ""),
+        ("/opt/conda/lib/python3.12/site-packages/numpy/core/x.py", "numpy"),
+        ("/usr/lib/python3/dist-packages/yaml/x.py", "yaml"),
+        ("/usr/lib/python3.11/threading.py", "threading"),
+        ("<frozen importlib._bootstrap>", "importlib"),
+        ("<string>", ""),
+        (f"{ROOT}/trainers/fleet.py", "trainers"),
+        (f"{ROOT}/trainers/examples/x.py", ""),
+        (f"{ROOT}/train.py", ""),
+    ],
+)
+def test_whose_code_a_file_is(path, library):
+    assert library_of(path) == library
+
+
+def test_a_traceback_of_libraries_only_is_shown_as_it_is():
+    only = [TRACEBACK[0], *IN_TORCH[8:12], "KeyError: 1"]
+    assert folded(only) == only
 
 
 def test_a_record_changes_nothing_for_those_without(ended):

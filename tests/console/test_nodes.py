@@ -3,11 +3,17 @@
 import pytest
 
 from fleetrun.elastic.rendezvous.actions import Waiting
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.launch.cluster import NodeReporter
 
 
 def _waiting(present: int, fewest: int, most: int, missing: tuple[str, ...] = ()) -> Waiting:
     return Waiting(present=present, fewest=fewest, most=most, missing=missing, left=59.6)
+
+
+def _cause(node: str, headline: str, lines: tuple[str, ...] = (), summary: str = "") -> Cause:
+    why = CauseKind.FAILED
+    return Cause(why=why, node=node, rank=1, headline=headline, lines=lines, summary=summary)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +59,21 @@ def test_a_stop_that_no_node_caused(said):
 def test_the_report_of_another_node(said):
     made = said()
     lines = ("First failure: trainer 3 exited with code 7", "  its \033[31mlast words")
-    NodeReporter(made.console, 60).final("h1", 1, "trainer 3 exited with code 7", lines)
-    frame = "=" * 60
+    headline, summary = "trainer 3 exited with code 7", "trainer 3: ValueError: \033[2Jx at train.py:3"
+    NodeReporter(made.console, 60).final(_cause("h1", headline, lines, summary))
     assert made.err.splitlines() == [
-        frame,
+        "=" * 60,
         "On node 1, h1:",
         "First failure: trainer 3 exited with code 7",
         "  its last words",
-        frame,
+        "node 1, h1: trainer 3: ValueError: x at train.py:3",
     ]
 
 
 def test_a_report_without_lines(said):
     made = said()
-    NodeReporter(made.console, 60).final("h1", 1, "h1 does not answer any more", ())
-    assert made.err.splitlines()[1] == "node 1, h1 does not answer any more"
+    NodeReporter(made.console, 60).final(_cause("h1", "h1 does not answer any more"))
+    assert made.err.splitlines()[1:] == ["node 1, h1 does not answer any more"]
 
 
 def test_an_outage_is_told_once_and_its_end_too(said):
@@ -101,7 +107,7 @@ def test_what_other_machines_are_called_does_nothing_to_a_terminal(said):
     voice.met(1, 1, 0, [evil])
     voice.stopping(evil, 1, "trainer 1 exited with code 7", "stopping the job")
     voice.ending(evil)
-    voice.final(evil, 1, "trainer 1 exited with code 7", ())
+    voice.final(_cause(evil, "trainer 1 exited with code 7"))
     assert "\033" not in made.err
     assert "\007" not in made.err
-    assert made.err.count("\n") == 4 + 3
+    assert made.err.count("\n") == 4 + 2

@@ -38,9 +38,14 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """The socket of a server that answers with the question."""
+    """The socket of a server that answers with the question, and to `who` with who asks."""
+
+    def answer(question):
+        asker = question.pop("asker")
+        return {"by": asker} if question.get("ask") == "who" else {"asked": question}
+
     place = tmp_path / "run" / "abcdef.sock"
-    with serving(place, lambda question: {"asked": question}):
+    with serving(place, answer):
         yield place
 
 
@@ -61,6 +66,10 @@ def spoken(path: Path, said: bytes) -> bytes:
 
 def test_a_question_is_answered(path):
     assert ask(path, {"ask": "status", "n": 1}, 60) == {"asked": {"ask": "status", "n": 1}}
+
+
+def test_the_kernel_says_who_asks_and_not_the_question(path):
+    assert ask(path, {"ask": "who", "asker": [1, 2]}, 60) == {"by": [os.getpid(), os.getuid()]}
 
 
 def test_one_line_and_the_connection_is_over(path):
@@ -488,7 +497,7 @@ def test_a_stop_is_answered_first_and_then_done(control, at_once, signals):
     assert got == []
     turn(control.loop)
     assert [number for number, _ in got] == signals
-    assert all(command.startswith("fleetrun stop") for _, command in got)
+    assert all(command.startswith("`fleetrun stop") for _, command in got)
 
 
 def test_without_a_place_for_the_socket_the_job_runs_and_says_so(control, tmp_path):

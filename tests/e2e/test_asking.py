@@ -1,6 +1,7 @@
 """Jobs that run are asked how they stand, and to end: `fleetrun ps`, `status` and `stop`."""
 
 import fcntl
+import getpass
 import json
 import os
 import re
@@ -64,10 +65,11 @@ def test_a_job_tells_how_it_stands_and_ends_when_it_is_asked_to(fleetrun: Fleetr
     assert {each["last_line"] for each in status["containers"]} == {"epoch 1"}
     stop = fleetrun.run("stop")
     assert (stop.code, stop.err) == (0, ""), stop
-    assert stop.out.endswith("has ended: asked to end by `fleetrun stop`, exit code 143\n")
+    asker = rf"asked to end by `fleetrun stop` of {getpass.getuser()} \(pid \d+\)"
+    assert re.search(f"has ended: {asker}, exit code 143\n$", stop.out), stop
     assert job.popen.poll() == 143, "stop has waited for it"
     job.wait()
-    assert "`fleetrun stop`" in job.err
+    assert re.search(f"{asker}; stopping the job\n", job.err), job
     assert not re.search("ERROR|WARNING|SIGTERM", job.err), job
     assert sockets(fleetrun) == []
     assert fleetrun.run("status").code == 1

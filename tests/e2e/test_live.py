@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import struct
@@ -69,8 +70,21 @@ print("line two")
     text = screen_of(launch).text
     lines = [line for line in text if "line" in line]
     assert sorted(lines) == [f"trainer.{rank} | line {word}" for rank in (0, 1) for word in ("one", "two")]
-    assert "Pod completed" in " ".join(text[-2:])
-    assert not [line for line in text if "trainers 2/2" in line or "step 1,234" in line]
+    assert "Pod completed" in " ".join(text[-4:])
+    assert not [line for line in text if "trainers 2/2" in line or "| step 1,234" in line]
+
+
+def test_a_success_ends_with_one_line_of_what_it_has_done(fleetrun: Fleetrun):
+    script = fleetrun.script(f"""{REPORTS}
+report(step=1199, samples=32, loss=0.5, time=1000)
+report(step=1200 + RANK, samples=96, loss=0.25, time=1002)
+""")
+    launch = fleetrun.run("--nproc_per_node", "2", script)
+    *_, last = launch.err.splitlines()
+    said = (
+        r"Pod completed: ([a-z]{6}), \d+\.\d s, step 1,201, loss 0.25, 64 samples/s; logs: log/default\.\1\."
+    )
+    assert re.search(said + r"\*\.log$", last), last
 
 
 @pytest.mark.slow
@@ -93,7 +107,8 @@ sys.exit(3)
     text = screen_of(launch).text
     assert "LAUNCH INFO" in text[0], "nothing has cleared the screen"
     shown = [line for line in text if line in ("wild", "100%|#####|", "unfinished", "=" * 80)]
-    assert shown == ["wild", "100%|#####|", "unfinished", "=" * 80, "=" * 80], "the report comes last"
+    assert shown == ["wild", "100%|#####|", "unfinished", "=" * 80], "the report comes last"
+    assert text[-1] == "trainer 0 exited with code 3"
     assert not [line for line in text if "50%" in line or "trainers 1/1" in line]
 
 

@@ -35,7 +35,8 @@ def test_names_the_first_though_the_rest_fail_a_moment_later(fleetrun: Fleetrun,
         assert 'raise ValueError("the one that matters")' in report
         assert "  ValueError: the one that matters\n" in report
         assert "ConnectionError" not in report
-        assert re.search(r"^Log: log/default\.[a-z]{6}\.trainer\.2\.log$", report, re.MULTILINE)
+        assert launch.err.splitlines()[-1] == "trainer 2: ValueError: the one that matters at train.py:7"
+        assert re.search(r"^Whole traceback: log/default\.[a-z]{6}\.trainer\.2\.log$", report, re.MULTILINE)
 
 
 def test_is_in_the_language_of_the_script(fleetrun: Fleetrun):

@@ -64,7 +64,7 @@ def test_a_second_ctrl_c_kills_at_once(fleetrun: Fleetrun):
     launch, _ = fleetrun.at_terminal("--stop_timeout", "10m", *TWO, script)
     launch.until_ready(2)
     launch.type_in(b"\x03")
-    launch.until_out("interrupted")
+    launch.until_out("stopping; Ctrl-C again kills")
     launch.type_in(b"\x03")
     assert launch.wait() == 130, launch
     assert "killing" in launch.out

@@ -172,6 +172,13 @@ def test_a_launcher_that_reads_late_makes_no_process_quicker(points, rate):
     assert track.rate(5.0) == rate
 
 
+def test_the_average_is_over_all_reports():
+    assert tracked((0.0, 0), (1.0, 10), (100.0, 1000)).average == 10
+    assert tracked((0.0, 5000), (10.0, 0), (12.0, 100)).average == 50, "a new process counts from 0"
+    assert tracked((0.0, 5)).average is None
+    assert Track().average is None
+
+
 def test_points_do_not_add_up_for_ever():
     track = tracked(*((n / 1000, n) for n in range(10_000)))
     assert len(track._points) < 200

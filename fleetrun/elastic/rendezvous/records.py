@@ -88,7 +88,8 @@ class Cause:
     """Why a round stops, as every node reports it.
 
     `node` is the title of the node, `rank` its rank (-1: none yet). `headline` is one line such as `trainer 3
-    exited with code 7`, `lines` the failure report of that node, without frame. `age` is how old it was, in
+    exited with code 7`, `lines` the failure report of that node, without frame, and `summary` its last line,
+    the cause: `trainer 3: ValueError: bad input at train.py:36`. `age` is how old it was, in
     seconds, when its node wrote it: both times are of that node's clock, so clocks need not agree. `symptom`:
     the process failed because of another one, and its node does not know which. `counts`: whether it counts
     against --max_restart; `time`, `step` and `error` are those of `pod.policy.Fault`. `machine` is
@@ -102,6 +103,7 @@ class Cause:
     headline: str = ""
     code: int = 1
     lines: tuple[str, ...] = ()
+    summary: str = ""
     age: float = 0.0
     symptom: bool = False
     time: float = 0.0
@@ -292,8 +294,8 @@ def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
 
 def _cause(fields: Mapping[str, Any]) -> Cause:
     plain = _only(
-        fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds, symptom=bool,
-        time=_seconds, step=_step, error=str, machine=str, suspicion=str,
+        fields, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, age=_seconds,
+        symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str,
     )  # fmt: skip
     return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
 
