@@ -16,6 +16,7 @@ from fleetrun.console.text import (
     cut,
     format_clock,
     format_count,
+    format_duration,
     format_loss,
     format_short,
     printable,
@@ -26,6 +27,7 @@ _MISSING_NODES_SHOWN = 2
 _SEPARATOR = " | "
 _BAR_WIDTH = 10
 _LONGEST_ACTIVITY = 60
+_SILENT = 20.0  # seconds
 _ROLES = {
     "node": "nodes",
     "ps": "servers",
@@ -60,18 +62,29 @@ class StatusFields:
     restarts: int = 0
     state: str = ""
     activity: CurrentActivity | None = None
+    silent_for: float | None = None
 
 
-def status_fields(status: Mapping[str, Any], most_nodes: int = 1) -> StatusFields:
-    """Step and loss are those of the trainer that has come furthest; if it reports no loss, the loss is that
-    of the first that does.
+def status_fields(
+    status: Mapping[str, Any], most_nodes: int = 1, silent_for: float | None = None
+) -> StatusFields:
+    """`silent_for`: the seconds without a sign of life of any trainer; they are told where they are many and
+    nothing explains them. Step and loss are those of the trainer that has come furthest; if it reports no
+    loss, the loss is that of the first that does.
     """
     containers = status["containers"]
-    waiting = status["waiting"]
+    waiting, store = status["waiting"], status["store"]
     trainers = [each for each in containers if each["role"] == "trainer"]
     newest: Mapping[str, Any] = max(
         (each for each in trainers if each["step"] is not None), key=lambda each: each["step"], default={}
     )
+    activity: CurrentActivity | None
+    if store:
+        activity = CurrentActivity(f"waiting for {store['name']}{_time_left(store)}")
+    elif waiting:
+        activity = _waiting_for_nodes(waiting)
+    else:
+        activity = _first_activity([*trainers, *containers])
     losses = (each["loss"] for each in (newest, *trainers) if each)
     rates = [each["rate"] for each in trainers if each["rate"] is not None]
     return StatusFields(
@@ -82,7 +95,8 @@ def status_fields(status: Mapping[str, Any], most_nodes: int = 1) -> StatusField
         rate=sum(rates) if rates else None,
         restarts=status["restarts"],
         state=status["state"] if status["state"] in _SHOWN_STATES else "",
-        activity=_waiting_for_nodes(waiting) if waiting else _first_activity([*trainers, *containers]),
+        activity=activity,
+        silent_for=silent_for if activity is None and (silent_for or 0.0) >= _SILENT else None,
     )
 
 
@@ -110,7 +124,16 @@ def _waiting_for_nodes(waiting: Mapping[str, Any]) -> CurrentActivity:
     names += " ..." if len(missing) > _MISSING_NODES_SHOWN else ""
     return CurrentActivity(
         f"{waiting['present']} of {waiting['wanted']} nodes, waiting for {names or 'more'}"
+        f"{_time_left(waiting)}"
     )
+
+
+def _time_left(waiting: Mapping[str, Any]) -> str:
+    """`, 9:30 left`"""
+    if waiting["left"] is None:
+        return ""
+    minutes, seconds = divmod(int(waiting["left"]), 60)
+    return f", {minutes}:{seconds:02} left"
 
 
 def status_row(status: StatusFields, width: int) -> str:
@@ -139,6 +162,11 @@ def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
         texts.append((7, f"{format_short(status.rate)} samples/s"))
     if status.restarts:
         texts.append((4, f"{status.restarts} restart{'s' if status.restarts > 1 else ''}"))
+    if status.silent_for is not None:
+        duration = (
+            format_duration(status.silent_for) if status.silent_for >= 60 else f"{status.silent_for:.0f} s"
+        )
+        texts.append((1, f"no sign of life for {duration}: fleetrun stacks"))
     if status.activity is not None:
         texts.append((2, activity_text(status.activity)))
     return [(rank, position, text) for position, (rank, text) in enumerate(texts)]

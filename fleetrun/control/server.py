@@ -245,6 +245,8 @@ class JobStatus:
         self._restarts = 0
         self._nodes: list[dict[str, Any]] = []
         self._waiting: dict[str, Any] | None = None
+        self._until: float | None = None
+        self._store: tuple[str, float] | None = None
         self._pod: Pod | None = None
         self._started_at: dict[str, float] = {}
         self._ended: dict[str, Ended] = {}
@@ -258,9 +260,20 @@ class JobStatus:
         self._pod, self._restarts, self.late = pod, restarts, ()
         self._state, self._why = "starting", ""
 
-    def waiting(self, present: int, wanted: int, missing: Sequence[str], *, spare: bool = False) -> None:
-        """The machines of the job meet; or it runs on so many others, and this one is a spare."""
+    def waiting(
+        self,
+        present: int,
+        wanted: int,
+        missing: Sequence[str],
+        *,
+        left: float | None = None,
+        spare: bool = False,
+    ) -> None:
+        """The machines of the job meet, for at most `left` seconds more; or it runs on so many others, and
+        this one is a spare.
+        """
         self._waiting = {"present": present, "wanted": wanted, "missing": list(missing)}
+        self._until = None if left is None or spare else self._clock() + left
         self._state = "spare" if spare else "meeting"
 
     def met(self, titles: Sequence[str], rank: int) -> None:
@@ -269,6 +282,16 @@ class JobStatus:
         self._nodes = [
             {"rank": number, "title": title, "this": number == rank} for number, title in enumerate(titles)
         ]
+
+    def store_down(self, store: str, limit: float) -> None:
+        """The machines' store cannot be reached, and is waited for, for so many seconds; at the start since
+        this launcher began.
+        """
+        first = not self._nodes and self._waiting is None
+        self._store = store, (self._began if first else self._clock()) + limit
+
+    def store_up(self) -> None:
+        self._store = None
 
     def handle(self, event: PodEvent) -> None:
         match event:
@@ -346,11 +369,33 @@ class JobStatus:
             "why": self._why,
             "restarts": self._restarts,
             "nodes": self._nodes,
-            "waiting": self._waiting,
+            "waiting": None if self._waiting is None else {**self._waiting, "left": self._left(self._until)},
+            "store": None
+            if self._store is None
+            else {"name": self._store[0], "left": self._left(self._store[1])},
             "containers": [self._container(each) for each in self._shown()],
             "late": lateness_fields(self.late),
             "goodput": goodput_fields(self.goodput.seconds(self._wall())),
         }
+
+    def _left(self, until: float | None) -> float | None:
+        return None if until is None else max(0.0, round(until - self._clock(), 3))
+
+    def silent_for(self) -> float | None:
+        """How many seconds no trainer here has printed or reported anything; None unless some are running."""
+        trainers = [
+            each
+            for each in (self._pod.containers if self._pod is not None and self._state == "running" else ())
+            if each.spec.role is Role.TRAINER and each.alive
+        ]
+        now = self._wall()
+        ages = [now - self._started_at.get(each.spec.name, now) for each in trainers]
+        for each in trainers:
+            report = self._reports.latest(each.spec.name) if self._reports is not None else None
+            ages += [] if report is None else [self._clock() - report.received]
+            with contextlib.suppress(OSError):
+                ages.append(now - each.spec.log.stat().st_mtime)
+        return max(0.0, min(ages)) if ages else None
 
     def servers(self) -> dict[str, Any]:
         """Where the parameter servers of the whole job listen, and the job's secret: for commands of this

@@ -521,7 +521,7 @@ class _NodeEvents:
             self.nodes.ending(f"the faults of machines cannot be kept for the next launch: {error}")
 
     def waiting(self, note: Waiting) -> None:
-        self._job_status.waiting(note.present, note.fewest, note.missing, spare=note.spare)
+        self._job_status.waiting(note.present, note.fewest, note.missing, left=note.left, spare=note.spare)
         if note.spare:
             self.spared()
         self.nodes.waiting(note)
@@ -555,10 +555,12 @@ class _NodeEvents:
 
     def store_down(self, why: str) -> None:
         self.nodes.store_down(why)
+        self._job_status.store_down(_store_name(self._settings), self._settings.rdzv_timeout)
         self._note(text=f"the rendezvous store cannot be reached: {why}")
 
     def store_up(self) -> None:
         self.nodes.store_up()
+        self._job_status.store_up()
         self._note(text="reconnected to the rendezvous store")
 
     def ending(self, why: str, requested: bool = False) -> None:
@@ -566,14 +568,16 @@ class _NodeEvents:
         self._note(text=why)
 
 
+def _store_name(settings: LaunchSettings) -> str:
+    master = settings.master or ""
+    return "etcd" if master.startswith("etcd://") or "," in master else f"the rendezvous store at {master}"
+
+
 def _report_end(
     outcome: Outcome, nodes: NodeReporter, console: Console, pod: str, summary: Callable[[], str]
 ) -> None:
     if outcome.result is not None:
         tell_strays(outcome.result, console)
-    if outcome.error is not None:
-        hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
-        console.error(printable(outcome.error.message + hint))
     cause = outcome.cause
     asked = cause is not None and cause.why in (CauseKind.LEFT, CauseKind.TIMEOUT) and not cause.lines
     if outcome.code == 0 and outcome.rank < 0:
@@ -588,3 +592,6 @@ def _report_end(
         console.error(f"Pod failed: {pod}, exit code {outcome.code}")
     if cause is not None and outcome.code and not asked:
         nodes.final(cause)
+    if outcome.error is not None:
+        hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
+        console.error(printable(outcome.error.message + hint))

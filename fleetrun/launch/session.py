@@ -227,7 +227,8 @@ class LaunchSession:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
 
             most = self.settings.nnodes[1]
-            self._console.begin(self._loop, lambda: status_fields(self.job_status.fields(), most))
+            status = self.job_status
+            self._console.begin(self._loop, lambda: status_fields(status.fields(), most, status.silent_for()))
             self.progress.subscribe(lambda container, report: self._console.refresh())
 
     def set_store(self, address: dict[str, Any], url: str) -> None:

@@ -24,8 +24,8 @@ from tests.support.pods import spec_of
 def status(**more):
     container = {"role": "trainer", "pid": 7, "step": None, "loss": None, "rate": None, "activity": None}
     given = {
-        "elapsed": 1.0, "state": "running", "restarts": 0, "waiting": None, "nodes": [], "containers": [],
-        **more,
+        "elapsed": 1.0, "state": "running", "restarts": 0, "waiting": None, "store": None, "nodes": [],
+        "containers": [], **more,
     }  # fmt: skip
     return {**given, "containers": [{**container, **each} for each in given["containers"]]}
 
@@ -55,6 +55,41 @@ def test_waiting_for_machines(tmp_path):
     assert status_fields(status.fields()).activity == CurrentActivity("1 of 4 nodes, waiting for a, b ...")
     status.waiting(1, 4, [])
     assert status_fields(status.fields()).activity == CurrentActivity("1 of 4 nodes, waiting for more")
+
+
+def test_what_is_waited_for_has_an_end(tmp_path):
+    now = [5.0]
+    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=lambda: now[0])
+
+    def told():
+        return activity_text(status_fields(status.fields()).activity)
+
+    now[0] = 8.0
+    status.store_down("etcd", 600.0)
+    now[0] = 35.0
+    assert told() == "waiting for etcd, 9:30 left", "since the launcher began"
+    status.store_up()
+    status.waiting(1, 2, ["h2"], left=65.0)
+    assert told() == "1 of 2 nodes, waiting for h2, 1:05 left"
+    status.met(["h1", "h2"], 0)
+    now[0] = 100.0
+    status.store_down("etcd", 600.0)
+    assert told() == "waiting for etcd, 10:00 left"
+    now[0] = 9999.0
+    assert told() == "waiting for etcd, 0:00 left"
+
+
+def test_silence_is_told_where_nothing_explains_it():
+    running = status(containers=[{"step": 4}])
+    assert status_row(status_fields(running, silent_for=19.9), 80) == "0:00:01 | trainers 1/1 | step 4"
+    silent = status_fields(running, silent_for=24.4)
+    assert status_row(silent, 80) == (
+        "0:00:01 | trainers 1/1 | step 4 | no sign of life for 24 s: fleetrun stacks"
+    )
+    assert status_row(silent, 60) == "0:00:01 | step 4 | no sign of life for 24 s: fleetrun stacks"
+    assert "for 2m05s:" in status_row(status_fields(running, silent_for=125.0), 80)
+    saving = status(containers=[{"activity": {"what": "saving", "done": None, "of": None}}])
+    assert "no sign" not in status_row(status_fields(saving, silent_for=60.0), 80)
 
 
 def test_what_takes_long():

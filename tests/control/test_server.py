@@ -433,9 +433,28 @@ def test_the_pre_hook_shows_while_it_runs(status, pod):
     assert "pre_hook" not in [each["name"] for each in status.fields()["containers"]]
 
 
+def test_how_long_no_trainer_has_given_a_sign_of_life(status, pod, now):
+    status.set_pod(pod, 0)
+    assert status.silent_for() is None
+    run(status, *pod.containers)
+    log = pod.containers[1].spec.log
+    log.parent.mkdir(exist_ok=True)
+    now[0] += 40
+    assert status.silent_for() == 40, "since the start"
+    log.write_text("")
+    os.utime(log, (now[0] + 1e9 - 7, now[0] + 1e9 - 7))
+    assert status.silent_for() == pytest.approx(7), "what was printed counts"
+    pod.containers[0].spec.log.write_text("of a server")
+    assert status.silent_for() == pytest.approx(7)
+    for each in pod.containers[1:]:
+        end(status, each, 0)
+    assert status.silent_for() is None
+
+
 def test_machines_that_meet(status):
-    status.waiting(3, 4, ["10.0.0.7"])
-    assert status.fields()["waiting"] == {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
+    status.waiting(3, 4, ["10.0.0.7"], left=60.0)
+    known = {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
+    assert status.fields()["waiting"] == {**known, "left": 60.0}
     status.waiting(4, 4, [], spare=True)
     assert status.fields()["state"] == "spare"
     status.met(["h1 (10.0.0.1)", "h2 (10.0.0.2)"], 1)
