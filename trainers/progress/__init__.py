@@ -8,8 +8,8 @@ plots, TensorBoard and Prometheus. Also for scripts that use nothing else of thi
         progress.step(samples=len(batch), loss=loss)
 
 Every call returns at once, waits for no device, and raises nothing. Outside of fleetrun it does nothing.
-Reports leave twice a second at most. Children made by fork or by multiprocessing tell nothing: their parent
-does. Standard library only.
+Reports leave twice a second at most, the number of the newest step ten times. Children made by fork or by
+multiprocessing tell nothing: their parent does. Standard library only.
 """
 
 from __future__ import annotations

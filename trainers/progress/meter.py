@@ -87,7 +87,9 @@ def _amount(number: object) -> float | None:
 # ---- The meter
 
 PERIOD = 0.5
-"""Seconds between two reports; an activity's begin and end may come between."""
+"""Seconds between two reports; an activity's begin and end may come between, and where it has come to."""
+STEP_PERIOD = 0.1
+"""Seconds between two reports of the step alone: who watches sees the newest one."""
 MOST_NAMES = 200
 """Of scalars; further ones are not taken."""
 _LAST = 5.0  # seconds that a process waits at its end for a launcher that is busy or stopped
@@ -115,7 +117,8 @@ class Meter:
         self._wall = wall
         self._lock = threading.Lock()
         self._reader = Reader()
-        self._next = self._next_activity = float("-inf")
+        self._next = self._next_step = self._next_activity = float("-inf")
+        self._told_steps = 0
         self._news = False
         self._before = 0
         self._counted = 0
@@ -360,17 +363,27 @@ class Meter:
         self._news = True
 
     def _beat(self) -> None:
-        if self._clock() >= self._next:
+        now = self._clock()
+        if now >= self._next:
             self._send()
+        elif now >= self._next_step and self.steps != self._told_steps:
+            self._send(step_alone=True)
 
-    def _send(self) -> None:
+    def _send(self, *, step_alone: bool = False) -> None:
         # Another thread is at it, or this one, which a signal handler has interrupted: let it go.
         if self._channel is None or not self._lock.acquire(blocking=False):
             return
         try:
-            self._next = self._clock() + PERIOD
+            now = self._clock()
+            self._next_step, self._told_steps = now + STEP_PERIOD, self.steps
+            self._next = self._next if step_alone else now + PERIOD
             if is_child():
                 self.turn_off()
+            elif step_alone:
+                doing = self._activities[-1:]
+                said = {"mark": self._mark, **self._state(), "time": self._wall()}
+                said["activity"] = doing[0].fields() if doing else None
+                all(map(self._channel.send, encode_reports(said, {})))  # the next one says it too
             else:
                 self._say(self._channel)
         finally:

@@ -72,8 +72,24 @@ def test_the_first_step_is_told_at_once(script):
 def test_and_then_two_reports_a_second(script):
     for _ in range(1000):
         script.later(0.001).step(32, 0.5)
-    assert script.told("step") == [1, 501]
-    assert script.told("samples") == [32, 501 * 32]
+    assert [each["step"] for each in script.wire.said if "loss" in each] == [1, 501]
+    assert script.told("samples") == [32 * step for step in script.told("step")]
+
+
+def test_between_two_reports_the_step_is_told_ten_times_a_second(script):
+    script.meter.report(loss=0.5, step=0)
+    with script.meter.activity("saving"):
+        for step in range(1, 400):
+            script.later(0.001).report(loss=0.5, step=step)
+    begun = script.wire.said[1:-1]
+    assert [each["step"] for each in begun] == [0, 100, 200, 300]
+    assert not any("loss" in each for each in begun), "it waits for the next report"
+    assert {each["activity"]["what"] for each in begun} == {"saving"}
+    assert script.last["step"] == 399
+    count = len(script.wire.said)
+    for _ in range(4):
+        script.later(0.01).heartbeat()
+    assert len(script.wire.said) == count, "the same step is not told again"
 
 
 def test_at_the_end_what_was_not_told_is(script):
