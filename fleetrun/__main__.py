@@ -69,7 +69,7 @@ def _engine_values(environ: "Mapping[str, str]", but: "Collection[str]") -> "Map
 
 
 def _launch(resolved: object, signals: Signals, guard: Guard) -> int:
-    from fleetrun.launch.local import run
+    from fleetrun.launcher.local import run
 
     gc.freeze()  # nor will they become garbage
     gc.enable()

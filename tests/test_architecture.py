@@ -35,12 +35,12 @@ PARTS = {
     "plots": {"record", "errors"},
     "elastic": {"record", "plan", "host", "pod", "envs", "errors"},
     "schedulers": {"record", "pod", "envs", "errors"},
-    "launch": {
+    "launcher": {
         "schedulers", "elastic", "exporters", "stacks", "control", "progress", "record", "console", "pod",
         "plan", "host", "files", "shadow", "values", "envs", "errors",
     },
     "doctor": {
-        "launch", "schedulers", "elastic", "console", "pod", "plan", "host", "files", "shadow", "values",
+        "launcher", "schedulers", "elastic", "console", "pod", "plan", "host", "files", "shadow", "values",
         "envs", "errors",
     },
     "verbs": {"commands", "errors"},
@@ -51,7 +51,7 @@ PARTS = {
     },
     "completion": {"verbs", "envs"},
     "cli": {"help", "completion", "verbs", "console", "envs", "errors"},
-    "__main__": {"cli", "launch", "verbs", "schedulers", "pod", "envs"},
+    "__main__": {"cli", "launcher", "verbs", "schedulers", "pod", "envs"},
 }  # fmt: skip
 
 # What each part of the training runtime may import of it, and nothing else. The two runtimes are above the
@@ -131,7 +131,7 @@ def edges() -> Iterator[tuple[str, str]]:
 def test_there_is_something_to_look_at():
     assert {"fleetrun.cli", "fleetrun.pod.supervisor", "trainers.roles.environment"} <= MODULES.keys()
     assert "fleetrun.pod.loop" in IMPORTS["fleetrun.pod.supervisor"]
-    assert "fleetrun.launch.local" in IMPORTS["fleetrun.__main__"], "imports inside functions count"
+    assert "fleetrun.launcher.local" in IMPORTS["fleetrun.__main__"], "imports inside functions count"
 
 
 def test_every_part_of_the_launcher_has_its_place():
@@ -265,7 +265,7 @@ def test_the_guard_against_that_sees_it():
 
 def test_the_launcher_starts_without_what_is_slow():
     code = (
-        "import sys, fleetrun.__main__, fleetrun.cli, fleetrun.launch.local\n"
+        "import sys, fleetrun.__main__, fleetrun.cli, fleetrun.launcher.local\n"
         "slow = {'torch', 'numpy', 'rich', 'psutil', 'zmq', 'click', 'asyncio', 'pynvml', 'trainers'}\n"
         "print(*sorted(slow & sys.modules.keys()))"
     )

@@ -14,7 +14,7 @@ from fleetrun.envs.contract import TOKEN, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
-from fleetrun.launch.prepare import check_program, equipped, locate, offer_of, take_token
+from fleetrun.launcher.prepare import check_program, equipped, locate, offer_of, take_token
 from fleetrun.plan.topology import Host, Offer, offer, process_command
 from fleetrun.shadow import find_shadow
 from fleetrun.values import replace

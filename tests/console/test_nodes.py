@@ -4,7 +4,7 @@ import pytest
 
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
-from fleetrun.launch.cluster import NodeReporter
+from fleetrun.launcher.cluster import NodeReporter
 
 
 def _waiting(present: int, fewest: int, most: int, missing: tuple[str, ...] = ()) -> Waiting:

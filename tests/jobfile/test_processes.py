@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.launch.prepare import check_followed, check_program, evaluator_devices
+from fleetrun.launcher.prepare import check_followed, check_program, evaluator_devices
 from fleetrun.plan.topology import Host, offer, pod_spec
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from tests.jobfile.folder import resolved

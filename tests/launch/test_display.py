@@ -9,7 +9,7 @@ import pytest
 from fleetrun.console.console import Console, QuietConsole
 from fleetrun.console.jsonlines import JsonConsole
 from fleetrun.console.status_line import LiveConsole
-from fleetrun.launch.local import NO_TERMINAL, choose_display, console_for
+from fleetrun.launcher.local import NO_TERMINAL, choose_display, console_for
 from tests.support.isolated import isolated
 
 XTERM = {"TERM": "xterm"}

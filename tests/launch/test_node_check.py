@@ -9,7 +9,7 @@ import pytest
 
 from fleetrun.elastic.rendezvous.checks import Check, Measured
 from fleetrun.elastic.rendezvous.records import Node, Round, State
-from fleetrun.launch.node_check import NodeCheck
+from fleetrun.launcher.node_check import NodeCheck
 from fleetrun.plan.topology import Host, Offer
 from fleetrun.pod.loop import Loop
 from tests.support.ports import free_port

@@ -10,8 +10,8 @@ from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import ScriptNotExecutableError, ScriptNotFoundError, UsageError
 from fleetrun.host.network import addresses, source_address
-from fleetrun.launch import prepare
-from fleetrun.launch.prepare import locate
+from fleetrun.launcher import prepare
+from fleetrun.launcher.prepare import locate
 from tests.support.isolated import isolated
 
 # ---- Whether a script can be started, before anything is.

@@ -15,9 +15,9 @@ import pytest
 
 from fleetrun import __version__
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.launch.cluster import only_nodes_write
-from fleetrun.launch.session import LaunchSession
-from fleetrun.launch.signals import dispatch, suspend
+from fleetrun.launcher.cluster import only_nodes_write
+from fleetrun.launcher.session import LaunchSession
+from fleetrun.launcher.signals import dispatch, suspend
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from fleetrun.record.goodput import Goodput

@@ -31,9 +31,9 @@ from fleetrun.envs.contract import TOKEN, NodeLoss, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
-from fleetrun.launch.node_check import NodeCheck
-from fleetrun.launch.prepare import check_followed, equipped, offer_of, pod_name, print_plan
-from fleetrun.launch.session import (
+from fleetrun.launcher.node_check import NodeCheck
+from fleetrun.launcher.prepare import check_followed, equipped, offer_of, pod_name, print_plan
+from fleetrun.launcher.session import (
     WIDE,
     LaunchSession,
     PodRunner,
@@ -41,7 +41,7 @@ from fleetrun.launch.session import (
     failure_report,
     tell_strays,
 )
-from fleetrun.launch.signals import Interrupts
+from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.container import Ended

@@ -16,7 +16,7 @@ from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.show import banner as banner_rows
 from fleetrun.envs.settings.show import changed
 from fleetrun.host.network import Ports
-from fleetrun.launch.prepare import (
+from fleetrun.launcher.prepare import (
     check_followed,
     check_program,
     equipped,
@@ -28,8 +28,8 @@ from fleetrun.launch.prepare import (
     take_token,
     with_writable_logs,
 )
-from fleetrun.launch.session import WIDE, LaunchSession, PodRunner, announce, report_end
-from fleetrun.launch.signals import Interrupts
+from fleetrun.launcher.session import WIDE, LaunchSession, PodRunner, announce, report_end
+from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.guard import Guard, Signals
@@ -64,7 +64,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         host = locate(settings)
         if host.alone:
             return _alone(resolved, host, ports, console, loop, interrupts)
-        from fleetrun.launch.cluster import run_cluster  # late: one machine needs no network
+        from fleetrun.launcher.cluster import run_cluster  # late: one machine needs no network
 
         show = partial(_show_settings, console=console)
         return run_cluster(resolved, host, ports, console, loop, interrupts, show)

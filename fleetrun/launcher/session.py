@@ -33,7 +33,7 @@ from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import banner, job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import ports_in_use
-from fleetrun.launch.signals import Interrupts, dispatch
+from fleetrun.launcher.signals import Interrupts, dispatch
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import (
