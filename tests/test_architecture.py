@@ -50,6 +50,10 @@ PARTS = {
         "host", "envs", "files", "errors",
     },
     "completion": {"verbs", "envs"},
+    "display": {"console", "errors"},
+    "function": {"envs", "errors"},
+    "api": {"display", "function", "control", "record", "console", "pod", "envs", "files", "errors"},
+    "testing": {"api"},
     "cli": {"help", "completion", "verbs", "console", "envs", "errors"},
     "__main__": {"cli", "launcher", "verbs", "schedulers", "pod", "envs"},
 }  # fmt: skip
@@ -330,9 +334,9 @@ DANGEROUS_CALLS = {"eval", "exec", "os.system", "os.popen", "torch.load"}
 
 
 def test_nothing_is_unpickled():
-    assert not [
-        f"{module} -> {target}" for module, target in edges() if package_of(target) in DANGEROUS_MODULES
-    ]
+    """But functions and their values, in a folder to which no other user can write."""
+    found = {(module, target) for module, target in edges() if package_of(target) in DANGEROUS_MODULES}
+    assert found == {("fleetrun.function", "pickle"), ("fleetrun.function", "cloudpickle")}
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:

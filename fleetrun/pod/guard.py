@@ -7,7 +7,7 @@ The process that the user started becomes the guard and only waits; a fork of it
 is imported, is the launcher. The guard hands on every signal that it gets. When the launcher is gone, for
 whatever reason, its orphans become children of the guard, which kills them all, those with a session of their
 own too. When the guard is gone (SIGKILL), the launcher sees it by pidfd and does the same. Neither needs
-root.
+root. A launch from Python has a caller: when that is gone, the guard ends the job as if SIGTERM had come.
 
 The launcher has a process group of its own, so that the terminal's Ctrl-C reaches it once, through the guard,
 and not twice. There signals are numbers in a file descriptor: a handler only records, the loop decides.
@@ -20,7 +20,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import NoReturn
 
 from fleetrun.pod import linux
@@ -149,11 +149,51 @@ def _readable() -> int:
     return read
 
 
+CALLER_VARIABLE = "FLEETRUN_CALLER"
+"""Set by a Python program that launches a job: its pid, a space, and the folder (or nothing) with what it
+gives to the processes.
+"""
+
+
+class Caller:
+    """The Python program that launched this job, the parent of the guard. Its job ends with it."""
+
+    def __init__(self, pid: int, folder: str) -> None:
+        self._pid = pid
+        self._folder = folder
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # inherited
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    @classmethod
+    def named(cls, environ: MutableMapping[str, str]) -> Caller | None:
+        """The one in the environment, which no process of the job inherits."""
+        pid, _, folder = environ.pop(CALLER_VARIABLE, "").partition(" ")
+        return cls(int(pid), folder) if pid.isdecimal() else None
+
+    def watch(self) -> None:
+        """From now on SIGTERM comes when it is gone. The thread that started this process lives as long."""
+        linux.die_with_parent(signal.SIGTERM)
+        if self._gone:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def clean_up(self) -> None:
+        """Remove its folder, if it cannot do so any more."""
+        if self._gone and self._folder:
+            import shutil  # late: few callers are killed
+
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _gone(self) -> bool:
+        return os.getppid() != self._pid
+
+
 def guarded(work: Callable[[Signals, Guard], int]) -> int:
     """Run `work(signals, guard)` in a guarded process; its result is the exit code of both.
 
     Returns in the guard only.
     """
+    caller = Caller.named(os.environ)
     numbers = governed()
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
@@ -174,9 +214,14 @@ def guarded(work: Callable[[Signals, Guard], int]) -> int:
     if launcher == 0:
         _launcher(work, numbers, guard)
     linux.set_comm("fleetrun-guard")
+    if caller is not None:
+        caller.watch()
     linux.enclose_in_cgroup(launcher)
     linux.remove_stale_cgroups()
-    return _guard(launcher, numbers)
+    code = _guard(launcher, numbers)
+    if caller is not None:
+        caller.clean_up()
+    return code
 
 
 def _launcher(work: Callable[[Signals, Guard], int], numbers: set[int], parent: int) -> NoReturn:

@@ -434,21 +434,10 @@ class _Reader:
         return FileOption(option, entry.path[-1], self._texts(entry, option), entry.where)
 
     def _texts(self, entry: Entry, option: Option) -> tuple[str, ...]:
-        value = self._filling.filled(entry)
-        if option.repeats and isinstance(value, dict):  # scheduler_option = {partition = "gpu"}
-            return tuple(f"{name}={_scalar(each, entry)}" for name, each in value.items())
-        if not isinstance(value, list):
-            return (_scalar(value, entry),)
-        if option.repeats:
-            return tuple(_scalar(each, entry) for each in value)
-        joint = next(
-            (joint for joint in ";:" if joint in option.metavar), "," if "LIST" in option.metavar else ""
-        )
-        if not joint or option.takes is not Takes.VALUE:
-            raise entry.wrong("is a list; it must be one value")
-        parts = [",".join(_scalar(x, entry) for x in part) if isinstance(part, list) else _scalar(part, entry)
-                 for part in value]  # fmt: skip
-        return (joint.join(parts),)
+        try:
+            return option_texts(option, self._filling.filled(entry))
+        except InvalidValue as error:
+            raise entry.wrong(str(error)) from None
 
     def _of_roles(self, options: Mapping[str, FileOption]) -> list[FileOption]:
         """Options that the tables of roles set: numbers of processes, and the trainers' devices."""
@@ -560,14 +549,43 @@ class _Reader:
         return tuple(found)
 
 
-def _scalar(value: Any, entry: Entry) -> str:
+def option_texts(option: Option, value: Any) -> tuple[str, ...]:
+    """A value from a job file, or from Python, as the text that could have been typed; several texts if the
+    option repeats. Raises InvalidValue.
+    """
+    if option.repeats and isinstance(value, dict):  # scheduler_option = {partition = "gpu"}
+        return tuple(f"{name}={scalar_text(each)}" for name, each in value.items())
+    if not isinstance(value, list):
+        return (scalar_text(value),)
+    if option.repeats:
+        return tuple(map(scalar_text, value))
+    joint = next(
+        (joint for joint in ";:" if joint in option.metavar), "," if "LIST" in option.metavar else ""
+    )
+    if not joint or option.takes is not Takes.VALUE:
+        raise InvalidValue("is a list; it must be one value")
+    parts = (
+        ",".join(map(scalar_text, part)) if isinstance(part, list) else scalar_text(part) for part in value
+    )
+    return (joint.join(parts),)
+
+
+def scalar_text(value: Any) -> str:
+    """One value as it would be typed. Raises InvalidValue."""
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        raise entry.wrong("is too large a number")
+        raise InvalidValue("is too large a number")
     if not isinstance(value, str | int | float):
         kinds: dict[type, str] = {dict: "a table", list: "a nested list"}
         kind = kinds.get(type(value), "a date or time")
-        raise entry.wrong(f"is {kind}; it must be a string or a number")
+        raise InvalidValue(f"is {kind}; it must be a string or a number")
     return plain(value)
+
+
+def _scalar(value: Any, entry: Entry) -> str:
+    try:
+        return scalar_text(value)
+    except InvalidValue as error:
+        raise entry.wrong(str(error)) from None
 
 
 def _parsed(entry: Entry, parse: Any, text: str) -> Any:

@@ -1,0 +1,615 @@
+"""Launching from Python: `run` and `launch` start the launcher as a child process, by the command line that
+could have been typed, and read the events that it prints. Nothing is supervised in the caller's process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+from fleetrun import files
+from fleetrun.console.text import read_tail
+from fleetrun.control.client import Gone, NoAnswer, ask
+from fleetrun.display import Display, display_of
+from fleetrun.envs.settings.job_file import option_texts
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, TORCHRUN, by_spelling, normal
+from fleetrun.envs.settings.parsing import InvalidValue
+from fleetrun.errors import (
+    LaunchError,
+    RendezvousError,
+    ScriptNotExecutableError,
+    ScriptNotFoundError,
+    UsageError,
+)
+from fleetrun.function import Call
+from fleetrun.pod.guard import CALLER_VARIABLE
+from fleetrun.record.history import parsed
+from fleetrun.record.journal import Event
+
+T = TypeVar("T")
+OptionValue = str | int | float | bool | os.PathLike[str] | Sequence[Any] | Mapping[str, Any] | None
+Program = str | os.PathLike[str] | None
+
+
+# ---- What users get
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Generic[T]):
+    """How a job ended on this machine.
+
+    `values[i]` is what the trainer of rank `ranks[i]` returned; `values` is empty if the job ran a script.
+    With one machine, `values[rank]` is the value of a rank. `logs` has the log file of each process by its
+    name, such as `trainer.0` or `ps.1`; `elapsed` is in seconds. `exit_code` is 0 unless the job ended
+    because of `Job.stop`.
+    """
+
+    values: list[T]
+    ranks: list[int]
+    logs: dict[str, Path]
+    elapsed: float
+    restarts: int = 0
+    exit_code: int = 0
+
+
+class JobError(LaunchError):
+    """A job that was started has failed. The message is the report of the first failure.
+
+    `exit_code` is that of the command `fleetrun`; `rank` and `role` say which process failed first (None if
+    no process of this machine did), `traceback` is its traceback (empty if it left none), `logs` has the log
+    file of each process by its name. If a function raised an exception, that is `__cause__`, unless it
+    cannot be unpickled.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.role: str | None = None
+        self.rank: int | None = None
+        self.traceback = ""
+        self.logs: dict[str, Path] = {}
+
+
+@overload
+def run(
+    program: Callable[..., T],
+    /,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    display: str = "auto",
+    **options: OptionValue,
+) -> Result[T]: ...
+
+
+@overload
+def run(
+    program: Program = None,
+    /,
+    args: Sequence[Any] = (),
+    kwargs: None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    display: str = "auto",
+    **options: OptionValue,
+) -> Result[None]: ...
+
+
+def run(
+    program: Any = None,
+    /,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    display: str = "auto",
+    **options: OptionValue,
+) -> Result[Any]:
+    """Run a job to its end, as `launch` and `Job.wait` do, and show its output meanwhile.
+
+    `display` is "auto" (the output of trainer 0, or of what `follow` names; in a notebook also one line with
+    the progress), "plain" (without that line) or "quiet" (nothing). KeyboardInterrupt stops the job as Ctrl-C
+    does, a second one kills it; it is raised again when the job has ended.
+
+    Raises what `launch` and `Job.wait` raise.
+    """
+    show = display_of(display, labelled="follow" in options)
+    job = launch(program, args, kwargs, env=env, **options)
+    events = _Events(job)
+    try:
+        _show(job, events, show)
+    except KeyboardInterrupt:
+        job._end(signal.SIGINT)
+        try:
+            _show(job, events, show)
+        except KeyboardInterrupt:
+            job._end(signal.SIGQUIT)
+            _show(job, events, show)
+        raise
+    finally:
+        show.close()
+    return job.wait()
+
+
+@overload
+def launch(
+    program: Callable[..., T],
+    /,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    **options: OptionValue,
+) -> Job[T]: ...
+
+
+@overload
+def launch(
+    program: Program = None,
+    /,
+    args: Sequence[Any] = (),
+    kwargs: None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    **options: OptionValue,
+) -> Job[None]: ...
+
+
+def launch(
+    program: Any = None,
+    /,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    **options: OptionValue,
+) -> Job[Any]:
+    """Start a job and return at once.
+
+    `program` is a function, which each process of the job calls with `args` and `kwargs`, or a script, which
+    gets `args` as its words (with `module=True`: the name of a module; None: the script of the job file
+    `config`). `env` adds to the variables that the processes inherit from this one.
+
+    Each option of the command line is a keyword of its Python name (`nproc_per_node=2`, `hang_timeout="10m"`,
+    `nnodes=(2, 4)`): a value as a job file takes it, in the same units, seconds for times. A function is not
+    restarted unless `max_restart` says so.
+
+    The job ends with this process. Raises UsageError and other LaunchErrors, with the message and the hint
+    of the command line, for what cannot be started.
+    """
+    words = ["--display=json", *option_words(options)]
+    if "log_level" not in map(normal, options):
+        words.append("--log_level=WARNING")
+    if not callable(program):
+        if kwargs:
+            raise UsageError("kwargs are for a function; a script has only args")
+        return Job(_with_script(words, program, args), env, None)
+    _check_for_function(options)
+    if not {"max_restart", "max_restarts"} & set(map(normal, options)):
+        words.append("--max_restart=0")
+    call = Call(program, args, kwargs)
+    return Job([*words, "-m", "fleetrun.function", str(call.folder)], env, call)
+
+
+class Job(Generic[T]):
+    """A job that this process has launched. Every method may be called from any thread.
+
+    `name` and `pod` identify it to commands (`fleetrun status`), `logs` has the log file of each process by
+    its name, such as `trainer.0`; `pid` is the process of the launcher.
+    """
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str] | None, call: Call | None) -> None:
+        self._call = call
+        folder = str(call.folder) if call is not None else ""
+        self._environ = {**os.environ, **(env or {}), CALLER_VARIABLE: f"{os.getpid()} {folder}"}
+        self._argv = [sys.executable, "-P", "-m", "fleetrun", *words]
+        self._changed = threading.Condition()
+        self._seen = _Seen()
+        self._code: int | None = None
+        self._asked: set[int] = set()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the job
+        self._outcome_lock = threading.Lock()
+        self._outcome: Result[T] | BaseException | None = None
+        if folder:
+            weakref.finalize(self, _remove_folder, folder, os.getpid())
+        threading.Thread(target=self._follow, name="fleetrun", daemon=True).start()
+        self._await_start()
+
+    # ---- what users call
+
+    @property
+    def name(self) -> str:
+        """The id of the job, `job_id`."""
+        return str(self._seen.launch.get("job", ""))
+
+    @property
+    def pod(self) -> str:
+        """The name of its processes on this machine, six letters."""
+        return str(self._seen.launch.get("pod", ""))
+
+    @property
+    def pid(self) -> int:
+        """The process of the launcher; a signal to it is one to the command `fleetrun`."""
+        return self._popen.pid if self._popen is not None else 0
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The log file of each process of this machine."""
+        return self._seen.logs()
+
+    @property
+    def running(self) -> bool:
+        """Whether anything of it is left."""
+        return self._code is None
+
+    def wait(self, timeout: float | None = None) -> Result[T]:
+        """Wait for the end, at most `timeout` seconds; the job goes on if that, or KeyboardInterrupt, ends
+        the waiting.
+
+        Raises TimeoutError; JobError if the job failed; another LaunchError if fleetrun could not continue.
+        After `stop` the result has an `exit_code`, and values only of the trainers that returned.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._code is not None, timeout):
+                raise TimeoutError(f"job {self.name} (pod {self.pod}) has not ended within {timeout:g} s")
+        with self._outcome_lock:
+            if self._outcome is None:
+                self._outcome = self._conclude()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome.with_traceback(None)
+        return self._outcome
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the job to end, and return: its processes get SIGTERM, and SIGKILL after `stop_timeout`; `now`
+        kills them at once. Does nothing if the job has ended.
+        """
+        self._end(signal.SIGTERM)
+        if now:
+            self._end(signal.SIGQUIT)
+
+    def status(self, timeout: float = 5.0) -> dict[str, Any]:
+        """The state of the job and its processes, as in `fleetrun status --json` but for what that measures
+        itself (`cpu`, `memory`, `gpu`, `last_line`). Raises LaunchError if the job has ended, or does not
+        answer within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        path = files.control_socket(files.run_folder(self._environ), self.pod)
+        while True:
+            try:
+                return ask(path, {"ask": "status"}, deadline - time.monotonic())
+            except NoAnswer as silence:
+                with self._changed:
+                    early = isinstance(silence, Gone) and self.running and time.monotonic() < deadline
+                    if early:  # it is about to listen, or to end
+                        self._changed.wait(0.05)
+                if not early:
+                    ended = "has ended" if not self.running else f"does not answer: {silence}"
+                    raise LaunchError(f"job {self.name} (pod {self.pod}) {ended}") from None
+
+    def events(self) -> Iterator[Event]:
+        """Each event from the beginning, as `--display json` prints them, until the job has ended. Whoever
+        reads more than 10,000 events late misses some: `{"event": "lost", "events": 17}`.
+        """
+        return _Events(self)
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else f"ended with {self._code}"
+        return f"<Job {self.name} (pod {self.pod}), {state}>"
+
+    # ---- the launcher
+
+    def _follow(self) -> None:
+        """The thread lives as long as the launcher, which ends with the thread that started it."""
+        code = LaunchError.exit_code
+        try:
+            self._popen = subprocess.Popen(
+                self._argv,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,  # Ctrl-C in a terminal is for the caller, which decides
+            )
+            with self._changed:
+                self._changed.notify_all()
+            assert self._popen.stdout is not None
+            with self._popen.stdout as lines:
+                for line in lines:
+                    self._take(parsed(line))
+            code = self._popen.wait()
+            code = 128 - code if code < 0 else code
+        except OSError as error:
+            self._errors.write(f"{_ERROR}cannot start: {error.strerror}\n".encode())
+        finally:
+            with self._changed:
+                self._code = code
+                self._changed.notify_all()
+
+    def _take(self, event: Event | None) -> None:
+        if event is not None:
+            with self._changed:
+                self._seen.take(event)
+                self._changed.notify_all()
+
+    def _await_start(self) -> None:
+        """Until the launch is recorded, or cannot be. Raises LaunchError then."""
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._seen.launch or self._code is not None)
+        except KeyboardInterrupt:
+            self.stop(now=True)
+            raise
+        if self._code and not self._seen.launch:
+            self.wait()
+
+    def _end(self, number: signal.Signals) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._popen is not None or not self.running)
+        if self._popen is not None and self.running:
+            self._asked.add(128 + number)
+            self._popen.send_signal(number)
+
+    # ---- how it ended
+
+    def _conclude(self) -> Result[T] | BaseException:
+        try:
+            return self._result()
+        except LaunchError as error:
+            if error.hint:
+                error.add_note(error.hint)
+            return error
+        finally:
+            self._errors.close()
+            if self._call is not None:
+                shutil.rmtree(self._call.folder, ignore_errors=True)
+
+    def _result(self) -> Result[T]:
+        code, over = self._code or 0, self._seen.over
+        stopped = code in self._asked and not over.get("report")
+        if code and not stopped:
+            self._raise_failure(code)
+        ranks = self._seen.ranks()
+        values: list[T] = []
+        if self._call is not None:
+            found = [rank for rank in ranks if self._call.has_value(rank)]
+            if not stopped and found != ranks:
+                missing = next(rank for rank in ranks if rank not in found)
+                raise self._failure(
+                    f"trainer {missing} ended before its function returned", "trainer", missing, 1
+                )
+            ranks, values = found, [self._call.value(rank) for rank in found]
+        return Result(
+            values=values,
+            ranks=ranks,
+            logs=self.logs,
+            elapsed=self._seen.elapsed(),
+            restarts=int(over.get("restarts", 0)),
+            exit_code=code,
+        )
+
+    def _raise_failure(self, code: int) -> NoReturn:
+        self._errors.seek(0)
+        _, error, text = self._errors.read().decode(errors="replace").rpartition(_ERROR)
+        if error or not self._seen.launch:
+            raise _launch_error(code, text)
+        failed, over = self._seen.failed, self._seen.over
+        report = "\n".join(line for line in over.get("report", []) if line.strip("="))
+        reason = report or f"{over.get('reason') or 'the launcher was killed'}, exit code {code}"
+        role = str(failed["container"]).rpartition(".")[0] if failed else None
+        problem = self._failure(reason, role, failed.get("rank"), code)
+        cause = None
+        if self._call is not None and role == "trainer" and problem.rank is not None:
+            cause = self._call.error(problem.rank)
+        raise problem from cause
+
+    def _failure(self, message: str, role: str | None, rank: Any, code: int) -> JobError:
+        error = JobError(message)
+        error.exit_code, error.role, error.rank, error.logs = code, role, rank, self.logs
+        log = self.logs.get(str(self._seen.failed.get("container")))
+        error.traceback = "\n".join(read_tail(log).traceback) if log is not None else ""
+        return error
+
+
+# ---- The events of a job
+
+_MOST_EVENTS = 10_000
+
+
+class _Events(Iterator[Event]):
+    """A position in the events of a job, which an interrupt leaves as it is."""
+
+    def __init__(self, job: Job[Any]) -> None:
+        self._job = job
+        self._position = 0
+
+    def __next__(self) -> Event:
+        while (event := self.within(None)) is None:
+            pass
+        return event
+
+    def within(self, seconds: float | None) -> Event | None:
+        """The next event; None if there is none for so long. Raises StopIteration at the end."""
+        job, seen = self._job, self._job._seen
+        with job._changed:
+            job._changed.wait_for(lambda: seen.end > self._position or not job.running, seconds)
+            if seen.end == self._position:
+                if job.running:
+                    return None
+                raise StopIteration
+            lost, event = seen.at(self._position)
+            self._position += lost or 1
+        return {"time": event["time"], "event": "lost", "events": lost} if lost else event
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The events that have come: the newest of them, and those that say how the job goes."""
+
+    launch: Event = field(default_factory=dict)
+    ready: Event = field(default_factory=dict)
+    failed: Event = field(default_factory=dict)
+    over: Event = field(default_factory=dict)
+    _kept: list[Event] = field(default_factory=list)
+    _dropped: int = 0
+
+    def take(self, event: Event) -> None:
+        match event["event"]:
+            case "launch":
+                self.launch = self.ready = event
+            case "ready":
+                self.ready = event
+            case "over":
+                self.over = event
+            case "failed" if not (self.failed or event.get("restart") or event.get("beside")):
+                self.failed = event
+        self._kept.append(event)
+        if len(self._kept) > 2 * _MOST_EVENTS:
+            self._dropped += _MOST_EVENTS
+            del self._kept[:_MOST_EVENTS]
+
+    @property
+    def end(self) -> int:
+        return self._dropped + len(self._kept)
+
+    def at(self, position: int) -> tuple[int, Event]:
+        """The event at this position, or the first that is left, and how many are lost before it."""
+        lost = max(0, self._dropped - position)
+        return lost, self._kept[position + lost - self._dropped]
+
+    def logs(self) -> dict[str, Path]:
+        return {each["name"]: Path(each["log"]) for each in self.ready.get("containers", [])}
+
+    def ranks(self) -> list[int]:
+        """Of the trainers of this machine."""
+        containers = self.ready.get("containers", [])
+        return sorted(each["rank"] for each in containers if each["role"] == "trainer")
+
+    def elapsed(self) -> float:
+        if not self.launch:
+            return 0.0
+        return round(float(self.over.get("time", time.time())) - float(self.launch["time"]), 3)
+
+
+# ---- The command line
+
+_KEYWORDS = by_spelling((*OPTIONS.values(), *TORCHRUN.values()))
+_NOT_HERE = {
+    "display": "the events say what happens",
+    **dict.fromkeys((*ACTIONS, "dry_run", "json", "save"), "it starts no job; use the command `fleetrun`"),
+}
+_NOT_FOR_FUNCTIONS = {
+    "module": "the program is a function",
+    "no_python": "the program is a function",
+    "run_path": "the program is a function",
+    "config": "a job file names its own script",
+    "scheduler": "a function is known to this machine only; give it a script",
+}
+
+
+def option_words(options: Mapping[str, OptionValue]) -> list[str]:
+    """`--nproc_per_node=2`; of None nothing. The launcher checks names and values."""
+    words = []
+    for keyword, value in options.items():
+        if normal(keyword) in _NOT_HERE:
+            raise UsageError(f"{keyword} is not for a launch from Python: {_NOT_HERE[normal(keyword)]}")
+        option = _KEYWORDS.get(normal(keyword))
+        if value is None and option is not None:
+            continue
+        try:
+            texts = option_texts(option, _plain(value)) if option is not None else (str(value),)
+        except InvalidValue as error:
+            raise UsageError(f"{keyword} {error}") from None
+        words += [f"--{keyword}={text}" for text in texts]
+    return words
+
+
+def _plain(value: Any) -> Any:
+    """As a job file could have it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(each) for each in value]
+    if not isinstance(value, str | int | float):
+        raise InvalidValue(
+            f"is a {type(value).__qualname__}; it must be a string, a number or a list of them"
+        )
+    return value
+
+
+def _with_script(words: list[str], program: Program, args: Sequence[Any]) -> list[str]:
+    if program is None:
+        if args:
+            raise UsageError("args need a program; those of a job file are in the file")
+        return words
+    return [*words, "--", os.fspath(program), *map(str, args)]
+
+
+def _check_for_function(options: Mapping[str, OptionValue]) -> None:
+    for keyword, value in options.items():
+        reason = _NOT_FOR_FUNCTIONS.get(normal(keyword))
+        if reason is not None and value not in (None, False, "local"):
+            raise UsageError(f"{keyword}={value!r} is not for a function: {reason}")
+
+
+_ERROR = "fleetrun: error: "
+"""How the command begins to report an error on stderr (`cli._report`)."""
+
+_KINDS: Mapping[int, type[LaunchError]] = {
+    kind.exit_code: kind
+    for kind in (UsageError, ScriptNotFoundError, ScriptNotExecutableError, RendezvousError)
+}
+
+
+def _launch_error(code: int, text: str) -> LaunchError:
+    """What the command said on stderr, as the exception that it was in the launcher."""
+    message, _, rest = text.strip().partition("\n")
+    hint = "\n".join(line.removeprefix("  ") for line in rest.splitlines())
+    error = _KINDS.get(code, LaunchError)(message or f"the launcher ended with {code}", hint=hint or None)
+    error.exit_code = code
+    return error
+
+
+# ---- Showing a job
+
+
+def _show(job: Job[Any], events: _Events, show: Display) -> None:
+    """Errors that only repeat what `Job.wait` raises are not shown: those before the events of the end."""
+    errors: list[Event] = []
+    while True:
+        try:
+            event = events.within(1.0)
+        except StopIteration:
+            return
+        if event is not None and event["event"] == "message" and event.get("level") in _ERRORS:
+            errors.append(event)
+        elif event is not None:
+            final = event["event"] == "over" or (event["event"] == "failed" and not event.get("restart"))
+            for each in errors if not final else ():
+                show.event(each)
+            errors.clear()
+            show.event(event)
+        show.progress(partial(job.status, 0.5))
+
+
+_ERRORS = ("ERROR", "CRITICAL")
+
+
+def _remove_folder(folder: str, pid: int) -> None:
+    """At the end of the caller, not of its forks."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,167 @@
+"""A Python function as the program of a job. The caller pickles it into a folder of its own; each process
+(`python -m fleetrun.function FOLDER`) calls it and leaves there what it returned or raised.
+
+The folder is the caller's, and no other user can write to it: it holds nothing that is not of this user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fleetrun.envs.channels import error_file, inside_container, write_error
+from fleetrun.errors import LaunchError, UsageError
+
+_CALL = "call"
+_TRAINER = "trainer"
+
+
+# ---- In the caller
+
+
+class Call:
+    """A call that waits in its folder for the processes of a job, and their answers to it."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> None:
+        """Raises UsageError if the function or an argument cannot be pickled."""
+        setup = {"path": [str(Path(each).absolute()) for each in sys.path], "cells": _cells()}
+        self.folder = Path(tempfile.mkdtemp(prefix="fleetrun-"))
+        try:
+            _write(self.folder / _CALL, _name(function), setup, (function, tuple(args), dict(kwargs or {})))
+        except TypeError as error:
+            shutil.rmtree(self.folder)
+            hint = "What it uses is pickled with it: make files, connections and locks inside it."
+            raise UsageError(str(error), hint=hint) from None
+
+    def has_value(self, rank: int) -> bool:
+        """Whether this trainer's last attempt has returned."""
+        return _answer(self.folder, rank, "value").exists()
+
+    def value(self, rank: int) -> Any:
+        """What it returned. Raises LaunchError if that cannot be unpickled here."""
+        try:
+            with _answer(self.folder, rank, "value").open("rb") as file:
+                return pickle.load(file)
+        except Exception as error:  # objects decide how they are unpickled
+            reason = f"{type(error).__name__}: {error}"
+            raise LaunchError(f"what trainer {rank} returned cannot be unpickled here: {reason}") from error
+
+    def error(self, rank: int) -> BaseException | None:
+        """What this trainer's last attempt raised; None if it cannot be unpickled here, or there is none."""
+        try:
+            with _answer(self.folder, rank, "error").open("rb") as file:
+                found = pickle.load(file)
+        except Exception:  # noqa: BLE001  # exceptions with arguments of their own often cannot be; the report has it
+            return None
+        return found if isinstance(found, BaseException) else None
+
+
+def _cells() -> dict[str, Any]:
+    """Code that is in no file, of notebooks and shells: for tracebacks in the processes."""
+    return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _write(path: Path, what: str, *values: Any) -> None:
+    """Pickle the values into this file, which is whole or not there. Raises TypeError, which names `what`,
+    and OSError.
+    """
+    import cloudpickle  # late: a launch of a script needs none
+
+    aside = path.with_suffix(".new")
+    try:
+        with aside.open("wb") as file:
+            for each in values:
+                cloudpickle.dump(each, file)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  # objects decide how they are pickled
+        raise TypeError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from None
+    aside.rename(path)
+
+
+def _answer(folder: Path, rank: int, kind: str) -> Path:
+    return folder / f"{rank}.{kind}"
+
+
+# ---- In each process
+
+
+def main(folder: Path) -> None:
+    """Call the function; a trainer leaves its value. What it raises ends the process as a script's exception
+    would.
+    """
+    role, rank = _place()
+    value, error = (_answer(folder, rank, kind) for kind in ("value", "error"))
+    if role == _TRAINER:  # of an earlier attempt
+        value.unlink(missing_ok=True)
+        error.unlink(missing_ok=True)
+    sys.excepthook = _report
+    try:
+        function, args, kwargs = _read_call(folder)
+        returned = function(*args, **kwargs)
+        if role == _TRAINER:
+            _write(value, f"what {_name(function)} returned", returned)
+    except Exception as raised:  # noqa: BLE001  # it is the user's function
+        if role == _TRAINER:
+            with contextlib.suppress(Exception):  # then its text is in the report
+                _write(error, "the exception", raised)
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+        sys.exit(1)
+
+
+def _read_call(folder: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    with (folder / _CALL).open("rb") as file:
+        setup = pickle.load(file)
+        sys.path[:] = [*setup["path"], *(each for each in sys.path if each not in setup["path"])]
+        linecache.cache.update(setup["cells"])
+        try:
+            call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] = pickle.load(file)
+        except ImportError as error:
+            error.add_note(
+                "A function of a module is sent by its name: each process must be able to import it."
+            )
+            raise
+    return call
+
+
+def _place() -> tuple[str, int]:
+    """Role, and rank in this role."""
+    _, role, rank = (inside_container(os.environ) or "..-1").rsplit(".", 2)
+    return role, int(rank)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback and tell the launcher. Frames of this file are left out, and lines of notebooks
+    shown, which Python's own hook does not do.
+    """
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(text)
+    if path := error_file(os.environ):
+        aside = Path(f"{path}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # a full disk: the log may have it
+            aside.touch(mode=0o600)  # a traceback may hold private values
+            aside.write_text(write_error(f"{kind.__name__}: {error}", text, time.time_ns()), "utf-8")
+            aside.replace(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

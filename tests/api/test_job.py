@@ -1,0 +1,222 @@
+"""`fleetrun.launch`, and programs that call it: threads, asyncio, pytest, interrupts, the caller's death."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fleetrun
+from tests.support.command import Fleetrun, Launch
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+WAIT = "import threading\nprint('ready', flush=True)\nthreading.Event().wait()\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "wait.py").write_text(WAIT)
+    return tmp_path
+
+
+def until_ready(job: fleetrun.Job) -> None:
+    next(event for event in job.events() if event["event"] == "log" and event["line"] == "ready")
+
+
+def test_a_job_is_asked_watched_and_stopped_from_other_threads(folder):
+    job = fleetrun.launch("wait.py", nproc_per_node=2, job_id="night")
+    seen: list[str] = []
+    watching = threading.Thread(target=lambda: seen.extend(event["event"] for event in job.events()))
+    watching.start()
+    until_ready(job)
+    status = job.status()
+    assert (status["job"], status["state"], len(status["containers"])) == ("night", "running", 2)
+    assert (job.name, job.pod, job.running) == ("night", status["pod"], True)
+    assert job.pod in repr(job)
+    with pytest.raises(TimeoutError, match="night"):
+        job.wait(0.01)
+    eventually(lambda: "ready" in job.logs["trainer.1"].read_text())
+    stopping = threading.Thread(target=job.stop)
+    stopping.start()
+    result = job.wait()
+    watching.join()
+    stopping.join()
+    assert (result.exit_code, job.running) == (143, False)
+    assert (seen[0], seen[-1], seen.count("exited")) == ("launch", "over", 2)
+    job.stop()  # nothing
+    with pytest.raises(fleetrun.LaunchError, match="has ended"):
+        job.status()
+    assert job.wait() == result
+
+
+def test_stop_now_kills_what_ignores_signals(folder):
+    (folder / "stubborn.py").write_text(
+        f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WAIT}"
+    )
+    job = fleetrun.launch("stubborn.py")
+    until_ready(job)
+    job.stop(now=True)
+    assert job.wait().exit_code in (143, 131)
+
+
+def test_the_status_can_be_asked_at_once(folder):
+    job = fleetrun.launch("wait.py")
+    assert job.status()["pod"] == job.pod
+    job.stop(now=True)
+    job.wait()
+
+
+def test_a_failure_before_a_stop_stays_one(folder):
+    (folder / "fail.py").write_text("raise SystemExit(3)")
+    job = fleetrun.launch("fail.py", max_restart=0)
+    for _ in job.events():
+        pass
+    job.stop()
+    with pytest.raises(fleetrun.JobError) as first:
+        job.wait()
+    with pytest.raises(fleetrun.JobError) as second:
+        job.wait()
+    assert first.value is second.value
+    assert first.value.exit_code == 3
+
+
+def test_a_launcher_that_is_killed_is_an_error(folder):
+    job = fleetrun.launch("wait.py")
+    until_ready(job)
+    launcher = job.status()["pid"]
+    os.kill(launcher, signal.SIGKILL)
+    with pytest.raises(fleetrun.LaunchError, match="SIGKILL") as caught:
+        job.wait()
+    assert not isinstance(caught.value, fleetrun.JobError)
+
+
+# ---- programs of their own
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Fleetrun]:
+    with Fleetrun(tmp_path, (sys.executable,)) as command:
+        yield command
+
+
+CALLER = """
+import fleetrun
+def work():
+    import os, signal
+    from telling import stay, tell, on
+    {prepare}
+    try:
+        stay()
+    except KeyboardInterrupt:
+        tell("saved")
+        {after}
+try:
+    fleetrun.run(work, nproc_per_node=2)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def start(program: Fleetrun, prepare: str = "", after: str = "") -> Launch:
+    (program.folder / "tmp").mkdir()
+    (program.folder / "caller.py").write_text(CALLER.format(prepare=prepare, after=after))
+    caller = program.start("caller.py", env={"TMPDIR": str(program.folder / "tmp")})
+    caller.until_ready(2)
+    return caller
+
+
+def test_an_interrupt_lets_the_trainers_save(program):
+    caller = start(program)
+    caller.send(signal.SIGINT)
+    assert caller.wait() == 0
+    assert caller.out.endswith("interrupted\n")
+    assert len(caller.told("saved")) == 2
+    assert list((program.folder / "tmp").iterdir()) == []
+
+
+def test_a_second_interrupt_kills(program):
+    caller = start(program, after="stay()")
+    caller.send(signal.SIGINT)
+    caller.until_told("saved", 2)
+    caller.until_told("ready", 4)
+    caller.send(signal.SIGINT)
+    assert caller.wait() == 0
+    assert caller.out.endswith("interrupted\n")
+
+
+@pytest.mark.parametrize("ignored", ["", "on(signal.SIGTERM, lambda: None)"], ids=["", "SIGTERM ignored"])
+def test_nothing_outlives_a_caller_that_is_killed(program, ignored):
+    caller = start(program, prepare=ignored)
+    if ignored:
+        (program.folder / "note").write_text("")
+    caller.send(signal.SIGKILL)
+    assert caller.wait() == -signal.SIGKILL
+    if ignored:
+        caller.until_told("got SIGTERM", 2)
+        for pid in [int(line.split()[2]) for line in caller.told(" ready")]:
+            os.kill(pid, signal.SIGKILL)
+    caller.gone()
+    assert list((program.folder / "tmp").iterdir()) == []
+
+
+ASYNC = """
+import asyncio, os
+import fleetrun
+
+def rank():
+    return int(os.environ["RANK"])
+
+async def main():
+    jobs = [asyncio.to_thread(fleetrun.run, rank, nproc_per_node=2, display="quiet") for _ in range(2)]
+    print([result.values for result in await asyncio.gather(*jobs)])
+
+    job = await asyncio.to_thread(fleetrun.launch, "wait.py")
+    try:
+        await asyncio.wait_for(asyncio.to_thread(job.wait), 0.01)
+    except TimeoutError:
+        print("late", job.running)
+    finally:
+        job.stop()
+    print((await asyncio.to_thread(job.wait)).exit_code)
+
+asyncio.run(main())
+"""
+
+
+def test_an_asyncio_program(program):
+    (program.folder / "main.py").write_text(ASYNC)
+    done = program.run("main.py")
+    assert (done.code, done.out.splitlines()) == (0, ["[[0, 1], [0, 1]]", "late True", "143"]), done
+
+
+TEST = """
+import os
+import fleetrun
+import pytest
+
+def ranks():
+    return int(os.environ["RANK"]), os.environ["WORLD_SIZE"]
+
+def test_ranks(run_job, tmp_path):
+    result = run_job(ranks, nproc_per_node=2)
+    assert result.values == [(0, "2"), (1, "2")]
+    assert result.logs["trainer.0"].parent == tmp_path / "log"
+
+def test_failure(run_job):
+    with pytest.raises(fleetrun.JobError, match="ZeroDivisionError"):
+        run_job(lambda: 1 / 0)
+"""
+
+
+def test_the_fixture_of_pytest(program):
+    (program.folder / "conftest.py").write_text('pytest_plugins = ["fleetrun.testing"]\n')
+    (program.folder / "test_it.py").write_text(TEST)
+    done = program.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
+    assert (done.code, "2 passed" in done.out) == (0, True), done
