@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # `typing` takes milliseconds to import, and Ctrl-C in it wou
     from fleetrun.api import Job, JobError, Result, launch, run
     from fleetrun.errors import LaunchError, UsageError
 
+    fleet: Any
+
 __all__ = ["Job", "JobError", "LaunchError", "Result", "UsageError", "__version__", "launch", "run"]
 
 _PLACES = {
@@ -30,16 +32,18 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> "Any":
-    if name == "fleet":
-        from fleetrun.shadow import load_fleet  # late: the launcher does not need it
+if not TYPE_CHECKING:  # a checker then knows a wrong name
 
-        return load_fleet()
-    if name in _PLACES:
-        from importlib import import_module  # late, as what it imports
+    def __getattr__(name: str) -> "Any":
+        if name == "fleet":
+            from fleetrun.shadow import load_fleet  # late: the launcher does not need it
 
-        return getattr(import_module(f"fleetrun.{_PLACES[name]}"), name)
-    raise AttributeError(f"module 'fleetrun' has no attribute {name!r}")
+            return load_fleet()
+        if name in _PLACES:
+            from importlib import import_module  # late, as what it imports
+
+            return getattr(import_module(f"fleetrun.{_PLACES[name]}"), name)
+        raise AttributeError(f"module 'fleetrun' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -58,7 +58,7 @@ class Result(Generic[T]):
 
     values: list[T]
     ranks: list[int]
-    logs: dict[str, Path]
+    logs: dict[str, Path] = field(repr=False)
     elapsed: float
     restarts: int = 0
     exit_code: int = 0
@@ -125,6 +125,7 @@ def run(
 
     Raises what `launch` and `Job.wait` raise.
     """
+    __tracebackhide__ = True  # IPython and pytest show the caller's frame
     show = display_of(display, labelled="follow" in options)
     job = launch(program, args, kwargs, env=env, **options)
     events = _Events(job)
@@ -262,6 +263,7 @@ class Job(Generic[T]):
         Raises TimeoutError; JobError if the job failed; another LaunchError if fleetrun could not continue.
         After `stop` the result has an `exit_code`, and values only of the trainers that returned.
         """
+        __tracebackhide__ = True
         with self._changed:
             if not self._changed.wait_for(lambda: self._code is not None, timeout):
                 raise TimeoutError(f"job {self.name} (pod {self.pod}) has not ended within {timeout:g} s")

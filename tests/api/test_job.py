@@ -40,6 +40,7 @@ def test_a_job_is_asked_watched_and_stopped_from_other_threads(folder):
     assert (status["job"], status["state"], len(status["containers"])) == ("night", "running", 2)
     assert (job.name, job.pod, job.running) == ("night", status["pod"], True)
     assert job.pod in repr(job)
+    assert os.getsid(job.pid) != os.getsid(0)  # Ctrl-C at the caller's terminal is the caller's alone
     with pytest.raises(TimeoutError, match="night"):
         job.wait(0.01)
     eventually(lambda: "ready" in job.logs["trainer.1"].read_text())

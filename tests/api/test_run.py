@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,23 @@ def test_a_restarted_function_returns_what_its_last_attempt_returned(folder, cap
     assert (
         "OSError: the first time" in capsys.readouterr().err
     )  # it did not end the job: the user must see it
+
+
+@pytest.mark.slow
+def test_a_value_of_an_earlier_attempt_is_none(folder):
+    def part():
+        if Path("seen").exists() and os.environ[RANK] == "0":
+            os._exit(0)
+        if Path("seen").exists() or os.environ[RANK] == "0":
+            return "early"
+        until = time.monotonic() + 60
+        while not list(folder.glob("tmp/fleetrun-*/0.value")) and time.monotonic() < until:
+            time.sleep(0.002)
+        Path("seen").touch()
+        raise OSError("the first time")
+
+    with pytest.raises(fleetrun.JobError, match="trainer 0 ended before its function returned"):
+        fleetrun.run(part, nproc_per_node=2, max_restart=1)
 
 
 def test_what_cannot_be_pickled_is_told_before_anything_starts(folder):
