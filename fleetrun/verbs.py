@@ -19,6 +19,8 @@ ASKING: Mapping[str, str] = {
     "stacks": "Print the Python stacks of all processes of a job.",
     "profile": "Write where a process spends its time, as a flame graph.",
     "report": "Report how a job ended, and why.",
+    "history": "List the jobs that ran with their logs here: when, how long, how each ended.",
+    "prune": "Delete logs and records of old jobs.",
     "bundle": "Pack all that is known of a job into one file, to ask for help.",
     "plot": "Plot loss and speed of a job over time, and when its processes ran.",
     "serve": "Answer requests with a saved model, over HTTP.",
@@ -42,7 +44,7 @@ VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
 FAMILIES: Mapping[str, Sequence[str]] = {
     "launching": ("run", "up", "init", "doctor", "nodes"),
     "running jobs": ("ps", "status", "logs", "stop", "why", "stacks", "profile"),
-    "earlier jobs": ("report", "plot", "again", "bundle"),
+    "earlier jobs": ("history", "report", "plot", "again", "bundle", "prune"),
     "models": ("tables", "serve"),
     "other": ("help",),
 }

@@ -64,7 +64,7 @@ before you give it away. The same command on another node of the job packs that 
 def command(job: str | None, output: str | None, log_dir: Path | None) -> int:
     """Pack all that is known of JOB into one file, to ask somebody for help.
 
-    JOB is the name of a job, a pod, or the beginning of either: the job that is running here, else the newest
+    JOB is a job's name, pod, script or folder: the job that is running here, else the newest
     record in --log_dir. The file has the failure report, the record, the end of each log, and what `doctor`
     says of this machine; of a job that runs also its status, and where all ranks of all nodes are (`why`,
     `stacks`). The job is not disturbed.

@@ -1,5 +1,5 @@
-"""Finds the job that a command is about, by name or pod, and the processes that it is about, by role and
-rank.
+"""Finds the job that a command is about, by its name, pod, script or folder, and the processes that it is
+about, by role and rank.
 
 It looks at the launches that run on this machine and at the records of launches that have ended. Shell
 completion gets its job names here too.
@@ -23,10 +23,10 @@ from fleetrun.console.text import printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError, similar
-from fleetrun.record.history import History, Known, UnreadableError, names, read, records
+from fleetrun.record.history import History, Known, UnreadableError, glance, names, read, records
 
-# ---- Jobs. A word names one by its job name, its pod, or the beginning of either; without a word the only
-# job is meant.
+# ---- Jobs. A word names one by its job name or its pod, by its script (`train.py`, `train`) or its folder,
+# or by the beginning of a name. Without a word the job of this folder is meant, else the only one.
 
 Job = TypeVar("Job", "EndedJob", Running)
 
@@ -57,6 +57,8 @@ class EndedJob:
     log_dir: Path
     record: Path
     written: float | None
+    script: str = ""
+    cwd: str = ""
 
 
 def find_running(word: str | None = None) -> Running:
@@ -68,7 +70,7 @@ def find_running(word: str | None = None) -> Running:
     found = matching_jobs(word, there)
     if not found:
         raise _none(word, there)
-    return _only(word, found)
+    return _only(word, (word is None and list(filter(started_here, found))) or found)
 
 
 def find_ended(word: str | None = None, log_dir: Path | None = None) -> EndedJob:
@@ -78,7 +80,7 @@ def find_ended(word: str | None = None, log_dir: Path | None = None) -> EndedJob
     NoJobError and UsageError.
     """
     place = log_dir or LOG_DIR
-    there = _ended_jobs(place, {each.pod for each in running_launches(os.environ)})
+    there = ended_jobs(place, {each.pod for each in running_launches(os.environ)})
     found = matching_jobs(word, there)
     if not found:
         raise NoJobError(
@@ -102,7 +104,7 @@ def find_any(word: str | None = None, log_dir: Path | None = None) -> EndedJob |
         where = None
         if log_dir is None:
             where = "Use --log_dir to name the folder with the logs of a job that has ended."
-        near = _did_you_mean(word, [*there, *_ended_jobs(log_dir or LOG_DIR, set())])
+        near = _did_you_mean(word, [*there, *ended_jobs(log_dir or LOG_DIR, set())])
         hint = "\n".join(filter(None, (near, _listing(there), where))) or None
         raise NoJobError(f"no such job is running here, and {none.message}", hint=hint) from None
 
@@ -113,11 +115,25 @@ def still_running(word: str | None, log_dir: Path | None = None) -> Running | No
 
 
 def _running_match(word: str | None, there: Sequence[Running], log_dir: Path | None) -> Running | None:
-    """If `word` is the full name of an ended job, it does not abbreviate the name of a running one."""
+    """If `word` is the full name of an ended job, it does not abbreviate the name of a running one. Without a
+    word a job that has ended here comes before one that runs elsewhere.
+    """
     found = matching_jobs(word, there)
+    if word is None and log_dir is None:
+        here = list(filter(started_here, found))
+        found = here or ([] if records(LOG_DIR) else found)
     if not found or (word is not None and not _whole(word, found) and _has_record(word, log_dir or LOG_DIR)):
         return None
     return _only(word, found)
+
+
+def started_here(job: Running) -> bool:
+    """Whether it was started in the current folder, or has its logs there."""
+    try:
+        here = Path.cwd()
+    except OSError:  # it was deleted
+        return False
+    return any(place.resolve() == here for place in (Path(job.cwd or "/"), job.log_dir.parent))
 
 
 def job_title(job: Running) -> str:
@@ -142,11 +158,34 @@ def describe_end(job: Running) -> str:
 
 
 def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs that `word` can name. A full name takes precedence over the beginning of one."""
+    """The jobs that `word` can name. A full name takes precedence over the beginning of one, and the name of
+    a job over that of its script or folder.
+    """
     if word is None:
         return list(jobs)
-    begun = [each for each in jobs if each.job.startswith(word) or each.pod.startswith(word)]
-    return _whole(word, jobs) or begun
+    if os.sep in word or word in (".", ".."):
+        return [each for each in jobs if each.cwd and _same(Path(each.cwd), Path(word).expanduser())]
+    scripts = [each for each in jobs if _has_script_or_folder(each, word)]
+    begun = [each for each in jobs if _begins(word, each)]
+    return _whole(word, jobs) or scripts or begun
+
+
+def _has_script_or_folder(job: EndedJob | Running, word: str) -> bool:
+    return word in (*_scripts(job), Path(job.cwd or "/").name)
+
+
+def _begins(word: str, job: EndedJob | Running) -> bool:
+    return any(name.startswith(word) for name in (job.job, job.pod, *_scripts(job)))
+
+
+def _scripts(job: EndedJob | Running) -> tuple[str, ...]:
+    return script_names(job.script) if job.script else ()
+
+
+def script_names(script: str) -> tuple[str, ...]:
+    """`train.py` and `train` of `src/train.py`; `pkg.train` and `train` of a module."""
+    name = script.rpartition("/")[2]
+    return (name, name.removesuffix(".py") if name.endswith(".py") else name.rpartition(".")[2])
 
 
 def _whole(word: str, jobs: Sequence[Job]) -> list[Job]:
@@ -163,16 +202,31 @@ def _running_in(log_dir: Path | None) -> list[Running]:
     return there if log_dir is None else [each for each in there if _same(each.log_dir, log_dir)]
 
 
-def _ended_jobs(place: Path, running_pods: set[str]) -> list[EndedJob]:
+def ended_jobs(place: Path, running_pods: set[str]) -> list[EndedJob]:
     """Newest first."""
     found = []
     for path in records(place):
         known = names(path)
         if known is not None and known[1] not in running_pods:
             found.append(
-                EndedJob(job=known[0], pod=known[1], log_dir=place, record=path, written=_modified(path))
+                EndedJob(
+                    job=known[0],
+                    pod=known[1],
+                    log_dir=place,
+                    record=path,
+                    written=_modified(path),
+                    **_begun_as(path),
+                )
             )
     return found
+
+
+def _begun_as(path: Path) -> dict[str, str]:
+    try:
+        launch = glance(path, end=False).launch
+    except UnreadableError:
+        return {}
+    return {name: str(launch.get(name) or "") for name in ("script", "cwd")}
 
 
 def _modified(path: Path) -> float | None:
@@ -228,9 +282,9 @@ def _described(job: EndedJob | Running) -> str:
     at = job.started if isinstance(job, Running) else job.written
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at is not None else "?"
     word = "since" if isinstance(job, Running) else "until"
-    return (
-        f"{printable(job.job) or '?'} (pod {job.pod}, {word} {stamp}, logs in {printable(str(job.log_dir))})"
-    )
+    script = f"{printable(job.script)}, " if job.script else ""
+    where = printable(str(job.log_dir))
+    return f"{printable(job.job) or '?'} ({script}pod {job.pod}, {word} {stamp}, logs in {where})"
 
 
 # ---- Records.
@@ -377,6 +431,14 @@ def _ranks(text: str) -> frozenset[int]:
     if found is None:
         raise UsageError(f"--rank {text}: not a list of ranks, such as 0 or 0,3 or 0-2,5")
     return found
+
+
+def parse_ago(text: str, option: str) -> float:
+    """Seconds of `30s`, `10m`, `2h`, `1d`. Raises UsageError."""
+    ago = _AGO.fullmatch(text.strip())
+    if ago is None:
+        raise UsageError(f"{option} {text}: use a time such as 12h or 30d")
+    return float(ago[1]) * _UNITS[ago[2]]
 
 
 def parse_since(text: str, now: float) -> float:

@@ -59,7 +59,7 @@ _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 
 _HELP = """Show the output of the processes of JOB, merged in time order.
 
-JOB is the name of a job, a pod, or the beginning of either. The default is the job that is running here, else
+JOB is a job's name, pod, script or folder. The default is the job that is running here, else
 the newest record in --log_dir. A job that has ended is read from its logs on this machine.
 
 Of a job on several machines that runs, the lines of all nodes are shown, each with its node, role and rank;

@@ -28,7 +28,7 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
     """Plot a job that is running or has ended: loss and speed of each process over time, the values that
     scripts report by name, tables of parameter servers, restarts, and when each process started and ended.
 
-    JOB is the name of a job, its pod, or the beginning of either. The default is the only job that is running
+    JOB is a job's name, pod, script or folder. The default is the only job that is running
     here, or else the last one that ran. The data comes from the record of the job,
     LOG_DIR/JOB.POD.events.jsonl; loss and speed are shown if the processes reported them.
 

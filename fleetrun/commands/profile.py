@@ -33,7 +33,7 @@ _OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.RO
 def command(job: str | None, role: str | None, rank: str, seconds: int, output: str | None) -> int:
     """Write where processes of JOB spend their time, with their data loader workers.
 
-    JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
+    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
 
     py-spy looks at the Python stacks of all threads 100 times a second, from outside: the job needs no change
     and goes on. Time in which a thread waits counts too, so that waiting for a collective or for data is

@@ -17,6 +17,7 @@ from fleetrun.control.usage import objects_in
 _COLUMNS = (
     Column("JOB"),
     Column("POD", 8),
+    Column("SCRIPT", 6),
     Column("MODE", 3),
     Column("STATE"),
     Column("PROCS", 7, right=True),
@@ -33,8 +34,10 @@ _COLUMNS = (
 def command(as_json: bool) -> int:
     """List the jobs that this user is running on this machine.
 
-    Each job is one line, oldest first: name, pod, state, number of processes that are up, running time, and
-    log directory. For a job on several machines each machine shows its own part.
+    Each job is one line, oldest first: name, pod, script, state, number of processes that are up, running
+    time, and log directory. The other commands take any of the first three as JOB, or the folder in which the
+    job was started. `fleetrun history` lists jobs that have ended. For a job on several machines each machine
+    shows its own part.
 
     Only part of this is known of a launcher that is `stopped` (Ctrl-Z) or `silent` (very busy).
 
@@ -78,6 +81,7 @@ def _row(job: Running, now: float) -> list[Cell]:
     return [
         Cell(job.job or "?", "bold"),
         Cell(job.pod),
+        Cell(job.script.rpartition("/")[2]),
         Cell(text_of(status, "mode")),
         Cell(_silent_state(job) or text_of(status, "state"), "yellow" if job.silence else ""),
         Cell(f"{count_alive(there)}/{len(there)}" if there else ""),

@@ -244,7 +244,7 @@ def _date(moment: float) -> str:
 _HELP = """Show how JOB ended on this machine, and why: the failure report as it was printed, and the
 failures, restarts and hangs before it, from the record log/JOB.POD.events.jsonl.
 
-JOB is the name of a job, a pod, or the beginning of either. Of several launches of one job the newest is
+JOB is a job's name, pod, script or folder. Of several launches of one job the newest is
 shown, or, with --all, all of them and what their time went into. The default is the job that is
 running here, else the newest record in --log_dir.
 

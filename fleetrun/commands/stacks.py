@@ -72,7 +72,7 @@ def command(
 ) -> int:
     """Show the Python stacks of JOB's processes and of their children, such as data loader workers.
 
-    JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
+    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
     Processes with the same stack are shown once, and a process that is alone at its place comes first: in a
     hang it is often the one that all others wait for. Of a job on several machines the processes of all of
     them are shown, and below them where the ranks are, as one tree (`fleetrun why`); --node chooses one

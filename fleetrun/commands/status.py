@@ -98,7 +98,7 @@ def command(
 ) -> int:
     """Show the state of a running job: its processes, their resource usage, progress and last output.
 
-    JOB is the name of a job, its pod, or the beginning of either. It is optional if only one job is running.
+    JOB is a job's name, pod, script or folder. Without it, the job of this folder is meant.
 
     Each process is one line: role and number, rank if it differs from the number, pid, state, time since its
     start, restarts, CPU (percent of one core), memory, GPU, and what it reported: step, loss, samples per

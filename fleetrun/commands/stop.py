@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
-from fleetrun.commands.find import complete_running_jobs, describe_end, find_running, job_title
+from fleetrun.commands.find import complete_running_jobs, describe_end, find_running, job_title, started_here
 from fleetrun.commands.output import write
 from fleetrun.console.text import printable
 from fleetrun.control.client import Gone, NoAnswer, Running, Watched, ask, ask_by_signal
-from fleetrun.errors import LaunchError
+from fleetrun.errors import LaunchError, UsageError
 
 _TIMEOUT = 5.0
 
@@ -23,7 +24,9 @@ _TIMEOUT = 5.0
 def command(job: str | None, now: bool, **options: Any) -> int:
     """Stop a running job, and wait until all its processes have ended.
 
-    JOB is the name of a job, its pod, or the beginning of either. It is optional if only one job is running.
+    JOB is the name of a job, its pod, its script (train.py or train), its folder, or the beginning of a name.
+    Without JOB, the job that was started in this folder is meant; if there is none, the only one that runs,
+    and on a terminal fleetrun asks first.
 
     As after Ctrl-C, the processes get SIGTERM, trainers before servers, and SIGKILL after the --stop_timeout
     of the launch. A second `fleetrun stop --now` kills them at once. A job on several machines ends on all of
@@ -43,7 +46,7 @@ def command(job: str | None, now: bool, **options: Any) -> int:
     Exit codes:
       0    the job has ended
       1    there is no such job, or a node does not answer
-      2    JOB fits several jobs
+      2    JOB fits several jobs, or is needed: the job was started elsewhere
       130  Ctrl-C: the command no longer waits, but the job still stops
     """
     where = Where(**options)
@@ -51,6 +54,8 @@ def command(job: str | None, now: bool, **options: Any) -> int:
     if where.url is not None:
         return _stop_others(nodes_at(where), now, where.url, wait=True)
     found = find_running(job)
+    if job is None and not started_here(found):
+        _confirm(found)
     own = own_rank(found)
     nodes = nodes_of(found, where)
     here = where.node is None or where.node == (own or 0)
@@ -64,6 +69,14 @@ def command(job: str | None, now: bool, **options: Any) -> int:
             click.echo(f"fleetrun: {printable(error.message)}", err=True)
             missing = 1
     return _stop_here(found, now) or missing if here else missing
+
+
+def _confirm(found: Running) -> None:
+    """It was started elsewhere, and may not be the one that is meant. Raises UsageError."""
+    what = f"{printable(found.script) or 'a job'}, {job_title(found)}, was started in {printable(found.cwd)}"
+    if not (sys.stdin and sys.stdin.isatty()):
+        raise UsageError(f"{what}, not here", hint=f"To stop it: fleetrun stop {found.pod}")
+    click.confirm(f"{what}. Stop it?", abort=True)
 
 
 def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:

@@ -79,7 +79,7 @@ def command() -> None:
     """Inspect the tables of parameter servers: list those of a running job or of a save, show rows, compare
     two saves, export and check.
 
-    JOB is the name of a job, its pod, or the beginning of either; it is optional if only one job is running.
+    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
     SAVE is the folder or URL that fleet.save_persistables was given: a name of which there is a folder is a
     save. No table is loaded as a whole.
 

@@ -24,7 +24,7 @@ _TIMEOUT = 10.0
 def command(job: str | None, in_json: bool) -> int:
     """Say which rank of JOB the others wait for, and where all ranks are, on all nodes.
 
-    JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
+    JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
 
     Each trainer's probe is asked which collectives it has entered and completed, and where its Python stack
     is; nothing is stopped or changed. Waits of less than a second are not shown. Which ranks come late to

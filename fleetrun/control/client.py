@@ -252,6 +252,15 @@ class Running:
     silence: str = ""
 
     @property
+    def script(self) -> str:
+        return str(self.status.get("script") or "")
+
+    @property
+    def cwd(self) -> str:
+        """Where it was started."""
+        return str(self.status.get("cwd") or "")
+
+    @property
     def record(self) -> Path:
         """The journal of this launch."""
         from fleetrun.record.journal import journal_path

@@ -462,7 +462,9 @@ def _gpus(env: Mapping[str, str]) -> str:
     return ",".join(seen[int(each)] for each in own if each.isdecimal() and int(each) < len(seen))
 
 
-def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: int) -> dict[str, Any]:
+def facts_of_launch(
+    job: str, pod: str, mode: str, log_dir: Path, max_restart: int, script: str = ""
+) -> dict[str, Any]:
     """What does not change while this launcher runs, as fields of the answer to `status`."""
     return {
         "job": job,
@@ -472,6 +474,7 @@ def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: i
         "guard": os.getppid(),
         "log_dir": str(log_dir),
         "cwd": str(Path.cwd()),
+        "script": script,
         "started": round(time.time(), 3),
         "max_restart": max_restart,
     }

@@ -97,6 +97,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "user": environ.get("USER") or str(os.getuid()),
         "cwd": _cwd(),
         "python": sys.executable,
+        "script": settings.script,
         "typed": sys.argv[1:],
         "argv": list(words(resolved, but=resolved.engine)),
         "settings": _settings_fields(resolved),
@@ -189,7 +190,9 @@ class LaunchSession:
         self._ask_others: AskOthers | None = None
         self._standbys: Standbys | None = None
         settings = self.settings
-        facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
+        facts = facts_of_launch(
+            settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart, settings.script
+        )
         self.job_status = JobStatus(facts, self.progress)
         self.journal.subscribe(self.job_status.goodput.take)
         self._control: Control | None = None

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -149,6 +149,45 @@ def read(path: Path, but: Collection[str] = ()) -> History:
         running=running,
         heard=float(heard),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """The two ends of a record: what a list of launches shows. `launch` is empty when its line is lost;
+    `over` and `progress` (of a trainer) are the last of their kind, None where there is none near the end.
+    `heard` is the time of the last event.
+    """
+
+    path: Path
+    job: str
+    pod: str
+    running: bool | None
+    launch: Event
+    over: Event | None = None
+    progress: Event | None = None
+    heard: float = 0.0
+
+
+def glance(path: Path, end: bool = True) -> Glance:
+    """Without `end` the beginning only. Raises UnreadableError."""
+    with _opened(path) as file:
+        running = _is_written(file)
+        first = parsed(file.readline(LONGEST_LINE)) or {}
+        job, pod = names(path) or (path.name, "")
+        launch = first if first.get("event") == "launch" else {}
+        found = Glance(path=path, job=job, pod=pod, running=running, launch=launch)
+        if not end:
+            return found
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        events = [event for line in file.read().split(b"\n") if (event := parsed(line)) is not None]
+    last = {event["event"]: event for event in events if event["event"] == "over" or _of_trainer(event)}
+    heard = float((events or [{"time": 0.0}])[-1]["time"])
+    return replace(found, over=last.get("over"), progress=last.get("progress"), heard=heard)
+
+
+def _of_trainer(event: Event) -> bool:
+    return event["event"] == "progress" and str(event.get("container")).startswith("trainer.")
 
 
 def events_of(path: Path) -> Iterator[Event]:

@@ -343,8 +343,10 @@ def test_what_runs_comes_first(folder, runs):
     ran(Path("log"), "default", "aaaaaa", 100)
     assert isinstance(find_any(), EndedJob)
     runs("default", "bbbbbb")
-    assert isinstance(find_any(), Running)
-    assert isinstance(find_any("default"), Running)
+    assert isinstance(find_any(), EndedJob), "it ran here, the other runs elsewhere"
+    runs("default", "cccccc", cwd=str(Path.cwd()))
+    assert find_any().pod == "cccccc"
+    assert isinstance(find_any("bbb"), Running)
     assert isinstance(find_any("aaaa"), EndedJob)
 
 

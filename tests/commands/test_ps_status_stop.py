@@ -216,7 +216,7 @@ def test_stop_of_one_in_a_container_of_its_own(folder, capsys):
     with subprocess.Popen([sys.executable, "-c", _TELLS_TWICE, *words], stdout=subprocess.PIPE) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == b"ready\n"
-        assert answer("stop", []) == 0
+        assert answer("stop", ["default"]) == 0
     assert "has ended" in capsys.readouterr().out
 
 

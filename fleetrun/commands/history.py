@@ -1,0 +1,135 @@
+"""`fleetrun history`: the launches that have their logs in a folder, and how each ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetrun.commands.find import LOG_DIR, EndedJob, NoJobError, ended_jobs, matching_jobs, script_names
+from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.console.text import format_count, format_duration, format_loss, printable
+from fleetrun.record.history import Glance, UnreadableError, glance, number
+
+_COLUMNS = (
+    Column("BEGAN"),
+    Column("JOB", 5),
+    Column("POD"),
+    Column("SCRIPT", 7),
+    Column("TIME", 8, right=True),
+    Column("RESTARTS", 2, right=True),
+    Column("STEP", 4, right=True),
+    Column("LOSS", 6, right=True),
+    Column("END", rest=True),
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job", required=False)
+@click.option(
+    "-n", "most", type=click.IntRange(1), default=20, show_default=True, help="So many, the newest."
+)
+@click.option(
+    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The --log_dir of the launches."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list, newest first.")
+def command(job: str | None, most: int, log_dir: Path | None, as_json: bool) -> int:
+    """List the jobs that ran with their logs here, running ones too: when each began, its script, how long it
+    ran, the last step and loss of its trainers, and how it ended.
+
+    JOB limits the list to a job's name, pod or script. The newest is the last line. `fleetrun report POD`
+    tells more about one, `fleetrun again POD` launches it again, `fleetrun prune` deletes old ones.
+
+    \b
+    Examples:
+      fleetrun history
+      fleetrun history train.py -n 5
+      fleetrun history --json | jq -r '.[] | select(.code != 0) | .pod'
+
+    \b
+    Exit codes:
+      0  the list is printed
+      1  there is no such job
+    """
+    place = log_dir or LOG_DIR
+    found = matching_jobs(job, ended_jobs(place, set()))
+    if not found:
+        named = f" {printable(job)!r}" if job else ""
+        raise NoJobError(f"no job{named} has a record in {place}", hint="--log_dir names another folder.")
+    seen = [each for job_ in found[:most] if (each := _seen(job_)) is not None]
+    if as_json:
+        print_json([_as_json(each) for each in seen])
+    else:
+        rows = [_row(each, time.time()) for each in reversed(seen)]
+        print_lines(table(_COLUMNS, rows, output_width()))
+    return 0
+
+
+def _seen(job: EndedJob) -> Glance | None:
+    try:
+        return glance(job.record)
+    except UnreadableError:  # deleted a moment ago
+        return None
+
+
+def how_it_ended(launch: Glance) -> str:
+    """In a few words."""
+    if launch.over is None:
+        return "running" if launch.running else "killed with its launcher"
+    code, reason = launch.over.get("code"), str(launch.over.get("reason") or "")
+    if code == 0:
+        return "completed"
+    report = launch.over.get("report")
+    cause = str(report[-1]).strip() if isinstance(report, list) and report else ""
+    said = cause if cause.strip("=") else reason
+    return f"exit code {code}{f': {said}' if said else ''}"
+
+
+def _row(launch: Glance, now: float) -> list[Cell]:
+    began, progress = _began(launch), launch.progress or {}
+    restarts = number((launch.over or {}).get("restarts"))
+    step, loss = number(progress.get("step")), number(progress.get("loss"))
+    failed = launch.over is None or launch.over.get("code") != 0
+    style = "" if launch.running else "red" if failed else "green"
+    return [
+        Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else "?"),
+        Cell(launch.job),
+        Cell(launch.pod, "bold"),
+        Cell(script_names(str(launch.launch.get("script") or ""))[0]),
+        Cell(format_duration(_ended(launch, now) - began if began else None)),
+        Cell(format_count(restarts) if restarts else ""),
+        Cell("" if step is None else format_count(step)),
+        Cell("" if loss is None else format_loss(loss)),
+        Cell(how_it_ended(launch), style),
+    ]
+
+
+def _began(launch: Glance) -> float | None:
+    return number(launch.launch.get("time"))
+
+
+def _ended(launch: Glance, now: float) -> float:
+    return now if launch.running and launch.over is None else launch.heard
+
+
+def _as_json(launch: Glance) -> dict[str, Any]:
+    over, progress = launch.over or {}, launch.progress or {}
+    return {
+        "job": launch.job,
+        "pod": launch.pod,
+        "script": launch.launch.get("script"),
+        "cwd": launch.launch.get("cwd"),
+        "mode": launch.launch.get("mode"),
+        "began": _began(launch),
+        "ended": None if launch.running and not over else launch.heard,
+        "running": launch.running,
+        "code": over.get("code"),
+        "reason": over.get("reason"),
+        "restarts": over.get("restarts"),
+        "step": progress.get("step"),
+        "loss": progress.get("loss"),
+        "outcome": how_it_ended(launch),
+        "record": str(launch.path),
+    }

@@ -1,0 +1,126 @@
+"""`fleetrun prune`: delete the logs and records of old launches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from fleetrun.commands.find import LOG_DIR, EndedJob, ended_jobs, matching_jobs, parse_ago
+from fleetrun.commands.output import write
+from fleetrun.console.text import format_bytes, printable
+from fleetrun.control.client import running_launches
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.record.history import is_running
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job", required=False)
+@click.option(
+    "--keep", type=click.IntRange(0), default=10, show_default=True, help="So many stay, the newest."
+)
+@click.option(
+    "--older_than", "--older-than", metavar="TIME", help="Delete only what is older, as 12h or 30d."
+)
+@click.option(
+    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The --log_dir of the launches."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | None, yes: bool) -> int:
+    """Delete the logs and records of old launches, but for the newest --keep of them.
+
+    JOB limits it to the launches of a job's name, pod or script. What a launch has in --log_dir is deleted:
+    LOG_DIR/JOB.POD.*, the logs of its processes, its record and what belongs to it. A launch that runs keeps
+    everything, and checkpoints, saves, tables of parameter servers and the faults of machines stay. On a
+    terminal fleetrun shows the list and asks.
+
+    \b
+    Examples:
+      fleetrun prune
+      fleetrun prune --keep 3 --yes
+      fleetrun prune train.py --keep 0 --older_than 30d
+
+    \b
+    Exit codes:
+      0  they are deleted, or there was nothing to delete
+      1  no, or some could not be deleted
+    """
+    place = log_dir or LOG_DIR
+    before = None if older_than is None else time.time() - parse_ago(older_than, "--older_than")
+    old = _old(place, job, keep, before)
+    if not old:
+        write(f"nothing to delete in {place}: {_counted(len(ended_jobs(place, set())))}\n")
+        return 0
+    files = {each.pod: list(_files(each)) for each in old}
+    size = sum(_size(path) for paths in files.values() for path in paths)
+    what = f"{_counted(len(old))}, {format_bytes(size)}"
+    if not yes:
+        _confirm(old, what)
+    failed = [path for paths in files.values() for path in paths if not _deleted(path)]
+    if failed:
+        raise LaunchError(f"{len(failed)} files could not be deleted, the first is {failed[0]}")
+    write(f"deleted {what}\n")
+    return 0
+
+
+def _counted(number: int) -> str:
+    return "1 launch" if number == 1 else f"{number} launches"
+
+
+def _old(place: Path, job: str | None, keep: int, before: float | None) -> list[EndedJob]:
+    """Oldest first."""
+    pods = {each.pod for each in running_launches(os.environ)}
+    found = matching_jobs(job, ended_jobs(place, pods))[keep:]
+    aged = [each for each in found if before is None or (each.written or 0.0) < before]
+    return [each for each in reversed(aged) if not is_running(each.record)]
+
+
+def _files(job: EndedJob) -> Iterator[Path]:
+    """What it has in the folder; its record last, so that what cannot be deleted is found again."""
+    start = f"{job.job}.{job.pod}."
+    with os.scandir(job.log_dir) as entries:
+        names = sorted(each.name for each in entries if each.name.startswith(start) and _is_plain(each))
+    yield from (job.log_dir / name for name in names if job.log_dir / name != job.record)
+    links = job.log_dir / f".latest.{job.pod}"
+    if links.is_dir() and not links.is_symlink():
+        yield from (each for each in links.iterdir() if each.is_symlink())
+        yield links
+    latest = job.log_dir / "latest"
+    if latest.is_symlink() and os.fspath(latest.readlink()) == links.name:
+        yield latest
+    yield job.record
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_blocks * 512
+    return 0
+
+
+def _deleted(path: Path) -> bool:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _confirm(old: Sequence[EndedJob], what: str) -> None:
+    if not (sys.stdin and sys.stdin.isatty()):
+        raise UsageError(f"{what} would be deleted", hint="Add --yes to delete without a question.")
+    for each in old:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.written or 0.0))
+        click.echo(f"  {at}  {printable(each.job)} {each.pod} {printable(each.script)}".rstrip())
+    click.confirm(f"Delete {what}?", abort=True)
