@@ -57,6 +57,8 @@ class StatusFields:
     elapsed: float = 0.0
     up: tuple[tuple[str, int, int], ...] = ()
     step: int | None = None
+    of: int | None = None
+    left: float | None = None
     loss: float | None = None
     rate: float | None = None
     restarts: int = 0
@@ -91,6 +93,8 @@ def status_fields(
         elapsed=status["elapsed"],
         up=() if waiting else _nodes_up(status["nodes"], most_nodes) or _processes_up(containers),
         step=newest.get("step"),
+        of=newest.get("of"),
+        left=newest.get("left"),
         loss=next((loss for loss in losses if loss is not None), None),
         rate=sum(rates) if rates else None,
         restarts=status["restarts"],
@@ -155,7 +159,10 @@ def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
         texts.append((1, status.state))
     texts += [(6, f"{_ROLES.get(role, role)} {up}/{total}") for role, up, total in status.up if total]
     if status.step is not None:
-        texts.append((3, f"step {format_count(status.step)}"))
+        of = "" if status.of is None else f"/{format_count(status.of)}"
+        texts.append((3, f"step {format_count(status.step)}{of}"))
+    if status.left is not None:
+        texts.append((4, f"{format_duration(status.left)} left"))
     if status.loss is not None:
         texts.append((5, f"loss {format_loss(status.loss)}"))
     if status.rate is not None:

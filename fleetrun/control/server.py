@@ -221,6 +221,7 @@ class Reports(Protocol):
 
     def latest(self, container: str, /) -> Report | None: ...
     def rate(self, container: str, /) -> float | None: ...
+    def left(self, container: str, /) -> float | None: ...
 
 
 class JobStatus:
@@ -445,6 +446,8 @@ class JobStatus:
         activity = None if report is None else report.activity
         return {
             "step": None if report is None else report.step,
+            "of": None if report is None else report.of,
+            "left": None if self._reports is None or not name else self._reports.left(name),
             "samples": None if report is None else report.samples,
             "loss": None if report is None else report.loss,
             "rate": None if self._reports is None or not name else self._reports.rate(name),

@@ -1,12 +1,12 @@
 """Progress reports between a process and its launcher: `encode_reports` writes the datagrams, `read_report`
 checks and reads them. Opens no socket.
 
-A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
-0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "joined":
-[1e9, 1e9], "saved": true, "time": 1e9}`. A parameter server also has `"server": {"log_bytes": 512}` and
-`"tables": {"user": {"rows": 12}}`: numbers of itself and of its tables; and in some reports `"hot": {"user":
-{"17": 0.3}}`: the keys of the most pulls. Only the mark is required. Numbers may be NaN or infinite, as
-Python's json writes them: a loss that became NaN must reach the user.
+A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "of": 900, "samples":
+384, "loss": 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null,
+"joined": [1e9, 1e9], "saved": true, "time": 1e9}`. A parameter server also has `"server": {"log_bytes": 512}`
+and `"tables": {"user": {"rows": 12}}`: numbers of itself and of its tables; and in some reports `"hot":
+{"user": {"17": 0.3}}`: the keys of the most pulls. Only the mark is required. Numbers may be NaN or infinite,
+as Python's json writes them: a loss that became NaN must reach the user.
 
 Standard library only: every script that reports progress loads this module.
 """
@@ -77,16 +77,17 @@ class Activity:
 class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 
-    `samples` counts since the process began. `joined`: when it began to join its process group, and when it
-    had, in seconds since the epoch. `saved`: it has made a checkpoint. `server`, `tables`, `hot`: numbers of
-    a parameter server. `received` is the launcher's monotonic clock, `time` the process's own, in seconds
-    since the epoch.
+    `of` is the number of the last step. `samples` counts since the process began. `joined`: when it began to
+    join its process group, and when it had, in seconds since the epoch. `saved`: it has made a checkpoint.
+    `server`, `tables`, `hot`: numbers of a parameter server. `received` is the launcher's monotonic clock,
+    `time` the process's own, in seconds since the epoch.
     """
 
     pod: str
     role: str
     rank: int
     step: int | None = None
+    of: int | None = None
     samples: int | None = None
     loss: float | None = None
     values: Mapping[str, float] = field(default_factory=dict)
@@ -122,6 +123,7 @@ def _report(fields: dict[str, Any], received: float) -> Report:
         role=role,
         rank=rank,
         step=_count(fields.get("step")),
+        of=_count(fields.get("of")),
         samples=_count(fields.get("samples")),
         loss=_number(fields.get("loss")),
         values=_values(fields.get("values")),

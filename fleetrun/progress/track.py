@@ -43,7 +43,9 @@ class Track:
         self.latest: Report | None = None
         self._points: deque[_Point] = deque(maxlen=_POINTS)
         self._began: _Point | None = None
-        self._first = 0.0
+        self._stepped: tuple[float, int] | None = None
+        """When the first step was told, and which."""
+        self._first = self._moved = 0.0
         self._activity: tuple[str, float, int | None] | None = None
         """What began when, after which step."""
         self._noted: float | None = None
@@ -56,6 +58,10 @@ class Track:
         if self.latest is None:
             self._first = report.received
         self._count(report)
+        if report.step is not None and (self.latest is None or report.step != self.latest.step):
+            self._moved = report.received
+        if report.step is not None and (self._stepped is None or report.step < self._stepped[1]):
+            self._stepped = report.received, report.step
         self.latest = report if self.latest is None else _merged(self.latest, report)
         if _counts(report):
             self._news, self._told = True, report.received
@@ -78,7 +84,7 @@ class Track:
     def only_alive(self, report: Report) -> Report:
         """The report of another process of the container: only a sign of life, without its numbers."""
         activity = None if self.latest is None else self.latest.activity
-        return replace(report, step=None, samples=None, loss=None, values={}, activity=activity)
+        return replace(report, step=None, of=None, samples=None, loss=None, values={}, activity=activity)
 
     def rate(self, now: float) -> float | None:
         """Samples per second over the last ten seconds; where steps take longer, over the last step. None if
@@ -93,6 +99,17 @@ class Track:
         since = next(point for point in self._points if _apart(point, last) <= max(WINDOW, between))
         seconds = _apart(since, last)
         return (last.samples - since.samples) / seconds if seconds > 0 else None
+
+    def left(self, now: float) -> float | None:
+        """Seconds to the last step at the pace of all steps so far; None if either is not known."""
+        latest = self.latest
+        if latest is None or latest.step is None or latest.of is None or self._stepped is None:
+            return None
+        began, first = self._stepped
+        steps, seconds = latest.step - first, self._moved - began
+        if steps <= 0:
+            return None
+        return max(0.0, (latest.of - latest.step) * seconds / steps - (now - self._moved))
 
     @property
     def average(self) -> float | None:
@@ -183,6 +200,7 @@ def _merged(before: Report, report: Report) -> Report:
     return replace(
         report,
         step=before.step if report.step is None else report.step,
+        of=before.of if report.of is None else report.of,
         samples=before.samples if report.samples is None else report.samples,
         loss=before.loss if report.loss is None else report.loss,
         values=values,

@@ -22,7 +22,16 @@ from tests.support.pods import spec_of
 
 
 def status(**more):
-    container = {"role": "trainer", "pid": 7, "step": None, "loss": None, "rate": None, "activity": None}
+    container = {
+        "role": "trainer",
+        "pid": 7,
+        "step": None,
+        "of": None,
+        "left": None,
+        "loss": None,
+        "rate": None,
+        "activity": None,
+    }
     given = {
         "elapsed": 1.0, "state": "running", "restarts": 0, "waiting": None, "store": None, "nodes": [],
         "containers": [], **more,
@@ -168,6 +177,11 @@ def test_everything_in_one_row():
         "0:12:31 | restarting | trainers 2/2 | servers 0/1 | step 1,234 | loss 0.02314 | 12.3k samples/s | "
         "1 restart | loading tables [####......] 4/10"
     )
+
+
+def test_steps_of_steps_and_the_time_left():
+    running = status(containers=[{"step": 1200, "of": 10_000, "left": 4000.0}])
+    assert status_row(status_fields(running), 80) == "0:00:01 | trainers 1/1 | step 1,200/10,000 | 1h06m left"
 
 
 def test_what_nobody_knows_is_not_there():

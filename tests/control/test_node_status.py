@@ -15,7 +15,8 @@ def container(number, **more):
         "name": f"trainer.{number}", "role": "trainer", "rank": number, "index": number, "state": "running",
         "alive": True, "pid": 1000 + number, "attempt": 0, "started": 1000.5, "ended": None,
         "exit": None, "log": "/logs/0",
-        "gpus": "", "step": None, "samples": None, "loss": None, "rate": None, "activity": None, **more,
+        "gpus": "", "step": None, "of": None, "left": None, "samples": None, "loss": None, "rate": None,
+        "activity": None, **more,
     }  # fmt: skip
 
 

@@ -287,11 +287,21 @@ class ProgressReceiver:
             return None
         activity = Activity("loading", 3.0, None)
         return Report(
-            pod="abcdef", role="trainer", rank=0, step=7, samples=70, loss=float("nan"), activity=activity
+            pod="abcdef",
+            role="trainer",
+            rank=0,
+            step=7,
+            of=9,
+            samples=70,
+            loss=float("nan"),
+            activity=activity,
         )
 
     def rate(self, container: str, /) -> float | None:
         return 12.5 if container == "trainer.0" else None
+
+    def left(self, container: str, /) -> float | None:
+        return 3.5 if container == "trainer.0" else None
 
 
 @pytest.fixture

@@ -172,6 +172,20 @@ def test_a_launcher_that_reads_late_makes_no_process_quicker(points, rate):
     assert track.rate(5.0) == rate
 
 
+def test_the_time_that_is_left_is_that_of_the_steps_that_are_left():
+    track = Track()
+    track.take(report(100.0, step=10, of=110))
+    assert track.left(100.0) is None, "no step has been timed"
+    track.take(report(120.0, step=20))
+    assert track.left(120.0) == pytest.approx(180)
+    track.take(report(125.0, loss=0.5))
+    assert track.left(125.0) == pytest.approx(175), "it counts down between steps"
+    assert track.left(999.0) == 0
+    track.take(report(1000.0, step=5))
+    assert track.left(1000.0) is None, "the script counts from the start again"
+    assert tracked((0.0, 1)).left(1.0) is None
+
+
 def test_the_average_is_over_all_reports():
     assert tracked((0.0, 0), (1.0, 10), (100.0, 1000)).average == 10
     assert tracked((0.0, 5000), (10.0, 0), (12.0, 100)).average == 50, "a new process counts from 0"

@@ -46,21 +46,29 @@ class Counter:
         meter.counted(self._steps)
 
 
-def step(*, samples: int | None = None, loss: Any = None, **scalars: Any) -> None:
+def step(*, samples: int | None = None, loss: Any = None, of: int | None = None, **scalars: Any) -> None:
     """One more training step is done. For scripts without a fleet optimizer, which counts steps itself; from
     the first call on it does not.
 
     `samples`: how many examples this process took in this step. `loss` and `scalars` by their names: numbers,
-    or tensors of one value on any device.
+    or tensors of one value on any device. `of`: the number of the last step, which needs to be said once: the
+    status line then shows the time that is left.
     """
-    meter.step(samples, loss, scalars)
+    meter.step(samples, loss, scalars, of)
 
 
-def report(step: int | None = None, *, samples: int | None = None, loss: Any = None, **scalars: Any) -> None:
+def report(
+    step: int | None = None,
+    *,
+    samples: int | None = None,
+    loss: Any = None,
+    of: int | None = None,
+    **scalars: Any,
+) -> None:
     """Report on the step that is done. `step`: its number, when the script counts steps itself.
-    `samples`: examples since the last call. `loss`, `scalars`: as for `step`.
+    `samples`: examples since the last call. `loss`, `of`, `scalars`: as for `step`.
     """
-    meter.report(step, samples, loss, scalars)
+    meter.report(step, samples, loss, scalars, of)
 
 
 def log_scalar(name: str, value: Any) -> None:

@@ -132,6 +132,7 @@ class Meter:
         self._took: float | None = None
         self._saved = False
         self._samples: int | None = None
+        self._of: int | None = None
         self._seen = self._drawn = 0
         self._given: dict[str, Any] = {}
         self._names: dict[str, str] = {}
@@ -143,9 +144,16 @@ class Meter:
 
     # ---- what scripts say
 
-    def step(self, samples: Any = None, loss: Any = None, scalars: Mapping[str, Any] | None = None) -> None:
+    def step(
+        self,
+        samples: Any = None,
+        loss: Any = None,
+        scalars: Mapping[str, Any] | None = None,
+        of: Any = None,
+    ) -> None:
         """One more step is done."""
         if self._channel is not None:
+            self._expect(of)
             self._said = (self._before + self._counted if self._said is None else self._said) + 1
             self._has_stepped()
             self._tell(samples, loss, scalars)
@@ -156,9 +164,11 @@ class Meter:
         samples: Any = None,
         loss: Any = None,
         scalars: Mapping[str, Any] | None = None,
+        of: Any = None,
     ) -> None:
-        """The number of the step that is done, and what is said of it."""
+        """The number of the step that is done, and what is said of it; how many steps there will be."""
         if self._channel is not None:
+            self._expect(of)
             if step is not None and (number := whole(step)) is not None:
                 if number != self._said:
                     self._has_stepped()
@@ -339,6 +349,10 @@ class Meter:
         self._took = None if self._ended is None else now - self._ended
         self._ended = now
 
+    def _expect(self, of: Any) -> None:
+        if of is not None and (number := whole(of)) is not None:
+            self._of = number
+
     def _tell(self, samples: Any, loss: Any, scalars: Mapping[str, Any] | None) -> None:
         if samples is not None and (number := whole(samples)) is not None:
             self._samples = (self._samples or 0) + number
@@ -411,4 +425,5 @@ class Meter:
         """Only what was counted."""
         state = {"step": self.steps} if self._said is not None or self.steps else {}
         samples = self._samples if self._samples is not None else self._seen or self._drawn
-        return state | ({"samples": samples} if samples else {})
+        of = {} if self._of is None else {"of": self._of}
+        return state | of | ({"samples": samples} if samples else {})

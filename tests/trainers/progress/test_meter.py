@@ -76,6 +76,14 @@ def test_and_then_two_reports_a_second(script):
     assert script.told("samples") == [32 * step for step in script.told("step")]
 
 
+def test_how_many_steps_there_will_be_is_said_once_and_told_always(script):
+    script.meter.step(of=np.int64(500))
+    script.later().step()
+    script.later().report(of="many")
+    script.later().report(step=9, of=600)
+    assert script.told("of") == [500, 500, 500, 600]
+
+
 def test_between_two_reports_the_step_is_told_ten_times_a_second(script):
     script.meter.report(loss=0.5, step=0)
     with script.meter.activity("saving"):
