@@ -487,7 +487,7 @@ def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
         *wrapped(first, width),
         *hang_places(hang, width),
         *[row for each in logs for row in wrapped(f"Logs, with the stacks: {printable(each)}", width)],
-        hang.cause,
+        printable(hang.cause),
     ]
 
 

@@ -142,8 +142,10 @@ class Hang:
 
     @property
     def cause(self) -> str:
-        """In one line: for whom they wait, if that is known."""
-        return self.headline if self.verdict is None else self.verdict.sentence.partition(". ")[0]
+        """In one line: for whom they wait, if that is known, else where they are."""
+        if self.verdict is not None:
+            return self.verdict.sentence.partition(". ")[0]
+        return ": ".join([self.headline, *self.stacks[:1]])
 
     @property
     def reason(self) -> str:

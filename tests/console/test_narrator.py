@@ -208,7 +208,7 @@ def test_the_report():
         "  trainer 2: load (train.py:7)",
         "  trainers 0, 1, 3: wait (train.py:3)",
         "Logs, with the stacks: /job/log",
-        "no trainer printed or reported anything for 600 s (--hang_timeout)",
+        "no trainer printed or reported anything for 600 s (--hang_timeout): trainer 2: load (train.py:7)",
     ]
 
 
