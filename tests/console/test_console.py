@@ -66,6 +66,22 @@ def test_colour_is_for_the_head_of_warnings_and_errors(said):
     assert third.startswith("\033[31mLAUNCH ERROR\033[0m ")
 
 
+def test_a_report_ends_with_its_cause_in_red_and_whole_words(said):
+    made = said(colour=True, columns=40)
+    made.console.report(["=" * 40, "First failure: trainer 1", f"trainer 1: {'word ' * 9}at train.py:36"])
+    *_, above, first, last = made.err.splitlines()
+    assert above == "First failure: trainer 1"
+    assert all(row.startswith("\x1b[31m") and row.endswith("\x1b[0m") for row in (first, last))
+    assert last == "\x1b[31m    word word word at train.py:36\x1b[0m", made.err
+
+
+@pytest.mark.parametrize(("columns", "date"), [(None, True), (100, True), (99, False)])
+def test_a_narrow_terminal_gets_the_time_without_the_date(said, columns, date):
+    made = said(columns=columns)
+    made.console.info("Job: x")
+    assert (re.fullmatch(r"LAUNCH INFO \d\d:\d\d:\d\d Job: x\n", made.err) is None) is date
+
+
 def test_no_colour_unless_asked(said):
     made = said()
     made.console.error("x")
