@@ -150,7 +150,7 @@ def _restart(decision: Restart, what: str) -> str:
 
 _TABLE_WIDTH = 89
 _LONGEST_VALUE = 40
-_MOST_SETTINGS = 8
+_MOST_SETTINGS = 12
 
 
 def configuration_lines(rows: Sequence[tuple[str, str, str | None]], *, rule: int = 50) -> list[str]:

@@ -145,7 +145,7 @@ def test_what_runs_where_and_with_which_settings(spec):
     assert narrator.settings_line(rows) == (
         f"Settings: servers={('h:1,' * 99)[:37]}..., timeout=9 (job.toml:3) (-v shows all)"
     )
-    assert "and 12 more (-v" in narrator.settings_line(rows * 10)
+    assert "and 8 more (-v" in narrator.settings_line(rows * 10)
 
 
 def test_an_elastic_job():
