@@ -51,6 +51,22 @@ def test_on_several_machines_the_foot_counts_them(fleetrun: Fleetrun):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("etcd://127.0.0.1:1", "waiting for etcd, 9:"),
+        ("127.0.0.1:PORT", "1 of 2 nodes, waiting for more, 9:"),
+    ],
+)
+def test_while_it_waits_the_foot_says_for_what_and_how_long(fleetrun: Fleetrun, address: str, words: str):
+    master = address.replace("PORT", str(free_port()))
+    launch, _ = fleetrun.at_terminal("--nnodes", "2", "--master", master, fleetrun.script(""), env=XTERM)
+    until_foot(launch, words, " left")
+    launch.type_in(b"\x03")
+    assert launch.wait() == 130
+
+
+@pytest.mark.slow
 def test_the_foot_follows_the_job_and_leaves_nothing(fleetrun: Fleetrun):
     script = fleetrun.script(f"""{REPORTS}
 print("line one")
