@@ -16,8 +16,8 @@ def container(number, rank, **more):
         "name": f"trainer.{number}", "role": "trainer", "rank": rank, "index": number, "state": "running",
         "alive": True, "pid": 4_000_000_000 + rank, "attempt": 0, "started": 1000.0, "ended": None,
         "exit": None,
-        "log": "/logs/0", "gpus": "", "step": 10 + rank, "samples": None, "loss": None, "rate": None,
-        "activity": None, **more,
+        "log": "/logs/0", "gpus": "", "step": 10 + rank, "of": None, "left": None, "samples": None,
+        "loss": None, "rate": None, "activity": None, **more,
     }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ class Launcher:
         self.other = {**self.here, "pod": "ghijkl", "containers": [container(0, 0), container(1, 1)]}
 
     def __call__(self, question):
-        self.asked.append(question)
+        self.asked.append({name: value for name, value in question.items() if name != "asker"})
         if not question.get("everywhere"):
             return self.here
         first, here, silent = self.nodes
