@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,15 +10,18 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fleetrun import __version__
+from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.commands.output import write
 from fleetrun.commands.report import as_json, summary
@@ -36,7 +40,8 @@ from fleetrun.stacks.text import grouped_lines
 _TAIL = 1 << 20
 """Bytes of the end of each log and of the record."""
 
-_STACKS_WITHIN, _DOCTOR_WITHIN = 20.0, 120.0  # seconds
+_STACKS_WITHIN, _DOCTOR_WITHIN, _NODE_WITHIN = 20.0, 120.0, 240.0  # seconds
+_MOST_OF_NODE = 256 << 20
 
 _ABOUT = """Made by `fleetrun bundle` of fleetrun {version} on {host}, {date}: job {job}, pod {pod}.
 
@@ -51,7 +56,8 @@ doctor.json               this machine, as `fleetrun doctor` sees it; doctor.NOD
 
 Masked: passwords in URLs, what is assigned to names such as API_KEY or TOKEN, and the values of such
 variables of the shell that made this. Whatever else a script has printed is here as it is: look through it
-before you give it away. The same command on another node of the job packs that node's records and whole logs.
+before you give it away. node.N.tar.gz is what another node has packed; without a secret of the job there is
+none: there the same command packs it.
 """
 
 
@@ -61,15 +67,17 @@ before you give it away. The same command on another node of the job packs that 
 @click.option(
     "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
 )
-def command(job: str | None, output: str | None, log_dir: Path | None) -> int:
+@node_options
+def command(job: str | None, output: str | None, log_dir: Path | None, **options: Any) -> int:
     """Pack all that is known of JOB into one file, to ask somebody for help.
 
     JOB is a job's name, pod, script or folder: the job that is running here, else the newest
     record in --log_dir. The file has the failure report, the record, the end of each log, and what `doctor`
     says of this machine; of a job that runs also its status, and where all ranks of all nodes are (`why`,
     `stacks`). The job is not disturbed.
-    Of a job that runs it has the ends of the logs on its other nodes, too, and what `doctor` measures there,
-    as far as they fit into 32 KiB of each node.
+    Of a job on several machines that runs and has a secret, it has a bundle of each other node; --node
+    chooses one, and --job asks from a host that runs no part of the job. Without a secret it has the ends of
+    the logs on other nodes, and what `doctor` measures there, as far as they fit into 32 KiB of each node.
 
     Values that look secret are masked, as far as their names tell: look through it before you give it away.
 
@@ -77,6 +85,7 @@ def command(job: str | None, output: str | None, log_dir: Path | None) -> int:
     Examples:
       fleetrun bundle
       fleetrun bundle night --log_dir /data/log -o night.tar.gz
+      fleetrun bundle --job h1:6768/night --token_file secret
 
     \b
     Exit codes:
@@ -84,26 +93,78 @@ def command(job: str | None, output: str | None, log_dir: Path | None) -> int:
       1  there is no such job, or the file cannot be written
       2  the command line is wrong, or JOB fits several jobs
     """
-    found = find_any(job, log_dir)
-    history = history_of(found)
-    to = Path(output or f"{history.job}.{history.pod}.tar.gz")
-    if not to.name.endswith((".tar.gz", ".tgz")):
-        raise UsageError(f"--output {output}: the name must end in .tar.gz or .tgz")
-    if not to.parent.is_dir():
-        raise UsageError(f"--output {output}: no such folder: {to.parent}")
-    missing: list[str] = []
-    try:
-        _write(to, f"{history.job}.{history.pod}", _parts(history, found), missing)
-    except OSError as error:
-        raise LaunchError(f"cannot write {to}: {error.strerror}") from None
-    for line in missing:
-        click.echo(f"fleetrun: not in it: {printable(line)}", err=True)
+    where = Where(**options)
+    check_url(where, [("JOB", job), ("--log_dir", log_dir)])
+    none: Iterator[Part] = iter(())
+    with contextlib.ExitStack() as stack:
+        if where.url is not None:
+            nodes: Nodes | None = nodes_at(where)
+            name, parts = _job_name(where), none
+        else:
+            found = find_any(job, log_dir)
+            history = history_of(found)
+            nodes = nodes_of(found, where, secret=True)
+            name, parts = f"{history.job}.{history.pod}", none
+            if where.node in (None, own_rank(found) or 0):
+                parts = _parts(history, found, where.here, nodes is not None)
+        if where.here:
+            with tempfile.TemporaryDirectory() as folder:
+                to = Path(folder) / "here.tar.gz"
+                _write_bundle(to, name, parts)
+                sys.stdout.buffer.write(to.read_bytes())
+            return 0
+        to = _target(output, name)
+        if nodes is not None:
+            stack.enter_context(nodes)
+            nodes.ask("bundle", {}, _NODE_WITHIN)
+            parts = chain(parts, _parts_of(nodes))
+        for line in _write_bundle(to, name, parts):
+            click.echo(f"fleetrun: not in it: {printable(line)}", err=True)
     write(f"{printable(str(to))}\n")
     return 0
 
 
-Part = tuple[str, Callable[[], str]]
-"""The name of a file, and what makes its text."""
+def _job_name(where: Where) -> str:
+    return _file_name(str(where.url).partition("?")[0].rpartition("/")[2])
+
+
+def _target(output: str | None, name: str) -> Path:
+    """Raises UsageError."""
+    to = Path(output or f"{name}.tar.gz")
+    if not to.name.endswith((".tar.gz", ".tgz")):
+        raise UsageError(f"--output {output}: the name must end in .tar.gz or .tgz")
+    if not to.parent.is_dir():
+        raise UsageError(f"--output {output}: no such folder: {to.parent}")
+    return to
+
+
+def _write_bundle(to: Path, name: str, parts: Iterator[Part]) -> list[str]:
+    """What could not be had. Raises LaunchError."""
+    missing: list[str] = []
+    try:
+        _write(to, name, parts, missing)
+    except OSError as error:
+        raise LaunchError(f"cannot write {to}: {error.strerror}") from None
+    return missing
+
+
+Part = tuple[str, Callable[[], str | bytes]]
+"""The name of a file, and what makes its text, or what is in it."""
+
+
+def _parts_of(nodes: Nodes) -> Iterator[Part]:
+    """A bundle of each node."""
+    for rank in nodes.ranks:
+        yield f"node.{rank}.tar.gz", partial(_bundle_of, nodes, rank)
+
+
+def _bundle_of(nodes: Nodes, rank: int) -> bytes:
+    """Raises LaunchError."""
+    file = io.BytesIO()
+    nodes.whole(rank, file, _MOST_OF_NODE)
+    if rank in nodes.trouble:
+        raise LaunchError(f"{nodes.title(rank)}: {nodes.trouble[rank]}")
+    return file.getvalue()
 
 
 def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> None:
@@ -118,7 +179,8 @@ def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> 
                 except (LaunchError, NoAnswer, OSError, subprocess.SubprocessError) as error:
                     missing.append(f"{name}: {error}")
                 else:
-                    _add(archive, f"{folder}/{name}", without_secrets(text, os.environ).encode())
+                    data = text if isinstance(text, bytes) else without_secrets(text, os.environ).encode()
+                    _add(archive, f"{folder}/{name}", data)
             _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
         aside.replace(to)
     finally:
@@ -131,7 +193,10 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(info, io.BytesIO(data))
 
 
-def _parts(history: History, found: object) -> Iterator[Part]:
+def _parts(history: History, found: object, here: bool, whole: bool) -> Iterator[Part]:
+    """`here`: for a bundle of several nodes, whose first has what concerns all. `whole`: other nodes have one
+    of their own.
+    """
     yield "README.txt", lambda: _about(history)
     yield "report.txt", lambda: "\n".join(summary(history, time.time())) + "\n"
     yield "report.json", lambda: _json(as_json(history))
@@ -141,8 +206,10 @@ def _parts(history: History, found: object) -> Iterator[Part]:
     if isinstance(found, Running):
         yield "status.json", lambda: _json(found.status)
         others: list[Part] = []
-        yield "why.json", lambda: _json(_without_parts(ask_why(found, states=True), others))
-        yield from others
+        if not here:
+            yield "why.json", lambda: _json(_without_parts(ask_why(found, states=True), others))
+        if not whole:
+            yield from others
         yield "stacks.txt", lambda: _stacks(found)
     yield "doctor.json", _doctor
 

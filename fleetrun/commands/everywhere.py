@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
 
@@ -22,11 +23,16 @@ from fleetrun.elastic.guest import ANSWER_WITHIN, Address, Guest, Heard, read_ad
 from fleetrun.elastic.requests import Request
 from fleetrun.envs.contract import TOKEN, token_flaw
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.record.history import names
 
 NO_SUCH_PROCESS = 4
 """Exit code of a command on a node (`--here`) that has no process of these roles and ranks."""
 
 _TIMEOUT = 5.0
+_LONGEST_NAME = 512
+MOST_OF_RECORD = 64 << 20
+"""Bytes of a record that a node sends: its beginning, and its end."""
+
 _LONGEST_DOCUMENT = 64 << 20
 _PASSWORD = "FLEETRUN_ETCD_PASSWORD"
 
@@ -142,6 +148,33 @@ class Nodes:
                 self._settle(heard)
         return found
 
+    def whole(self, rank: int, file: IO[bytes], most: int) -> None:
+        """All that this node prints, into the file; what is more than so many bytes is left out, and told."""
+        written = 0
+        for data in self.pieces(rank):
+            if written + len(data) > most:
+                self.trouble[rank] = f"it sends more than {most >> 20} MiB"
+                return
+            written += file.write(data)
+
+    def records(self, folder: Path) -> dict[int, Path]:
+        """Their records, as files below this folder, by the ranks of the nodes."""
+        self.ask("report", {"record": True})
+        found = {}
+        for rank in self.ranks:
+            place = folder / str(rank)
+            place.mkdir()
+            with (place / "record").open("w+b") as file:
+                self.whole(rank, file, MOST_OF_RECORD + (1 << 20))
+            with (place / "record").open("rb") as file:
+                name = Path(file.readline(_LONGEST_NAME).decode(errors="replace").strip()).name
+                if rank in self.trouble or names(Path(name)) is None:
+                    continue
+                found[rank] = place / name
+                with found[rank].open("wb") as record:
+                    shutil.copyfileobj(file, record)
+        return found
+
     @property
     def open(self) -> bool:
         """Whether any of them may say more."""
@@ -202,8 +235,10 @@ def own_rank(found: EndedJob | Running) -> int | None:
     return ranks[0] if len(nodes) > 1 and ranks and isinstance(ranks[0], int) else None
 
 
-def nodes_of(found: EndedJob | Running, where: Where) -> Nodes | None:
-    """The other nodes of a job that runs here; None if none is meant. Raises LaunchError."""
+def nodes_of(found: EndedJob | Running, where: Where, *, secret: bool = False) -> Nodes | None:
+    """The other nodes of a job that runs here; None if none is meant. `secret`: what is wanted is only told
+    by those of a job with a secret. Raises LaunchError.
+    """
     own = own_rank(found)
     if own is None:
         if where.node:
@@ -211,7 +246,10 @@ def nodes_of(found: EndedJob | Running, where: Where) -> Nodes | None:
         return None
     if where.here or where.node == own:
         return None
-    return Nodes(_address_of(found), where, own)
+    address = _address_of(found)
+    if secret and not address.token and where.node is None:
+        return None
+    return Nodes(address, where, own)
 
 
 def _address_of(found: EndedJob | Running) -> Address:

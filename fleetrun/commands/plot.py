@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
+from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.console.text import printable
+from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import check_package
+from fleetrun.record.history import History, read
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,27 +31,62 @@ from fleetrun.host.interpreter import check_package
 @click.option(
     "--log_dir", "--log-dir", metavar="DIR", help="The folder with the logs of the job.  [default: log]"
 )
-def command(job: str | None, output: str | None, log_dir: str | None) -> int:
+@node_options
+def command(job: str | None, output: str | None, log_dir: str | None, **options: Any) -> int:
     """Plot a job that is running or has ended: loss and speed of each process over time, the values that
     scripts report by name, tables of parameter servers, restarts, and when each process started and ended.
 
     JOB is a job's name, pod, script or folder. The default is the only job that is running
     here, or else the last one that ran. The data comes from the record of the job,
-    LOG_DIR/JOB.POD.events.jsonl; loss and speed are shown if the processes reported them.
+    LOG_DIR/JOB.POD.events.jsonl; loss and speed are shown if the processes reported them. Of a job on several
+    machines that runs and has a secret, the records of all nodes are drawn in one plot; --node chooses one,
+    and --job asks from a host that runs no part of the job.
 
     \b
     Examples:
       fleetrun plot
       fleetrun plot ads -o ads.svg
       fleetrun plot --log_dir /mnt/logs
+      fleetrun plot --job h1:6768/ads --token_file secret
 
     \b
     Exit codes:
       0  the picture is written, and its name is printed
-      1  there is no such job
+      1  there is no such job, or a node does not answer
       2  the command line is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
     """
     check_package("matplotlib", "fleetrun plot", "plot")
+    where = Where(**options)
+    check_url(where, [("JOB", job), ("--log_dir", log_dir)])
+    with tempfile.TemporaryDirectory() as folder:
+        histories, missing = _histories(job, log_dir, where, Path(folder))
+        _draw(histories, output)
+    return int(missing)
+
+
+def _histories(
+    job: str | None, log_dir: str | None, where: Where, folder: Path
+) -> tuple[list[History], bool]:
+    """The records of the nodes that are meant, and whether one is missing. Raises LaunchError."""
+    if where.url is not None:
+        nodes: Nodes | None = nodes_at(where)
+        found = []
+    else:
+        there = find_any(job, Path(log_dir) if log_dir is not None else None)
+        nodes = nodes_of(there, where, secret=True)
+        found = [history_of(there)] if where.node in (None, own_rank(there) or 0) else []
+    if nodes is None:
+        return found, False
+    with nodes:
+        records = nodes.records(folder)
+        missing = nodes.report()
+    found += [replace(read(path, but=("progress",)), running=True) for path in records.values()]
+    if not found:
+        raise LaunchError("no node has told its record")
+    return found, missing
+
+
+def _draw(histories: Sequence[History], output: str | None) -> None:
     from fleetrun.plots.figure import (
         MOST_NAMED,
         check_name,
@@ -52,14 +94,13 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
         write_plot,
     )  # late: few commands plot
 
-    found = find_any(job, Path(log_dir) if log_dir is not None else None)
-    to = check_name(output or f"{found.job or 'job'}.{found.pod}.png".replace(os.sep, "_"))
-    history = history_of(found)
-    drawn = write_plot(history, to, time.time() if history.running else None)
+    history, *more = histories
+    to = check_name(output or f"{history.job or 'job'}.{history.pod}.png".replace(os.sep, "_"))
+    now = time.time() if history.running else None
+    drawn = write_plot(history, to, now, others=[each.path for each in more])
     click.echo(str(to))
     if not (drawn.curves or drawn.values or drawn.tables):
         click.echo("No process reported progress; see docs/progress.md.", err=True)
     if left := [title for title, _ in named_panels(drawn)[MOST_NAMED:]]:
         names = printable(", ".join(left[:MOST_NAMED])) + (", ..." if len(left) > MOST_NAMED else "")
         click.echo(f"Not drawn: {names}: a plot has {MOST_NAMED} panels of named values at most.", err=True)
-    return 0

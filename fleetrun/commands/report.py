@@ -6,16 +6,29 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fleetrun.commands.everywhere import (
+    MOST_OF_RECORD,
+    Nodes,
+    Where,
+    check_url,
+    node_options,
+    nodes_at,
+    nodes_of,
+    own_rank,
+)
 from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import describe_duration, format_bytes, printable, wrapped
@@ -241,12 +254,15 @@ def _date(moment: float) -> str:
         return "?"
 
 
-_HELP = """Show how JOB ended on this machine, and why: the failure report as it was printed, and the
-failures, restarts and hangs before it, from the record log/JOB.POD.events.jsonl.
+_HELP = """Show how JOB ended, and why: the failure report as it was printed, and the failures, restarts and
+hangs before it, from the record log/JOB.POD.events.jsonl of this machine.
 
 JOB is a job's name, pod, script or folder. Of several launches of one job the newest is
 shown, or, with --all, all of them and what their time went into. The default is the job that is
 running here, else the newest record in --log_dir.
+
+Of a job on several machines that runs and has a secret, the records of the other nodes are told too;
+--node chooses one, and --job asks from a host that runs no part of the job.
 
 \b
 Examples:
@@ -254,11 +270,12 @@ Examples:
   fleetrun report night --log_dir /data/log
   fleetrun report --json | jq .code
   fleetrun report night --all
+  fleetrun report --job h1:6768/night --token_file secret
 
 \b
 Exit codes:
   0    shown, however the job ended
-  1    there is no such job
+  1    there is no such job, or a node does not answer
   2    an option is wrong, or JOB fits several jobs
 """
 
@@ -287,11 +304,80 @@ def _launches_of(history: History) -> list[History]:
     "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
 )
 @click.option("--all", "all_wanted", is_flag=True, help="Show all launches of the job, and their goodput.")
+@node_options
+@click.option("--record", is_flag=True, hidden=True)
 @click.argument("job", required=False, shell_complete=complete_jobs)
-def command(job: str | None, json_wanted: bool, log_dir: Path | None, all_wanted: bool) -> int:
+def command(
+    job: str | None,
+    json_wanted: bool,
+    log_dir: Path | None,
+    all_wanted: bool,
+    record: bool,
+    **options: Any,
+) -> int:
+    where = Where(**options)
+    check_url(where, [("JOB", job), ("--log_dir", log_dir), ("--all", all_wanted or None)])
     if all_wanted and json_wanted:
         raise UsageError("--all and --json exclude each other; pass only one of them")
-    history = history_of(find_any(job, log_dir))
+    if where.url is not None:
+        return _show_others(nodes_at(where), None, json_wanted)
+    found = find_any(job, log_dir)
+    history = history_of(found)
+    if record:
+        _write_record(history.path)
+        return 0
+    nodes = nodes_of(found, where, secret=True) if not all_wanted else None
+    own = where.node is None or where.node == (own_rank(found) or 0)
+    if nodes is not None:
+        return _show_others(nodes, history if own else None, json_wanted)
+    _show(history, json_wanted=json_wanted, all_wanted=all_wanted)
+    return 0
+
+
+def _write_record(path: Path) -> None:
+    """The name of the file, and what is in it: of a long one the beginning and the end, in whole lines."""
+    out = sys.stdout.buffer
+    out.write(path.name.encode(errors="surrogateescape") + b"\n")
+    with path.open("rb") as file:
+        out.writelines(iter(lambda: file.readline(_BEGINNING) if file.tell() < _BEGINNING else b"", b""))
+        size = os.fstat(file.fileno()).st_size
+        if size - file.tell() > MOST_OF_RECORD - _BEGINNING:
+            file.seek(size - MOST_OF_RECORD + _BEGINNING)
+            file.readline()
+        shutil.copyfileobj(file, out)
+    out.flush()
+
+
+_BEGINNING = 1 << 20
+
+
+def _show_others(nodes: Nodes, own: History | None, json_wanted: bool) -> int:
+    """The records of other nodes, after that of this one."""
+    with nodes, tempfile.TemporaryDirectory() as folder:
+        found = nodes.records(Path(folder))
+        titles = {rank: nodes.title(rank) for rank in found}
+        missing = nodes.report()
+        there = {rank: replace(read(path, but=("progress",)), running=True) for rank, path in found.items()}
+        if json_wanted:
+            more = [{"node": rank, **_named(as_json(each))} for rank, each in there.items()]
+            print_json({**(as_json(own) if own is not None else {}), "nodes": more})
+            return int(missing)
+        if own is not None:
+            _show(own, json_wanted=False, all_wanted=False)
+        for number, (rank, history) in enumerate(there.items()):
+            lines = [line.replace(f"{history.path.parent}/", "") for line in summary(history, time.time())]
+            write(f"{chr(10) if number or own is not None else ''}On {titles[rank]}:\n")
+            write("".join(f"{printable(line)}\n" for line in _wrapped(lines)))
+    return int(missing)
+
+
+def _named(document: dict[str, Any]) -> dict[str, Any]:
+    """Of another node: its files by their names."""
+    logs = {name: Path(log).name for name, log in document["logs"].items()}
+    return {**document, "record": Path(document["record"]).name, "logs": logs}
+
+
+def _show(history: History, *, json_wanted: bool, all_wanted: bool) -> None:
     if all_wanted:
         lines = _wrapped([printable(line) for line in all_launches(_launches_of(history), time.time())])
         write("".join(f"{line}\n" for line in lines))
@@ -300,4 +386,3 @@ def command(job: str | None, json_wanted: bool, log_dir: Path | None, all_wanted
     else:
         lines = _wrapped([printable(line) for line in summary(history, time.time())])
         write("".join(f"{line}\n" for line in lines))
-    return 0

@@ -142,13 +142,22 @@ class Course:
         )
 
 
-def course(events: Iterable[Event], now: float | None = None) -> Course:
-    """`now` is given while the job runs: processes that have not ended last until then."""
+def course(
+    events: Iterable[Event], now: float | None = None, others: Sequence[Iterable[Event]] = ()
+) -> Course:
+    """`now` is given while the job runs: processes that have not ended last until then. `others`: the records
+    of the job's other nodes, of which the processes count and not what happened to the job.
+    """
     reader = _Reader()
     for event in events:
         at = _number(event.get("time"))
         if 0 <= at < _FARTHEST:
             reader.take(event, at)
+    for number, more in enumerate(others):
+        for event in more:
+            at = _number(event.get("time"))
+            if 0 <= at < _FARTHEST:
+                reader.take_other(event, at, number)
     return reader.end(now)
 
 
@@ -166,6 +175,21 @@ class _Reader:
         handler = _HANDLERS.get(str(event.get("event")))
         if handler is not None:
             handler(self, event, at)
+
+    def take_other(self, event: Event, at: float, number: int) -> None:
+        """Of another node, whose containers have the same names."""
+        handler = _OF_PROCESSES.get(str(event.get("event")))
+        if handler is None:
+            return
+        self.course.begin = min(self.course.begin, at)
+        self.course.end = max(self.course.end, at)
+        there = event.get("containers")
+        listed = [each for each in there if isinstance(each, dict)] if isinstance(there, list) else []
+        apart = {
+            "containers": [{**each, "name": f"{each.get('name')}@{number}"} for each in listed],
+            "container": f"{event.get('container')}@{number}",
+        }
+        handler(self, {**event, **apart, "event": "launch" if listed else event["event"]}, at)
 
     def end(self, now: float | None) -> Course:
         course = self.course
@@ -289,6 +313,9 @@ _HANDLERS = {
     "over": _Reader.over,
     "progress": _Reader.progress,
 }
+
+
+_OF_PROCESSES = {name: _HANDLERS[name] for name in ("launch", "ready", "started", "exited", "progress")}
 
 
 def _number(value: object) -> float:

@@ -120,15 +120,18 @@ def check_name(name: str) -> Path:
     return path
 
 
-def write_plot(history: History, to: Path, now: float | None, *, dpi: int = 150) -> Course:
-    """Write the plot to the file `to`, and return its data. `now` is given while the job runs.
+def write_plot(
+    history: History, to: Path, now: float | None, *, others: Sequence[Path] = (), dpi: int = 150
+) -> Course:
+    """Write the plot to the file `to`, and return its data. `now` is given while the job runs; `others` are
+    the records of the job's other nodes.
 
     Raises UsageError.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no messages about its caches
     import matplotlib
 
-    found = course(events_of(history.path), now)
+    found = course(events_of(history.path), now, [events_of(each) for each in others])
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # no warning about letters that no font has
         matplotlib.rcdefaults()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tarfile
 from collections.abc import Callable
 
 import pytest
@@ -144,6 +145,49 @@ def test_stacks_of_all_nodes(three: Nodes):
             )
     one = three.commands[0].run("stacks", "--node", "1", "--rank", "0")
     assert (one.code, "no node" in one.err) == (2, True)
+    end(launches)
+
+
+def test_records_of_all_nodes(three: Nodes):
+    launches = start_two(three)
+    elsewhere = ("--job", f"{three.master}/night")
+    for command, words in ((three.commands[1], ()), (three.commands[2], elsewhere)):
+        found = json.loads(command.run("report", "--json", *words, env=SECRET).out)
+        own = [found] if not words else []
+        assert [each["host"] for each in [*own, *found["nodes"]]] == (["h2", "h1"] if own else ["h1", "h2"])
+        text = command.run("report", *words, env=SECRET)
+        assert (text.code, text.err) == (0, "")
+        assert "\nOn node 0, h1 (10.77.0.1):\nJob night" in f"\n{text.out}"
+        drawn = command.run("plot", "-o", "all.svg", *words, env=SECRET)
+        assert drawn.code == 0, drawn
+        picture = (command.folder / "all.svg").read_text()
+        assert all(f">trainer {rank}<" in picture for rank in range(4))
+        packed = command.run("bundle", "-o", "all.tgz", *words, env=SECRET)
+        assert packed.code == 0, packed
+        with tarfile.open(command.folder / "all.tgz") as archive:
+            names = {each.name.partition("/")[2]: each for each in archive.getmembers()}
+            inner = archive.extractfile(names["node.0.tar.gz"])
+            with tarfile.open(fileobj=inner) as other:
+                logs = [each.name for each in other.getmembers() if each.name.endswith("trainer.1.log")]
+            assert len(logs) == 1, packed
+        assert ("node.1.tar.gz" in names) == bool(words)
+    assert "secret" in three.commands[2].run("plot", *elsewhere).err
+    end(launches)
+
+
+def test_without_a_secret_nodes_tell_what_anybody_can_have(three: Nodes):
+    launches = start_two(three, env=None)
+    say(three, 0, "\n".join(f"{number:0100}" for number in range(4000)))
+    launches[0].until_out("0003999\n")
+    elsewhere = ("--job", f"{three.master}/night")
+    found = three.commands[2].run("logs", "--json", "--node", "0", *elsewhere)
+    assert found.code == 0
+    assert "earlier lines are left out" in found.err
+    assert "hello from 0" not in found.out
+    assert "FLEETRUN_TOKEN" in three.commands[2].run("bundle", *elsewhere).err
+    assert three.commands[1].run("report").code == 0
+    with_one = three.commands[2].run("logs", *elsewhere, env=SECRET)
+    assert (with_one.code, "secret" in with_one.err) == (125, True)
     end(launches)
 
 

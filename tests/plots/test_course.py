@@ -123,6 +123,16 @@ def test_machines_that_start_again_together():
     assert (found.restarts, found.hangs) == ([BEGIN + 5], [BEGIN + 7])
 
 
+def test_processes_of_other_nodes_are_there_but_what_happened_to_the_job_is_there_once():
+    again = event(5, "ready", attempt=1, containers=containers("trainer.0"))
+    own = [launch("trainer.0"), started(1, "trainer.0"), again, event(7, "hung"), exited(9, "trainer.0")]
+    more = [*own[:-1], exited(8, "trainer.0", 3), over(20)]
+    found = course(own, None, [more])
+    assert (found.restarts, found.hangs, found.code) == ([BEGIN + 5], [BEGIN + 7], None)
+    assert lives(found) == [(1, 9, Fate.OK, 0)]
+    assert lives(found, "trainer.0@0") == [(1, 8, Fate.FAILED, 0)]
+
+
 # ---- curves
 
 
