@@ -126,7 +126,8 @@ def run(
     Raises what `launch` and `Job.wait` raise.
     """
     __tracebackhide__ = True  # IPython and pytest show the caller's frame
-    show = display_of(display, labelled="follow" in options)
+    labelled = "follow" in options or "FLEETRUN_FOLLOW" in {**os.environ, **(env or {})}
+    show = display_of(display, labelled=labelled)
     job = launch(program, args, kwargs, env=env, **options)
     events = _Events(job)
     try:
