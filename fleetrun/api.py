@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import IO, Any, Generic, NoReturn, TypeVar, overload
 
 from fleetrun import files
 from fleetrun.console.text import read_tail
@@ -129,16 +129,10 @@ def run(
     labelled = "follow" in options or "FLEETRUN_FOLLOW" in {**os.environ, **(env or {})}
     show = display_of(display, labelled=labelled)
     job = launch(program, args, kwargs, env=env, **options)
-    events = _Events(job)
     try:
-        _show(job, events, show)
-    except KeyboardInterrupt:
-        job._end(signal.SIGINT)
-        try:
-            _show(job, events, show)
-        except KeyboardInterrupt:
-            job._end(signal.SIGQUIT)
-            _show(job, events, show)
+        _show_to_the_end(job, show)
+    except BaseException:
+        job.stop()  # an interrupt has ended it; but the reader of the output may be gone
         raise
     finally:
         show.close()
@@ -202,7 +196,7 @@ def launch(
     if not {"max_restart", "max_restarts"} & set(map(normal, options)):
         words.append("--max_restart=0")
     call = Call(program, args, kwargs)
-    return Job([*words, "-m", "fleetrun.function", str(call.folder)], env, call)
+    return Job([*words, "-m", "fleetrun.function", str(call.folder), call.name], env, call)
 
 
 class Job(Generic[T]):
@@ -215,16 +209,17 @@ class Job(Generic[T]):
     def __init__(self, words: Sequence[str], env: Mapping[str, str] | None, call: Call | None) -> None:
         self._call = call
         folder = str(call.folder) if call is not None else ""
-        self._environ = {**os.environ, **(env or {}), CALLER_VARIABLE: f"{os.getpid()} {folder}"}
+        added = {name: str(value) for name, value in (env or {}).items()}
+        self._environ = {**os.environ, **added, CALLER_VARIABLE: f"{os.getpid()} {folder}"}
         self._argv = [sys.executable, "-P", "-m", "fleetrun", *words]
         self._changed = threading.Condition()
         self._seen = _Seen()
         self._code: int | None = None
         self._asked: set[int] = set()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the job
+        self._said = ""  # by the launcher, on stderr
         self._outcome_lock = threading.Lock()
-        self._outcome: Result[T] | BaseException | None = None
+        self._outcome: Result[T] | LaunchError | None = None
         if folder:
             weakref.finalize(self, _remove_folder, folder, os.getpid())
         threading.Thread(target=self._follow, name="fleetrun", daemon=True).start()
@@ -271,7 +266,7 @@ class Job(Generic[T]):
         with self._outcome_lock:
             if self._outcome is None:
                 self._outcome = self._conclude()
-        if isinstance(self._outcome, BaseException):
+        if isinstance(self._outcome, LaunchError):
             raise self._outcome.with_traceback(None)
         return self._outcome
 
@@ -318,28 +313,34 @@ class Job(Generic[T]):
         """The thread lives as long as the launcher, which ends with the thread that started it."""
         code = LaunchError.exit_code
         try:
-            self._popen = subprocess.Popen(
-                self._argv,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                start_new_session=True,  # Ctrl-C in a terminal is for the caller, which decides
-            )
-            with self._changed:
-                self._changed.notify_all()
-            assert self._popen.stdout is not None
-            with self._popen.stdout as lines:
-                for line in lines:
-                    self._take(parsed(line))
-            code = self._popen.wait()
-            code = 128 - code if code < 0 else code
-        except OSError as error:
-            self._errors.write(f"{_ERROR}cannot start: {error.strerror}\n".encode())
+            with tempfile.TemporaryFile() as errors:
+                code = self._seen.code(self._run(errors))
+                errors.seek(0)
+                self._said = errors.read().decode(errors="replace")
+        except (OSError, ValueError) as error:  # no more processes; a NUL character in a word
+            self._said = f"{_ERROR}the launcher cannot be started: {error}"
         finally:
             with self._changed:
                 self._code = code
                 self._changed.notify_all()
+
+    def _run(self, errors: IO[bytes]) -> int:
+        """To its end; returns its exit code, or minus its signal. Raises OSError and ValueError."""
+        self._popen = subprocess.Popen(
+            self._argv,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C in a terminal is for the caller, which decides
+        )
+        with self._changed:
+            self._changed.notify_all()
+        assert self._popen.stdout is not None
+        with self._popen.stdout as lines:
+            for line in lines:
+                self._take(parsed(line))
+        return self._popen.wait()
 
     def _take(self, event: Event | None) -> None:
         if event is not None:
@@ -367,17 +368,20 @@ class Job(Generic[T]):
 
     # ---- how it ended
 
-    def _conclude(self) -> Result[T] | BaseException:
+    def _conclude(self) -> Result[T] | LaunchError:
+        outcome: Result[T] | LaunchError
         try:
-            return self._result()
+            outcome = self._result()
         except LaunchError as error:
             if error.hint:
                 error.add_note(error.hint)
-            return error
-        finally:
-            self._errors.close()
-            if self._call is not None:
-                shutil.rmtree(self._call.folder, ignore_errors=True)
+            outcome = error
+        self._forget_call()
+        return outcome
+
+    def _forget_call(self) -> None:
+        if self._call is not None:
+            shutil.rmtree(self._call.folder, ignore_errors=True)
 
     def _result(self) -> Result[T]:
         code, over = self._code or 0, self._seen.over
@@ -404,8 +408,7 @@ class Job(Generic[T]):
         )
 
     def _raise_failure(self, code: int) -> NoReturn:
-        self._errors.seek(0)
-        _, error, text = self._errors.read().decode(errors="replace").rpartition(_ERROR)
+        _, error, text = self._said.rpartition(_ERROR)
         if error or not self._seen.launch:
             raise _launch_error(code, text)
         failed, over = self._seen.failed, self._seen.over
@@ -482,6 +485,14 @@ class _Seen:
         if len(self._kept) > 2 * _MOST_EVENTS:
             self._dropped += _MOST_EVENTS
             del self._kept[:_MOST_EVENTS]
+
+    def code(self, ended: int) -> int:
+        """The exit code of the launcher, which `ended` with that code or minus a signal. In a program that
+        ignores SIGCHLD nobody knows with which: then it is 0.
+        """
+        if ended < 0:
+            return 128 - ended
+        return ended or int(self.over.get("code", LaunchError.exit_code if self.launch else 0))
 
     @property
     def end(self) -> int:
@@ -588,6 +599,21 @@ def _launch_error(code: int, text: str) -> LaunchError:
 
 
 # ---- Showing a job
+
+
+def _show_to_the_end(job: Job[Any], show: Display) -> None:
+    events = _Events(job)
+    try:
+        _show(job, events, show)
+    except KeyboardInterrupt:
+        job._end(signal.SIGINT)
+        try:
+            _show(job, events, show)
+        except KeyboardInterrupt:
+            job._end(signal.SIGQUIT)
+            _show(job, events, show)
+        job._forget_call()
+        raise
 
 
 def _show(job: Job[Any], events: _Events, show: Display) -> None:

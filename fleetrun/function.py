@@ -1,5 +1,5 @@
 """A Python function as the program of a job. The caller pickles it into a folder of its own; each process
-(`python -m fleetrun.function FOLDER`) calls it and leaves there what it returned or raised.
+(`python -m fleetrun.function FOLDER NAME`) calls it and leaves there what it returned or raised.
 
 The folder is the caller's, and no other user can write to it: it holds nothing that is not of this user.
 """
@@ -37,10 +37,12 @@ class Call:
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> None:
         """Raises UsageError if the function or an argument cannot be pickled."""
+        self.name = _name(function)
+        """For people: it is the last word of the processes' command lines."""
         setup = {"path": [str(Path(each).absolute()) for each in sys.path], "cells": _cells()}
         self.folder = Path(tempfile.mkdtemp(prefix="fleetrun-"))
         try:
-            _write(self.folder / _CALL, _name(function), setup, (function, tuple(args), dict(kwargs or {})))
+            _write(self.folder / _CALL, self.name, setup, (function, tuple(args), dict(kwargs or {})))
         except TypeError as error:
             shutil.rmtree(self.folder)
             hint = "What it uses is pickled with it: make files, connections and locks inside it."
@@ -107,6 +109,10 @@ def main(folder: Path) -> None:
     """Call the function; a trainer leaves its value. What it raises ends the process as a script's exception
     would.
     """
+    if not (folder / _CALL).exists():  # `fleetrun again`
+        sys.exit(
+            f"fleetrun: {folder} is gone: this was a function of a Python program. Run the program again."
+        )
     role, rank = _place()
     value, error = (_answer(folder, rank, kind) for kind in ("value", "error"))
     if role == _TRAINER:  # of an earlier attempt

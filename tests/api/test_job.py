@@ -88,6 +88,17 @@ def test_a_failure_before_a_stop_stays_one(folder):
     assert first.value.exit_code == 3
 
 
+def test_a_failure_is_one_where_children_are_not_waited_for(folder):
+    """With SIGCHLD ignored, nobody knows the exit code of a child."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(fleetrun.JobError) as caught:
+            fleetrun.run(lambda: sys.exit(3), display="quiet")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert caught.value.exit_code == 3
+
+
 def test_a_launcher_that_is_killed_is_an_error(folder):
     job = fleetrun.launch("wait.py")
     until_ready(job)

@@ -14,6 +14,7 @@ import pytest
 import fleetrun
 from fleetrun.api import option_words
 from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 RANK = "RANK"
 
@@ -161,6 +162,27 @@ def test_a_value_of_an_earlier_attempt_is_none(folder):
 
     with pytest.raises(fleetrun.JobError, match="trainer 0 ended before its function returned"):
         fleetrun.run(part, nproc_per_node=2, max_restart=1)
+
+
+@pytest.mark.slow
+def test_output_that_cannot_be_shown_stops_the_job(folder, monkeypatch):
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        fleetrun.run(lambda: print("line") or threading.Event().wait())
+    eventually(lambda: nothing_left(folder))
+
+
+@pytest.mark.slow
+def test_a_function_is_not_launched_again(folder):
+    fleetrun.run(print, ("once",), display="quiet")
+    again = subprocess.run([sys.executable, "-m", "fleetrun", "again"], capture_output=True, text=True)
+    assert again.returncode == 1
+    assert "print" in next((folder / "log").glob("*.events.jsonl")).read_text()
+    assert "is gone" in again.stdout
 
 
 def test_what_cannot_be_pickled_is_told_before_anything_starts(folder):
