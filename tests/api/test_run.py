@@ -62,6 +62,19 @@ def test_every_rank_returns_its_value(folder, capsys):
 
 
 @pytest.mark.slow
+def test_a_function_of_a_module_that_only_the_caller_finds(folder, monkeypatch):
+    (folder / "lib").mkdir()
+    (folder / "lib" / "only_here.py").write_text("def answer():\n    return __name__\n")
+    monkeypatch.syspath_prepend("lib")
+    from only_here import answer
+
+    assert fleetrun.run(answer, display="quiet").values == ["only_here"]
+    (folder / "lib" / "only_here.py").unlink()
+    with pytest.raises(fleetrun.JobError, match="each process must be able to import it"):
+        fleetrun.run(answer, display="quiet")
+
+
+@pytest.mark.slow
 def test_a_script_gets_its_words_and_is_shown(folder, capsys):
     (folder / "train.py").write_text("import sys; print(sys.argv[1:])")
     result = fleetrun.run(folder / "train.py", ("--lr", 0.5), nproc_per_node=2, follow=["trainer:1"])
