@@ -52,8 +52,8 @@ class Result(Generic[T]):
 
     `values[i]` is what the trainer of rank `ranks[i]` returned; `values` is empty if the job ran a script.
     With one machine, `values[rank]` is the value of a rank. `logs` has the log file of each process by its
-    name, such as `trainer.0` or `ps.1`; `elapsed` is in seconds. `exit_code` is 0 unless the job ended
-    because of `Job.stop`.
+    name, such as `trainer.0` or `ps.1`; `elapsed` is in seconds, from the call to the end. `exit_code`
+    is 0 unless the job ended because of `Job.stop`.
     """
 
     values: list[T]
@@ -185,18 +185,21 @@ def launch(
     The job ends with this process. Raises UsageError and other LaunchErrors, with the message and the hint
     of the command line, for what cannot be started.
     """
-    words = ["--display=json", *option_words(options)]
+    engine = _engine_of(options)
+    words = [f"--display={'plain' if engine else 'json'}", *option_words(options)]
     if "log_level" not in map(normal, options):
         words.append("--log_level=WARNING")
     if not callable(program):
         if kwargs:
             raise UsageError("kwargs are for a function; a script has only args")
-        return Job(_with_script(words, program, args), env, None)
+        return Job(_with_script(words, program, args), env, engine=engine)
+    if engine:
+        raise UsageError(f"{engine} runs scripts: a function is known to this machine only")
     _check_for_function(options)
     if not {"max_restart", "max_restarts"} & set(map(normal, options)):
         words.append("--max_restart=0")
     call = Call(program, args, kwargs)
-    return Job([*words, "-m", "fleetrun.function", str(call.folder), call.name], env, call)
+    return Job([*words, "-m", "fleetrun.function", str(call.folder), call.name], env, call=call)
 
 
 class Job(Generic[T]):
@@ -206,8 +209,17 @@ class Job(Generic[T]):
     its name, such as `trainer.0`; `pid` is the process of the launcher.
     """
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str] | None, call: Call | None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str] | None,
+        *,
+        call: Call | None = None,
+        engine: str = "",
+    ) -> None:
         self._call = call
+        self._engine = engine
+        self._elapsed = 0.0
         folder = str(call.folder) if call is not None else ""
         added = {name: str(value) for name, value in (env or {}).items()}
         self._environ = {**os.environ, **added, CALLER_VARIABLE: f"{os.getpid()} {folder}"}
@@ -217,7 +229,7 @@ class Job(Generic[T]):
         self._code: int | None = None
         self._asked: set[int] = set()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._said = ""  # by the launcher, on stderr
+        self._said = self._engine_said = ""  # by the launcher: its error
         self._outcome_lock = threading.Lock()
         self._outcome: Result[T] | LaunchError | None = None
         if folder:
@@ -283,6 +295,8 @@ class Job(Generic[T]):
         itself (`cpu`, `memory`, `gpu`, `last_line`). Raises LaunchError if the job has ended, or does not
         answer within `timeout` seconds.
         """
+        if self._engine:
+            raise LaunchError(f"the status of a job that {self._engine} runs is known on its machines only")
         deadline = time.monotonic() + timeout
         path = files.control_socket(files.run_folder(self._environ), self.pod)
         while True:
@@ -311,17 +325,17 @@ class Job(Generic[T]):
 
     def _follow(self) -> None:
         """The thread lives as long as the launcher, which ends with the thread that started it."""
-        code = LaunchError.exit_code
+        code, began = LaunchError.exit_code, time.monotonic()
         try:
             with tempfile.TemporaryFile() as errors:
                 code = self._seen.code(self._run(errors))
                 errors.seek(0)
-                self._said = errors.read().decode(errors="replace")
+                self._said = errors.read().decode(errors="replace") or self._engine_said
         except (OSError, ValueError) as error:  # no more processes; a NUL character in a word
             self._said = f"{_ERROR}the launcher cannot be started: {error}"
         finally:
             with self._changed:
-                self._code = code
+                self._code, self._elapsed = code, round(time.monotonic() - began, 3)
                 self._changed.notify_all()
 
     def _run(self, errors: IO[bytes]) -> int:
@@ -331,7 +345,7 @@ class Job(Generic[T]):
             env=self._environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=subprocess.STDOUT if self._engine else errors,
             start_new_session=True,  # Ctrl-C in a terminal is for the caller, which decides
         )
         with self._changed:
@@ -339,8 +353,15 @@ class Job(Generic[T]):
         assert self._popen.stdout is not None
         with self._popen.stdout as lines:
             for line in lines:
-                self._take(parsed(line))
+                self._take(self._engine_line(line) if self._engine else parsed(line))
         return self._popen.wait()
+
+    def _engine_line(self, line: bytes) -> Event:
+        """Launchers on other machines print text, and so does the one here that has started them."""
+        text = line.decode(errors="backslashreplace").rstrip("\n")
+        if text.startswith(_ERROR) or self._engine_said:
+            self._engine_said += f"{text}\n"
+        return {"time": round(time.time(), 3), "event": "log", "container": "", "line": text}
 
     def _take(self, event: Event | None) -> None:
         if event is not None:
@@ -352,7 +373,7 @@ class Job(Generic[T]):
         """Until the launch is recorded, or cannot be. Raises LaunchError then."""
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._seen.launch or self._code is not None)
+                self._changed.wait_for(lambda: self._seen.launch or self._engine or not self.running)
         except KeyboardInterrupt:
             self.stop(now=True)
             raise
@@ -402,18 +423,19 @@ class Job(Generic[T]):
             values=values,
             ranks=ranks,
             logs=self.logs,
-            elapsed=self._seen.elapsed(),
+            elapsed=self._elapsed,
             restarts=int(over.get("restarts", 0)),
             exit_code=code,
         )
 
     def _raise_failure(self, code: int) -> NoReturn:
         _, error, text = self._said.rpartition(_ERROR)
-        if error or not self._seen.launch:
+        if error or not (self._seen.launch or self._engine):
             raise _launch_error(code, text)
         failed, over = self._seen.failed, self._seen.over
         report = "\n".join(line for line in over.get("report", []) if line.strip("="))
-        reason = report or f"{over.get('reason') or 'the launcher was killed'}, exit code {code}"
+        ended = over.get("reason") or (f"{self._engine} ended" if self._engine else "the launcher was killed")
+        reason = report or f"{ended}, exit code {code}"
         role = str(failed["container"]).rpartition(".")[0] if failed else None
         problem = self._failure(reason, role, failed.get("rank"), code)
         cause = None
@@ -511,11 +533,6 @@ class _Seen:
         containers = self.ready.get("containers", [])
         return sorted(each["rank"] for each in containers if each["role"] == "trainer")
 
-    def elapsed(self) -> float:
-        if not self.launch:
-            return 0.0
-        return round(float(self.over.get("time", time.time())) - float(self.launch["time"]), 3)
-
 
 # ---- The command line
 
@@ -529,7 +546,6 @@ _NOT_FOR_FUNCTIONS = {
     "no_python": "the program is a function",
     "run_path": "the program is a function",
     "config": "a job file names its own script",
-    "scheduler": "a function is known to this machine only; give it a script",
 }
 
 
@@ -573,10 +589,16 @@ def _with_script(words: list[str], program: Program, args: Sequence[Any]) -> lis
     return [*words, "--", os.fspath(program), *map(str, args)]
 
 
+def _engine_of(options: Mapping[str, OptionValue]) -> str:
+    """The engine that starts launchers on other machines; empty if this launch is one of processes here."""
+    engine = next((value for keyword, value in options.items() if normal(keyword) == "scheduler"), None)
+    return str(engine or os.environ.get("FLEETRUN_SCHEDULER", "")).removeprefix("local")
+
+
 def _check_for_function(options: Mapping[str, OptionValue]) -> None:
     for keyword, value in options.items():
         reason = _NOT_FOR_FUNCTIONS.get(normal(keyword))
-        if reason is not None and value not in (None, False, "local"):
+        if reason is not None and value not in (None, False):
             raise UsageError(f"{keyword}={value!r} is not for a function: {reason}")
 
 

@@ -45,7 +45,7 @@ class Lines(Display):
     def event(self, event: Mapping[str, Any]) -> None:
         # The streams of this moment: notebooks and tests replace them.
         if event["event"] == "log":
-            label = f"{event['container']} | " if self._labelled else ""
+            label = f"{event['container']} | " if self._labelled and event["container"] else ""
             sys.stdout.write(f"{label}{event['line']}\n")
             sys.stdout.flush()
         elif event["event"] == "message":

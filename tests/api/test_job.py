@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import fleetrun
+from tests.support import sshd as sshd_parts
 from tests.support.command import Fleetrun, Launch
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -107,6 +109,29 @@ def test_a_launcher_that_is_killed_is_an_error(folder):
     with pytest.raises(fleetrun.LaunchError, match="SIGKILL") as caught:
         job.wait()
     assert not isinstance(caught.value, fleetrun.JobError)
+
+
+@pytest.mark.ssh
+def test_an_engine_runs_a_script_on_several_machines(folder, capsys):
+    if reason := sshd_parts.missing():
+        pytest.skip(reason)
+    (folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])")
+    with sshd_parts.sshd() as server:
+        options = {"config": server.config, "env": "PYTHONPATH"}
+        result = fleetrun.run(
+            "train.py",
+            scheduler="ssh",
+            ips=["127.0.0.1", "127.0.0.2"],
+            master=f"127.0.0.1:{free_port()}",
+            scheduler_option={name: str(value) for name, value in options.items()},
+            env={"PYTHONPATH": "/"},
+            follow="all",
+        )
+        assert (result.exit_code, result.values, result.logs) == (0, [], {})
+        assert {"127.0.0.1 | rank 0", "127.0.0.2 | rank 1"} <= set(capsys.readouterr().out.splitlines())
+        job = fleetrun.launch("train.py", scheduler="ssh", ips=["127.0.0.3"], scheduler_option=["prot=1"])
+        with pytest.raises(fleetrun.UsageError, match="prot"):
+            job.wait()
 
 
 # ---- programs of their own
@@ -206,6 +231,39 @@ def test_an_asyncio_program(program):
     (program.folder / "main.py").write_text(ASYNC)
     done = program.run("main.py")
     assert (done.code, done.out.splitlines()) == (0, ["[[0, 1], [0, 1]]", "late True", "143"]), done
+
+
+ASYNC_WAIT = """
+import asyncio
+import fleetrun
+
+def work():
+    from telling import on, signal, stay, sys, tell
+    on(signal.SIGTERM, sys.exit)
+    try:
+        stay()
+    finally:
+        tell("saved")
+
+async def main():
+    job = await asyncio.to_thread(fleetrun.launch, work, nproc_per_node=2)
+    try:
+        await asyncio.to_thread(job.wait)
+    finally:
+        job.stop()
+
+asyncio.run(main())
+"""
+
+
+def test_an_interrupt_of_an_asyncio_program_stops_its_job(program):
+    (program.folder / "main.py").write_text(ASYNC_WAIT)
+    caller = program.start("main.py")
+    caller.until_ready(2)
+    caller.send(signal.SIGINT)
+    assert caller.wait() in (130, -signal.SIGINT)
+    assert len(caller.told("saved")) == 2
+    caller.gone()
 
 
 TEST = """

@@ -260,7 +260,7 @@ def test_values_become_the_words_of_a_command_line():
         ("x.py", {"version": True}, "version"),
         ("x.py", {"nproc_per_node": object()}, "nproc_per_node"),
         ("x.py", {"nproc_per_node": [1]}, "nproc_per_node"),
-        (print, {"scheduler": "ssh"}, "scheduler"),
+        (print, {"scheduler": "ssh"}, "ssh"),
         (print, {"no_python": True}, "no_python"),
         (print, {"display": "live"}, "display"),
     ],
