@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -351,23 +352,26 @@ class Job(Generic[T]):
         with self._changed:
             self._changed.notify_all()
         assert self._popen.stdout is not None
-        with self._popen.stdout as lines:
-            for line in lines:
-                self._take(self._engine_line(line) if self._engine else parsed(line))
+        event_of = self._engine_line if self._engine else parsed
+        with self._popen.stdout as stream:
+            rest = b""
+            while data := os.read(stream.fileno(), _AT_ONCE):
+                *lines, rest = (rest + data).split(b"\n")
+                self._take([event for line in lines if (event := event_of(line)) is not None])
         return self._popen.wait()
 
     def _engine_line(self, line: bytes) -> Event:
         """Launchers on other machines print text, and so does the one here that has started them."""
-        text = line.decode(errors="backslashreplace").rstrip("\n")
+        text = line.decode(errors="backslashreplace")
         if text.startswith(_ERROR) or self._engine_said:
             self._engine_said += f"{text}\n"
         return {"time": round(time.time(), 3), "event": "log", "container": "", "line": text}
 
-    def _take(self, event: Event | None) -> None:
-        if event is not None:
-            with self._changed:
-                self._seen.take(event)
-                self._changed.notify_all()
+    def _take(self, events: Sequence[Event]) -> None:
+        with self._changed:
+            for each in events:
+                self._seen.take(each)
+            self._changed.notify_all()
 
     def _await_start(self) -> None:
         """Until the launch is recorded, or cannot be. Raises LaunchError then."""
@@ -454,6 +458,7 @@ class Job(Generic[T]):
 # ---- The events of a job
 
 _MOST_EVENTS = 10_000
+_AT_ONCE = 1 << 16  # bytes of events that are read and told at once, if there are so many
 
 
 class _Events(Iterator[Event]):
@@ -462,6 +467,12 @@ class _Events(Iterator[Event]):
     def __init__(self, job: Job[Any]) -> None:
         self._job = job
         self._position = 0
+        self._ready: deque[Event] = deque()
+
+    @property
+    def behind(self) -> bool:
+        """Whether the next event is there already."""
+        return bool(self._ready)
 
     def __next__(self) -> Event:
         while (event := self.within(None)) is None:
@@ -471,15 +482,16 @@ class _Events(Iterator[Event]):
     def within(self, seconds: float | None) -> Event | None:
         """The next event; None if there is none for so long. Raises StopIteration at the end."""
         job, seen = self._job, self._job._seen
-        with job._changed:
-            job._changed.wait_for(lambda: seen.end > self._position or not job.running, seconds)
-            if seen.end == self._position:
-                if job.running:
-                    return None
-                raise StopIteration
-            lost, event = seen.at(self._position)
-            self._position += lost or 1
-        return {"time": event["time"], "event": "lost", "events": lost} if lost else event
+        if not self._ready:
+            with job._changed:
+                job._changed.wait_for(lambda: seen.end > self._position or not job.running, seconds)
+                if seen.end == self._position:
+                    if job.running:
+                        return None
+                    raise StopIteration
+                self._ready.extend(seen.since(self._position))
+                self._position = seen.end
+        return self._ready.popleft()
 
 
 @dataclass(slots=True)
@@ -520,10 +532,12 @@ class _Seen:
     def end(self) -> int:
         return self._dropped + len(self._kept)
 
-    def at(self, position: int) -> tuple[int, Event]:
-        """The event at this position, or the first that is left, and how many are lost before it."""
-        lost = max(0, self._dropped - position)
-        return lost, self._kept[position + lost - self._dropped]
+    def since(self, position: int) -> list[Event]:
+        """Those from there on. For those that are gone, one that says how many."""
+        lost = self._dropped - position
+        if lost <= 0:
+            return self._kept[-lost:]
+        return [{"time": self._kept[0]["time"], "event": "lost", "events": lost}, *self._kept]
 
     def logs(self) -> dict[str, Path]:
         return {each["name"]: Path(each["log"]) for each in self.ready.get("containers", [])}
@@ -654,7 +668,8 @@ def _show(job: Job[Any], events: _Events, show: Display) -> None:
                 show.event(each)
             errors.clear()
             show.event(event)
-        show.progress(partial(job.status, 0.5))
+        if not events.behind:
+            show.progress(partial(job.status, 0.5))
 
 
 _ERRORS = ("ERROR", "CRITICAL")

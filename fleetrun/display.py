@@ -28,7 +28,7 @@ class Display:
         """The next event of the job."""
 
     def progress(self, ask: Status) -> None:
-        """Called after each event, and once a second when there is none."""
+        """Called when all events that have come are shown, and once a second when there is none."""
 
     def close(self) -> None:
         """The job has ended."""
@@ -47,10 +47,12 @@ class Lines(Display):
         if event["event"] == "log":
             label = f"{event['container']} | " if self._labelled and event["container"] else ""
             sys.stdout.write(f"{label}{event['line']}\n")
-            sys.stdout.flush()
         elif event["event"] == "message":
             sys.stderr.write(f"fleetrun: {event['text']}\n")
-            sys.stderr.flush()
+
+    def progress(self, ask: Status) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 class NotebookLines(Lines):
@@ -63,6 +65,7 @@ class NotebookLines(Lines):
         self._newest = StatusFields()
 
     def progress(self, ask: Status) -> None:
+        super().progress(ask)
         if time.monotonic() < self._due:
             return
         try:

@@ -101,6 +101,19 @@ def test_a_failure_is_one_where_children_are_not_waited_for(folder):
     assert caught.value.exit_code == 3
 
 
+def test_whoever_reads_late_is_told_what_is_lost(folder):
+    (folder / "chatty.py").write_text("for number in range(25_000): print(number)")
+    job = fleetrun.launch("chatty.py")
+    job.wait()
+    late = job.events()
+    first = next(late)
+    assert first["event"] == "lost"
+    rest = [event["line"] for event in late if event["event"] == "log"]
+    assert first["events"] % 10_000 == 0
+    assert rest == [str(number) for number in range(25_000)][-len(rest) :]
+    assert len(rest) > 5_000
+
+
 def test_a_launcher_that_is_killed_is_an_error(folder):
     job = fleetrun.launch("wait.py")
     until_ready(job)

@@ -1,5 +1,6 @@
 """`fleetrun.run`: what functions and scripts return, and how failures arrive."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -179,13 +180,13 @@ def test_a_value_of_an_earlier_attempt_is_none(folder):
 
 @pytest.mark.slow
 def test_output_that_cannot_be_shown_stops_the_job(folder, monkeypatch):
-    class Closed:
-        def write(self, text: str) -> None:
-            raise BrokenPipeError
-
-    monkeypatch.setattr("sys.stdout", Closed())
-    with pytest.raises(BrokenPipeError):
-        fleetrun.run(lambda: print("line") or threading.Event().wait())
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        with pytest.raises(BrokenPipeError):
+            fleetrun.run(lambda: print("line") or threading.Event().wait())
+    monkeypatch.undo()
     eventually(lambda: nothing_left(folder))
 
 
