@@ -14,18 +14,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes milliseconds to import, and Ctrl-C in it would end in a traceback
     from typing import Any
 
-    from fleetrun.api import Job, JobError, Result, launch, run
+    from fleetrun.api import launch, run
     from fleetrun.errors import LaunchError, UsageError
+    from fleetrun.job import Job, JobError, Result
 
     fleet: Any
 
 __all__ = ["Job", "JobError", "LaunchError", "Result", "UsageError", "__version__", "launch", "run"]
 
 _PLACES = {
-    "Job": "api",
-    "JobError": "api",
+    "Job": "job",
+    "JobError": "job",
     "LaunchError": "errors",
-    "Result": "api",
+    "Result": "job",
     "UsageError": "errors",
     "launch": "api",
     "run": "api",

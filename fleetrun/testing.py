@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fleetrun.api import Result, run
+from fleetrun.api import run
+from fleetrun.job import Result
 
 
 @pytest.fixture

@@ -52,8 +52,9 @@ PARTS = {
     "completion": {"verbs", "envs"},
     "display": {"console", "errors"},
     "function": {"envs", "errors"},
-    "api": {"display", "function", "control", "record", "console", "pod", "envs", "files", "errors"},
-    "testing": {"api"},
+    "job": {"function", "control", "record", "console", "pod", "files", "errors"},
+    "api": {"job", "display", "function", "record", "envs", "errors"},
+    "testing": {"api", "job"},
     "cli": {"help", "completion", "verbs", "console", "envs", "errors"},
     "__main__": {"cli", "launcher", "verbs", "schedulers", "pod", "envs"},
 }  # fmt: skip

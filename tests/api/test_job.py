@@ -69,6 +69,15 @@ def test_stop_now_kills_what_ignores_signals(folder):
     assert job.wait().exit_code in (143, 131)
 
 
+def test_user_signals_reach_the_processes(folder):
+    handler = "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+    (folder / "signals.py").write_text(handler + WAIT)
+    job = fleetrun.launch("signals.py")
+    until_ready(job)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait().exit_code == 0
+
+
 def test_the_status_can_be_asked_at_once(folder):
     job = fleetrun.launch("wait.py")
     assert job.status()["pod"] == job.pod

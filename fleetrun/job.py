@@ -1,0 +1,452 @@
+"""A job that this process has launched: the launcher as a child process, the events that it prints, and how
+it ended, as values or as exceptions.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Generic, NoReturn, TypeVar
+
+from fleetrun import files
+from fleetrun.console.text import read_tail
+from fleetrun.control.client import Gone, NoAnswer, ask
+from fleetrun.errors import (
+    LaunchError,
+    RendezvousError,
+    ScriptNotExecutableError,
+    ScriptNotFoundError,
+    UsageError,
+)
+from fleetrun.function import Call
+from fleetrun.pod.guard import CALLER_VARIABLE
+from fleetrun.record.history import parsed
+from fleetrun.record.journal import Event
+
+T = TypeVar("T")
+
+
+# ---- How a job ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Generic[T]):
+    """How a job ended on this machine.
+
+    `values[i]` is what the trainer of rank `ranks[i]` returned; `values` is empty if the job ran a script.
+    With one machine, `values[rank]` is the value of a rank. `logs` has the log file of each process by its
+    name, such as `trainer.0` or `ps.1`; `elapsed` is in seconds, from the call to the end. `exit_code`
+    is 0 unless the job ended because of `Job.stop`.
+    """
+
+    values: list[T]
+    ranks: list[int]
+    logs: dict[str, Path] = field(repr=False)
+    elapsed: float
+    restarts: int = 0
+    exit_code: int = 0
+
+
+class JobError(LaunchError):
+    """A job that was started has failed. The message is the report of the first failure.
+
+    `exit_code` is that of the command `fleetrun`; `rank` and `role` say which process failed first (None if
+    no process of this machine did), `traceback` is its traceback (empty if it left none), `logs` has the log
+    file of each process by its name. If a function raised an exception, that is `__cause__`, unless it
+    cannot be unpickled.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.role: str | None = None
+        self.rank: int | None = None
+        self.traceback = ""
+        self.logs: dict[str, Path] = {}
+
+
+# ---- A job
+
+
+class Job(Generic[T]):
+    """A job that this process has launched. Every method may be called from any thread.
+
+    `name` and `pod` identify it to commands (`fleetrun status`), `logs` has the log file of each process by
+    its name, such as `trainer.0`; `pid` is the process of the launcher.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str] | None,
+        *,
+        call: Call | None = None,
+        engine: str = "",
+    ) -> None:
+        self._call = call
+        self._engine = engine
+        self._elapsed = 0.0
+        folder = str(call.folder) if call is not None else ""
+        added = {name: str(value) for name, value in (env or {}).items()}
+        self._environ = {**os.environ, **added, CALLER_VARIABLE: f"{os.getpid()} {folder}"}
+        self._argv = [sys.executable, "-P", "-m", "fleetrun", *words]
+        self._changed = threading.Condition()
+        self._seen = _Seen()
+        self._code: int | None = None
+        self._asked: set[int] = set()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._said = self._engine_said = ""  # by the launcher: its error
+        self._outcome_lock = threading.Lock()
+        self._outcome: Result[T] | LaunchError | None = None
+        if folder:
+            weakref.finalize(self, _remove_folder, folder, os.getpid())
+        threading.Thread(target=self._follow, name="fleetrun", daemon=True).start()
+        self._await_start()
+
+    # ---- what users call
+
+    @property
+    def name(self) -> str:
+        """The id of the job, `job_id`."""
+        return str(self._seen.launch.get("job", ""))
+
+    @property
+    def pod(self) -> str:
+        """The name of its processes on this machine, six letters."""
+        return str(self._seen.launch.get("pod", ""))
+
+    @property
+    def pid(self) -> int:
+        """The process of the launcher; a signal to it is one to the command `fleetrun`."""
+        return self._popen.pid if self._popen is not None else 0
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The log file of each process of this machine."""
+        return self._seen.logs()
+
+    @property
+    def running(self) -> bool:
+        """Whether anything of it is left."""
+        return self._code is None
+
+    def wait(self, timeout: float | None = None) -> Result[T]:
+        """Wait for the end, at most `timeout` seconds; the job goes on if that, or KeyboardInterrupt, ends
+        the waiting.
+
+        Raises TimeoutError; JobError if the job failed; another LaunchError if fleetrun could not continue.
+        After `stop` the result has an `exit_code`, and values only of the trainers that returned.
+        """
+        __tracebackhide__ = True
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._code is not None, timeout):
+                raise TimeoutError(f"job {self.name} (pod {self.pod}) has not ended within {timeout:g} s")
+        with self._outcome_lock:
+            if self._outcome is None:
+                self._outcome = self._conclude()
+        if isinstance(self._outcome, LaunchError):
+            raise self._outcome.with_traceback(None)
+        return self._outcome
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the job to end, and return: its processes get SIGTERM, and SIGKILL after `stop_timeout`; `now`
+        kills them at once. Does nothing if the job has ended.
+        """
+        self.send_signal(signal.SIGTERM)
+        if now:
+            self.send_signal(signal.SIGQUIT)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher, which acts as the command `fleetrun` does: SIGINT is Ctrl-C, SIGUSR1
+        and SIGUSR2 are passed on to the processes. Does nothing if the job has ended.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._popen is not None or not self.running)
+        if self._popen is not None and self.running:
+            self._asked.add(128 + number)
+            self._popen.send_signal(number)
+
+    def status(self, timeout: float = 5.0) -> dict[str, Any]:
+        """The state of the job and its processes, as in `fleetrun status --json` but for what that measures
+        itself (`cpu`, `memory`, `gpu`, `last_line`). Raises LaunchError if the job has ended, or does not
+        answer within `timeout` seconds.
+        """
+        if self._engine:
+            raise LaunchError(f"the status of a job that {self._engine} runs is known on its machines only")
+        deadline = time.monotonic() + timeout
+        path = files.control_socket(files.run_folder(self._environ), self.pod)
+        while True:
+            try:
+                return ask(path, {"ask": "status"}, deadline - time.monotonic())
+            except NoAnswer as silence:
+                with self._changed:
+                    early = isinstance(silence, Gone) and self.running and time.monotonic() < deadline
+                    if early:  # it is about to listen, or to end
+                        self._changed.wait(0.05)
+                if not early:
+                    ended = "has ended" if not self.running else f"does not answer: {silence}"
+                    raise LaunchError(f"job {self.name} (pod {self.pod}) {ended}") from None
+
+    def events(self) -> Iterator[Event]:
+        """Each event from the beginning, as `--display json` prints them, until the job has ended. Whoever
+        reads more than 10,000 events late misses some: `{"event": "lost", "events": 17}`.
+        """
+        return Events(self)
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else f"ended with {self._code}"
+        return f"<Job {self.name} (pod {self.pod}), {state}>"
+
+    # ---- the launcher
+
+    def _follow(self) -> None:
+        """The thread lives as long as the launcher, which ends with the thread that started it."""
+        code, began = LaunchError.exit_code, time.monotonic()
+        try:
+            with tempfile.TemporaryFile() as errors:
+                code = self._seen.code(self._run(errors))
+                errors.seek(0)
+                self._said = errors.read().decode(errors="replace") or self._engine_said
+        except (OSError, ValueError) as error:  # no more processes; a NUL character in a word
+            self._said = f"{_ERROR}the launcher cannot be started: {error}"
+        finally:
+            with self._changed:
+                self._code, self._elapsed = code, round(time.monotonic() - began, 3)
+                self._changed.notify_all()
+
+    def _run(self, errors: IO[bytes]) -> int:
+        """To its end; returns its exit code, or minus its signal. Raises OSError and ValueError."""
+        self._popen = subprocess.Popen(
+            self._argv,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if self._engine else errors,
+            start_new_session=True,  # Ctrl-C in a terminal is for the caller, which decides
+        )
+        with self._changed:
+            self._changed.notify_all()
+        assert self._popen.stdout is not None
+        event_of = self._engine_line if self._engine else parsed
+        with self._popen.stdout as stream:
+            rest = b""
+            while data := os.read(stream.fileno(), _AT_ONCE):
+                *lines, rest = (rest + data).split(b"\n")
+                self._take([event for line in lines if (event := event_of(line)) is not None])
+        return self._popen.wait()
+
+    def _engine_line(self, line: bytes) -> Event:
+        """Launchers on other machines print text, and so does the one here that has started them."""
+        text = line.decode(errors="backslashreplace")
+        if text.startswith(_ERROR) or self._engine_said:
+            self._engine_said += f"{text}\n"
+        return {"time": round(time.time(), 3), "event": "log", "container": "", "line": text}
+
+    def _take(self, events: Sequence[Event]) -> None:
+        with self._changed:
+            for each in events:
+                self._seen.take(each)
+            self._changed.notify_all()
+
+    def _await_start(self) -> None:
+        """Until the launch is recorded, or cannot be. Raises LaunchError then."""
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._seen.launch or self._engine or not self.running)
+        except KeyboardInterrupt:
+            self.stop(now=True)
+            raise
+        if self._code and not self._seen.launch:
+            self.wait()
+
+    # ---- how it ended
+
+    def _conclude(self) -> Result[T] | LaunchError:
+        outcome: Result[T] | LaunchError
+        try:
+            outcome = self._result()
+        except LaunchError as error:
+            if error.hint:
+                error.add_note(error.hint)
+            outcome = error
+        self._forget_call()
+        return outcome
+
+    def _forget_call(self) -> None:
+        if self._call is not None:
+            shutil.rmtree(self._call.folder, ignore_errors=True)
+
+    def _result(self) -> Result[T]:
+        code, over = self._code or 0, self._seen.over
+        stopped = code in self._asked and not over.get("report")
+        if code and not stopped:
+            self._raise_failure(code)
+        ranks = self._seen.ranks()
+        values: list[T] = []
+        if self._call is not None:
+            found = [rank for rank in ranks if self._call.has_value(rank)]
+            if not stopped and found != ranks:
+                missing = next(rank for rank in ranks if rank not in found)
+                raise self._failure(
+                    f"trainer {missing} ended before its function returned", "trainer", missing, 1
+                )
+            ranks, values = found, [self._call.value(rank) for rank in found]
+        return Result(
+            values=values,
+            ranks=ranks,
+            logs=self.logs,
+            elapsed=self._elapsed,
+            restarts=int(over.get("restarts", 0)),
+            exit_code=code,
+        )
+
+    def _raise_failure(self, code: int) -> NoReturn:
+        _, error, text = self._said.rpartition(_ERROR)
+        if error or not (self._seen.launch or self._engine):
+            raise _launch_error(code, text)
+        failed, over = self._seen.failed, self._seen.over
+        report = "\n".join(line for line in over.get("report", []) if line.strip("="))
+        ended = over.get("reason") or (f"{self._engine} ended" if self._engine else "the launcher was killed")
+        reason = report or f"{ended}, exit code {code}"
+        role = str(failed["container"]).rpartition(".")[0] if failed else None
+        problem = self._failure(reason, role, failed.get("rank"), code)
+        cause = None
+        if self._call is not None and role == "trainer" and problem.rank is not None:
+            cause = self._call.error(problem.rank)
+        raise problem from cause
+
+    def _failure(self, message: str, role: str | None, rank: Any, code: int) -> JobError:
+        error = JobError(message)
+        error.exit_code, error.role, error.rank, error.logs = code, role, rank, self.logs
+        log = self.logs.get(str(self._seen.failed.get("container")))
+        error.traceback = "\n".join(read_tail(log).traceback) if log is not None else ""
+        return error
+
+
+def _remove_folder(folder: str, pid: int) -> None:
+    """At the end of the caller, not of its forks."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- The events of a job
+
+_MOST_EVENTS = 10_000
+_AT_ONCE = 1 << 16  # bytes of events that are read and told at once, if there are so many
+
+
+class Events(Iterator[Event]):
+    """A position in the events of a job, which an interrupt leaves as it is."""
+
+    def __init__(self, job: Job[Any]) -> None:
+        self._job = job
+        self._position = 0
+        self._ready: deque[Event] = deque()
+
+    @property
+    def behind(self) -> bool:
+        """Whether the next event is there already."""
+        return bool(self._ready)
+
+    def __next__(self) -> Event:
+        while (event := self.within(None)) is None:
+            pass
+        return event
+
+    def within(self, seconds: float | None) -> Event | None:
+        """The next event; None if there is none for so long. Raises StopIteration at the end."""
+        job, seen = self._job, self._job._seen
+        if not self._ready:
+            with job._changed:
+                job._changed.wait_for(lambda: seen.end > self._position or not job.running, seconds)
+                if seen.end == self._position:
+                    if job.running:
+                        return None
+                    raise StopIteration
+                self._ready.extend(seen.since(self._position))
+                self._position = seen.end
+        return self._ready.popleft()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The events that have come: the newest of them, and those that say how the job goes."""
+
+    launch: Event = field(default_factory=dict)
+    ready: Event = field(default_factory=dict)
+    failed: Event = field(default_factory=dict)
+    over: Event = field(default_factory=dict)
+    _kept: list[Event] = field(default_factory=list)
+    _dropped: int = 0
+
+    def take(self, event: Event) -> None:
+        match event["event"]:
+            case "launch":
+                self.launch = self.ready = event
+            case "ready":
+                self.ready = event
+            case "over":
+                self.over = event
+            case "failed" if not (self.failed or event.get("restart") or event.get("beside")):
+                self.failed = event
+        self._kept.append(event)
+        if len(self._kept) > 2 * _MOST_EVENTS:
+            self._dropped += _MOST_EVENTS
+            del self._kept[:_MOST_EVENTS]
+
+    def code(self, ended: int) -> int:
+        """The exit code of the launcher, which `ended` with that code or minus a signal. In a program that
+        ignores SIGCHLD nobody knows with which: then it is 0.
+        """
+        if ended < 0:
+            return 128 - ended
+        return ended or int(self.over.get("code", LaunchError.exit_code if self.launch else 0))
+
+    @property
+    def end(self) -> int:
+        return self._dropped + len(self._kept)
+
+    def since(self, position: int) -> list[Event]:
+        """Those from there on. For those that are gone, one that says how many."""
+        lost = self._dropped - position
+        if lost <= 0:
+            return self._kept[-lost:]
+        return [{"time": self._kept[0]["time"], "event": "lost", "events": lost}, *self._kept]
+
+    def logs(self) -> dict[str, Path]:
+        return {each["name"]: Path(each["log"]) for each in self.ready.get("containers", [])}
+
+    def ranks(self) -> list[int]:
+        """Of the trainers of this machine."""
+        containers = self.ready.get("containers", [])
+        return sorted(each["rank"] for each in containers if each["role"] == "trainer")
+
+
+# ---- Errors of the launcher
+
+_ERROR = "fleetrun: error: "
+"""How the command begins to report an error on stderr (`cli._report`)."""
+
+_KINDS: Mapping[int, type[LaunchError]] = {
+    kind.exit_code: kind
+    for kind in (UsageError, ScriptNotFoundError, ScriptNotExecutableError, RendezvousError)
+}
+
+
+def _launch_error(code: int, text: str) -> LaunchError:
+    """What the command said on stderr, as the exception that it was in the launcher."""
+    message, _, rest = text.strip().partition("\n")
+    hint = "\n".join(line.removeprefix("  ") for line in rest.splitlines())
+    error = _KINDS.get(code, LaunchError)(message or f"the launcher ended with {code}", hint=hint or None)
+    error.exit_code = code
+    return error
