@@ -225,6 +225,18 @@ def test_nothing_outlives_a_caller_that_is_killed(program, ignored):
     assert list((program.folder / "tmp").iterdir()) == []
 
 
+def test_a_program_that_ends_ends_its_job(program):
+    (program.folder / "leaves.py").write_text(
+        "import fleetrun\n"
+        "job = fleetrun.launch('train.py')\n"
+        "next(event for event in job.events() if event['event'] == 'log')\n"
+    )
+    program.script("print('ready', flush=True)\nstay()")
+    caller = program.start("leaves.py")
+    assert caller.wait() == 0
+    caller.gone()
+
+
 ASYNC = """
 import asyncio, os
 import fleetrun
