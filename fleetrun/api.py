@@ -151,13 +151,16 @@ def launch(
 _KEYWORDS = by_spelling((*OPTIONS.values(), *TORCHRUN.values()))
 _NOT_HERE = {
     "display": "the events say what happens",
-    **dict.fromkeys((*ACTIONS, "dry_run", "json", "save"), "it starts no job; use the command `fleetrun`"),
+    "quiet": 'use display="quiet" of run',
+    "verbose": 'use log_level="DEBUG"',
+    **dict.fromkeys((*ACTIONS, "dry_run", "json"), "it starts no job; use the command `fleetrun`"),
 }
 _NOT_FOR_FUNCTIONS = {
     "module": "the program is a function",
     "no_python": "the program is a function",
     "run_path": "the program is a function",
     "config": "a job file names its own script",
+    "save": "a job file cannot hold one",
 }
 
 

@@ -259,6 +259,8 @@ def test_values_become_the_words_of_a_command_line():
     [
         ("x.py", {"dry_run": True}, "dry_run"),
         ("x.py", {"version": True}, "version"),
+        ("x.py", {"quiet": True}, "display"),
+        (print, {"save": "job.toml"}, "save"),
         ("x.py", {"nproc_per_node": object()}, "nproc_per_node"),
         ("x.py", {"nproc_per_node": [1]}, "nproc_per_node"),
         (print, {"scheduler": "ssh"}, "ssh"),
