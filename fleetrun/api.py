@@ -129,6 +129,8 @@ def launch(
     The job ends with this process. Raises UsageError and other LaunchErrors, with the message and the hint
     of the command line, for what cannot be started.
     """
+    if isinstance(args, str | bytes):
+        raise UsageError(f"args is {args!r}; it must be a list, such as [{args!r}]")
     engine = _engine_of(options)
     words = [f"--display={'plain' if engine else 'json'}", *option_words(options)]
     if "log_level" not in map(normal, options):
@@ -190,9 +192,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(each) for each in value]
     if not isinstance(value, str | int | float):
-        raise InvalidValue(
-            f"is a {type(value).__qualname__}; it must be a string, a number or a list of them"
-        )
+        kind = type(value).__qualname__
+        raise InvalidValue(f"is of type {kind}; it must be a string, a number or a list of them")
     return value
 
 
@@ -247,8 +248,7 @@ def _show(job: Job[Any], events: Events, show: Display) -> None:
         if event is not None and event["event"] == "message" and event.get("level") in _ERRORS:
             errors.append(event)
         elif event is not None:
-            final = event["event"] == "over" or (event["event"] == "failed" and not event.get("restart"))
-            for each in errors if not final else ():
+            for each in errors if not _is_final(event) else ():
                 show.event(each)
             errors.clear()
             show.event(event)
@@ -257,3 +257,10 @@ def _show(job: Job[Any], events: Events, show: Display) -> None:
 
 
 _ERRORS = ("ERROR", "CRITICAL")
+
+
+def _is_final(event: Event) -> bool:
+    """Whether it says the end, or the failure that leads to it."""
+    if event["event"] == "failed":
+        return not (event.get("restart") or event.get("beside"))
+    return bool(event["event"] == "over")

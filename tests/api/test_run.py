@@ -83,6 +83,8 @@ def test_a_script_gets_its_words_and_is_shown(folder, capsys):
     assert capsys.readouterr().out == "trainer.1 | ['--lr', '0.5']\n"
     with pytest.raises(fleetrun.UsageError, match="kwargs"):
         fleetrun.run("train.py", (), {"lr": 1})
+    with pytest.raises(fleetrun.UsageError, match="must be a list"):
+        fleetrun.run("train.py", "--lr 0.5")
 
 
 @pytest.mark.slow
