@@ -10,7 +10,7 @@ import click
 
 from fleetrun.commands.find import LOG_DIR, EndedJob, NoJobError, ended_jobs, matching_jobs, script_names
 from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
-from fleetrun.console.text import format_count, format_duration, format_loss, printable
+from fleetrun.console.text import format_duration, format_loss, printable
 from fleetrun.record.history import Glance, UnreadableError, glance, number
 
 _COLUMNS = (
@@ -99,8 +99,8 @@ def _row(launch: Glance, now: float) -> list[Cell]:
         Cell(launch.pod, "bold"),
         Cell(script_names(str(launch.launch.get("script") or ""))[0]),
         Cell(format_duration(_ended(launch, now) - began if began else None)),
-        Cell(format_count(restarts) if restarts else ""),
-        Cell("" if step is None else format_count(step)),
+        Cell(f"{restarts:,.0f}" if restarts else ""),
+        Cell("" if step is None else f"{step:,.0f}"),
         Cell("" if loss is None else format_loss(loss)),
         Cell(how_it_ended(launch), style),
     ]

@@ -58,7 +58,7 @@ def test_a_job_is_meant_by_its_script_or_folder_and_the_one_of_this_folder_comes
 
 
 def test_history_lists_launches_and_prune_deletes_old_ones(fleetrun: Fleetrun):
-    fleetrun.run(fleetrun.script("print('fine')", "good.py"))
+    fleetrun.run(fleetrun.script("from trainers import progress\nprogress.report(7)", "good.py"))
     fleetrun.run("--max_restart", "0", fleetrun.script("raise ValueError('no such column')", "bad.py"))
     running = fleetrun.start(fleetrun.script(STAY))
     running.until_ready(1)
@@ -66,7 +66,7 @@ def test_history_lists_launches_and_prune_deletes_old_ones(fleetrun: Fleetrun):
     assert shown.code == 0
     good, bad, now = shown.out.splitlines()[1:]
     assert "good.py" in good
-    assert good.endswith("completed")
+    assert good.endswith("7  completed")
     assert "bad.py" in bad
     assert "exit code 1: trainer 0: ValueError: no such column" in bad
     assert now.endswith("running")
