@@ -4,6 +4,7 @@ all of them from a host that runs no part of the job.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -214,16 +215,12 @@ class Documents:
 
     _rest: bytes = field(default=b"")
 
-    def of(self, data: bytes) -> Iterator[dict[str, Any]]:
+    def of(self, data: bytes) -> Iterator[Any]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest if len(self._rest) < _LONGEST_DOCUMENT else b""
         for line in lines:
-            try:
-                said = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(said, dict):
-                yield said
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(line)
 
 
 def own_rank(found: EndedJob | Running) -> int | None:

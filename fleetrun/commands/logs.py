@@ -367,13 +367,13 @@ class _RemoteLogs:
         self._nodes = nodes
         self._rank = rank
         self._documents = Documents()
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[int, _Source] = {}
 
     def so_far(self) -> Iterator[_Said]:
         for data in self._nodes.pieces(self._rank):
             found = self._documents.of(data)
             for said in found:
-                if "cut" in said:
+                if isinstance(said, dict) and "cut" in said:
                     self.cut = said["cut"] is True
                     self.left = list(filter(None, map(self._said, found)))
                     return
@@ -383,19 +383,19 @@ class _RemoteLogs:
     def lines(self, data: bytes) -> list[_Said]:
         return list(filter(None, map(self._said, self._documents.of(data))))
 
-    def _said(self, said: Mapping[str, Any]) -> _Said | None:
-        """None for what no node says."""
+    def _said(self, said: Any) -> _Said | None:
+        """None for what is no line."""
         try:
-            name = str(said["name"])
-            rank = None if said["rank"] is None else int(said["rank"])
-            moment, lost = float(said["time"]), int(said["lost"])
-            text = str(said["line"]).encode("utf-8", "surrogateescape")
+            if isinstance(said, dict):
+                rank = None if said["rank"] is None else int(said["rank"])
+                source = _Source(self._rank, str(said["name"]), str(said["role"]), rank)
+                self._sources[int(said["source"])] = source
+                return None
+            moment, number, text, lost = said
+            line = str(text).encode("utf-8", "surrogateescape")
+            return _Said(min(max(0.0, float(moment)), 1e12), self._sources[number], line, int(lost))
         except (LookupError, ValueError, TypeError, OverflowError):
             return None
-        source = self._sources.get(name)
-        if source is None:
-            source = self._sources[name] = _Source(self._rank, name, str(said.get("role")), rank)
-        return _Said(moment if 0 <= moment < 1e12 else 0.0, source, text, lost)
 
 
 class _UnreadableLogs:
@@ -444,6 +444,7 @@ class _Printer:
         self._colour = self._tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._width = 0
         self._labels: dict[_Source, bytes] = {}
+        self._numbers: dict[_Source, int] = {}
 
     def know(self, sources: Sequence[_Source]) -> None:
         """These may come, and perhaps others."""
@@ -456,7 +457,7 @@ class _Printer:
         out = sys.stdout.buffer
         for line in lines:
             if self._transfer:
-                out.write(_transferred(line))
+                out.write(self._transferred(line))
             else:
                 out.write(self._as_json(line) if self._json else self._as_text(line))
         out.flush()
@@ -466,6 +467,17 @@ class _Printer:
         if self._transfer:
             sys.stdout.buffer.write(json.dumps({"cut": cut}).encode() + b"\n")
             sys.stdout.buffer.flush()
+
+    def _transferred(self, line: _Said) -> bytes:
+        """An array, after an object for the first one of its process."""
+        source, new = line.source, b""
+        number = self._numbers.get(source)
+        if number is None:
+            number = self._numbers[source] = len(self._numbers)
+            about = {"source": number, "name": source.name, "role": source.role, "rank": source.rank}
+            new = json.dumps(about).encode() + b"\n"
+        text = _last_state(line.text).decode("utf-8", "surrogateescape")
+        return new + json.dumps([round(line.moment, 3), number, text, line.lost]).encode() + b"\n"
 
     def _label(self, source: _Source) -> bytes:
         found = self._labels.get(source)
@@ -499,19 +511,6 @@ class _Printer:
         else:
             fields["line"] = _last_state(line.text).decode("utf-8", "backslashreplace")
         return printable_json(json.dumps(fields, ensure_ascii=False).encode()) + b"\n"
-
-
-def _transferred(line: _Said) -> bytes:
-    source = line.source
-    fields = {
-        "time": round(line.moment, 3),
-        "name": source.name,
-        "role": source.role,
-        "rank": source.rank,
-        "lost": line.lost,
-        "line": _last_state(line.text).decode("utf-8", "surrogateescape"),
-    }
-    return json.dumps(fields).encode() + b"\n"
 
 
 def _last_state(text: bytes) -> bytes:

@@ -155,7 +155,7 @@ def _taken_on(nodes: Nodes, rank: int) -> list[Taken]:
     found = []
     for data in nodes.pieces(rank):
         for said in documents.of(data):
-            for each in objects_in(said, "processes"):
+            for each in objects_in(said if isinstance(said, dict) else {}, "processes"):
                 with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):
                     found.append(of_json(each, rank))
     return found

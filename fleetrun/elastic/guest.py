@@ -34,7 +34,7 @@ UNDERSTAND_WITHIN = 5.0
 """Seconds in which a node says that it has understood a request."""
 
 ANSWER_WITHIN = 60.0
-"""Seconds between two pieces of a node: it may search a long log."""
+"""Seconds between two pieces of a node. One that searches a long log sends empty ones."""
 
 
 class UnreachableError(LaunchError):

@@ -1,0 +1,213 @@
+"""Requests of commands to nodes, in simulated jobs: who is answered, and that no keys remain. What a node
+runs for a request is in tests/e2e/test_hosts_asking.py.
+"""
+
+import json
+
+import pytest
+
+from fleetrun.elastic.guest import read_address
+from fleetrun.elastic.memory_store import MemoryStore
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.requests import (
+    Piece,
+    Request,
+    Requests,
+    pack_piece,
+    pack_request,
+    unpack_piece,
+    unpack_request,
+)
+from fleetrun.errors import UsageError
+from tests.support.simulation import SimulatedJob
+
+SECRET = "correct horse battery staple"
+STOP = Request(verb="stop", options={}, by="h9")
+
+
+class Quiet:
+    """The listener of a command that looks for itself."""
+
+    def changed(self):
+        pass
+
+    def up(self, *, fresh):
+        pass
+
+    def down(self, why):
+        pass
+
+
+class Asked:
+    """A job of two nodes that have met, and a command at its store. `stopped` has the commands to end."""
+
+    def __init__(self, token="") -> None:
+        self.job = SimulatedJob(fewest=2, most=2)
+        self.stopped: list[tuple[str, str, bool]] = []
+        self.nodes = [self.add(token) for _ in range(2)]
+        self.job.until(self.job.all_run())
+        self.store = MemoryStore(self.job.ledger, self.job.loop, "guest-1", lease=10.0)
+        self.store.open(Quiet())
+        self.store.watch(records.answers_prefix("1"))
+
+    def add(self, token):
+        player = self.job.add()
+        me = player.node.id
+
+        def stop(command, now):
+            self.stopped.append((me, command, now))
+
+        requests = Requests(self.job.loop, me, "abcdef", set(), token, stop)
+        requests.membership = player.membership
+        player.membership.when_looked = requests.look
+        return me
+
+    def ask(self, request=STOP, token="", name="1"):
+        self.put(pack_request(name, request, token), name)
+
+    def put(self, value, name="1"):
+        self.store.put(records.request_key(name), value, leased=True)
+        self.settle()
+
+    def settle(self):
+        self.job.loop.run_for(0.1)
+
+    def pieces(self):
+        """Those that are there, by node, and take them."""
+        found = {}
+        for key, entry in list(self.store.mirror.items()):
+            found[key.rpartition("/")[2]] = unpack_piece(entry.value)
+            self.store.delete(key)
+        self.settle()
+        return found
+
+    def left(self):
+        return [*self.job.ledger.range(records.REQUESTS_PREFIX), *self.job.ledger.range("answers/")]
+
+
+def test_a_node_writes_the_next_piece_when_the_last_one_was_taken():
+    asked = Asked()
+    asked.ask()
+    assert asked.pieces() == dict.fromkeys(asked.nodes, Piece(number=0))
+    assert asked.stopped == []
+    assert asked.pieces() == dict.fromkeys(asked.nodes, Piece(number=1, code=0))
+    assert sorted(asked.stopped) == sorted((node, "fleetrun stop on h9", False) for node in asked.nodes)
+    asked.store.close()
+    asked.settle()
+    assert asked.left() == []
+    assert all("answers/" not in each for one in asked.job.players for each in one.store._mirror.prefixes)
+
+
+def test_only_the_nodes_that_are_meant_answer():
+    asked = Asked()
+    asked.ask(Request(verb="stop", options={"now": True}, nodes=(asked.nodes[1],)))
+    asked.pieces()
+    asked.pieces()
+    assert asked.stopped == [(asked.nodes[1], "fleetrun stop --now on another host", True)]
+
+
+def test_a_command_that_is_gone_leaves_nothing():
+    asked = Asked()
+    asked.ask()
+    assert len(asked.left()) == 3
+    asked.store.cut()
+    asked.job.loop.run_for(30.0)
+    assert asked.left() == []
+
+
+@pytest.mark.parametrize(("own", "theirs"), [(SECRET, ""), (SECRET, SECRET[::-1]), ("", SECRET)])
+def test_a_request_with_another_secret_is_not_answered(own, theirs):
+    asked = Asked(own)
+    asked.ask(token=theirs)
+    assert asked.pieces() == {}
+    if own:
+        asked.put(pack_request("2", STOP, own))  # under another name
+        assert asked.pieces() == {}
+    asked.ask(token=own)
+    assert asked.pieces().keys() == set(asked.nodes)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"", b"\xff", b"[]", b"3", b"{}", b'{"request": 3, "signed": ""}', b'{"request": "{}", "signed": ""}',
+        b"[" * 20_000, b'{"request": "' + b"x" * 20_000 + b'", "signed": ""}',
+        json.dumps({"request": json.dumps({"do": 1, "with": 2, "nodes": 3, "by": 4}), "signed": ""}).encode(),
+    ],
+)  # fmt: skip
+def test_garbage_is_not_answered(value):
+    asked = Asked()
+    asked.put(value)
+    asked.put(value, "x" * 100)
+    assert asked.pieces() == {}
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("up", {}),
+        ("logs", {"log_dir": "/etc"}),
+        ("logs", {"grep": 3}),
+        ("logs", {"lines": True}),
+        ("logs", {"follow": "yes"}),
+        ("bundle", {"output": "/etc/passwd"}),
+    ],
+)
+def test_what_is_not_listed_reaches_no_command_line(verb, options):
+    request = Request(verb=verb, options=options)
+    with pytest.raises(ValueError, match=verb):
+        request.words("abcdef", 1)
+    asked = Asked()
+    asked.ask(request)
+    asked.pieces()
+    assert {each.code for each in asked.pieces().values()} == {2}
+
+
+def test_values_stay_values():
+    words = Request(verb="logs", options={"grep": "--log_dir=/etc", "since": "-f"}).words("abcdef", 7)
+    assert words == [
+        "logs", "abcdef", "--here", "--grep=--log_dir=/etc", "--since=-f", "--most_bytes", "7",
+    ]  # fmt: skip
+
+
+def test_without_a_secret_records_are_not_told():
+    asked = Asked()
+    asked.ask(Request(verb="report", options={"record": True}))
+    asked.pieces()
+    assert all("FLEETRUN_TOKEN" in each.error for each in asked.pieces().values())
+
+
+def test_a_request_is_read_as_it_was_written():
+    request = Request(verb="logs", options={"grep": "ä", "lines": 3}, nodes=("a",), by="h1")
+    assert unpack_request("n", pack_request("n", request, SECRET), SECRET) == request
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"{}", b'{"n": "1", "code": null, "error": ""}\n', b"[]\n", b"\xff\n"]
+)
+def test_a_piece_that_no_node_writes(value):
+    assert unpack_piece(value) is None
+    assert unpack_piece(pack_piece(Piece(number=1)) + b"not compressed") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "master", "job"),
+    [
+        ("h1", "h1:6768", "default"),
+        ("h1:7000/night", "h1:7000", "night"),
+        ("h1,h2:7000,h3/night", "h1:6768,h2:7000,h3:6768", "night"),
+        ("[fe80::1]:7000/a", "[fe80::1]:7000", "a"),
+        ("[fe80::1]/a", "[fe80::1]:6768", "a"),
+        ("etcd://h9:2379/night?user=me", "etcd://h9:2379?user=me", "night"),
+        ("etcd://a:1,b:2", "etcd://a:1,b:2", "default"),
+    ],
+)
+def test_addresses(text, master, job):
+    found = read_address(text, SECRET)
+    assert (found.master, found.job, found.token) == (master, job, SECRET)
+
+
+@pytest.mark.parametrize("text", ["", "/night", "http://h1/night", "h1/a/b"])
+def test_no_addresses(text):
+    with pytest.raises(UsageError, match="--job"):
+        read_address(text, "")
