@@ -66,9 +66,9 @@ Of a job on several machines that runs, the lines of all nodes are shown, each w
 --node chooses one. What is wanted is chosen on the node that has the log; of its older lines it sends the
 last 16 MiB. --job does the same from a host that runs no part of the job.
 
-The logs have no time stamps; fleetrun notes the length of each log once a second, so the order of lines is
-exact to about a second, and better if little is printed. Each log is also a plain file:
-log/JOB.POD.trainer.0.log.
+The logs have no time stamps: processes write them directly. fleetrun notes the length of each log whenever
+it grows, within 10 ms, so a line's time is exact to about that; where more than ten lines a second come for
+long, to a second at worst. Each log is also a plain file: log/JOB.POD.trainer.0.log.
 
 \b
 Examples:
@@ -519,4 +519,4 @@ def _last_state(text: bytes) -> bytes:
 
 
 def _stamp(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 10)}"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 100):02}"

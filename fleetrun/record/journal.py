@@ -2,10 +2,10 @@
 `log/<job>.<pod>.events.jsonl`; and in `.marks` next to it the sizes of the log files over time, which give
 their lines a time. `history` and `log_lines` read them.
 
-Marks are written at most once a second and only while logs grow:
+Marks are written only while logs grow: ten a second for long, later in a long job fewer:
 
     # trainer.0 trainer.1        the names that the numbers below stand for
-    rest 1                       seconds between two looks while there is something to see
+    rest 0.01                    for how many seconds nobody had looked before the marks that follow
     1795332112.98 0:4096 1:310   at that moment these logs were so long
     1795332150.02 0-1048576      --log_rotate took so many bytes out of the head of this one
 """
@@ -151,8 +151,10 @@ def marks_path(log_dir: Path, job_id: str, pod: str) -> Path:
     return log_dir / f"{job_id}.{pod}{MARKS_SUFFIX}"
 
 
-REST = 1.0  # seconds
-_QUIET = 0.02
+REST = 1.0  # seconds between two looks at logs that grow all the time
+SHORT = 0.01  # the same at those that grow now and then
+_MARKS, _LOOKS = 100.0, 200.0  # so many after short rests at once, and of each so many a second for long
+_MARKS_A_SECOND, _LOOKS_A_SECOND = 10.0, 20.0
 _LONGEST_REST = 64.0
 _ENOUGH = 8 << 20  # bytes, after which the rest doubles: a job of weeks must not fill a disk with this
 
@@ -177,7 +179,11 @@ class Marks:
         self._file: Appender | None = None
         self._folder = -1
         self._rest = REST
-        self._quiet = _QUIET
+        self._told_rest = 0.0
+        """That the last line of the file says."""
+        self._since = SHORT
+        """For how long at most nobody has looked."""
+        self._marks, self._looks, self._counted = _MARKS, _LOOKS, loop.clock()
         self._timer: Timer | None = None
 
     def start(self, logs: Mapping[str, Path]) -> None:
@@ -194,13 +200,10 @@ class Marks:
         self._look()
 
     def told(self) -> None:
-        """Something in the log directory was written to."""
+        """Something in the log directory was written to: a log, or another file there."""
         if self._folder >= 0 and self._timer is None:
-            if self._mark(range(len(self._logs))):
-                self._quiet, rest = _QUIET, self._rest
-            else:  # other files grow there: check again soon, but not at each of their writes
-                rest, self._quiet = self._quiet, min(REST, 2 * self._quiet)
-            self._timer = self._loop.after(rest, self._look)
+            self._mark(range(len(self._logs)))
+            self._rest_a_while()
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """An event of the record: the end of a process is the time of its last line."""
@@ -212,7 +215,7 @@ class Marks:
         if by and str(log) in self._logs:
             number = self._logs.index(str(log))
             self._sizes[number] -= by
-            self._write(f"{self._wall():.2f} {number}-{by}")
+            self._write(f"{self._wall():.2f} {number}-{by}", self._since)
 
     def close(self) -> None:
         """After the last write. May be called twice."""
@@ -230,8 +233,25 @@ class Marks:
         """Ask for news, then see what is there already: in this order, so that no write falls between."""
         self._timer = None
         will_tell = self._ask()
-        if self._mark(range(len(self._logs))) or not will_tell:
+        if self._mark(range(len(self._logs))):
+            self._rest_a_while()
+        elif not will_tell:
+            self._since = self._rest
             self._timer = self._loop.after(self._rest, self._look)
+        else:
+            self._since = SHORT  # the kernel tells at once
+
+    def _rest_a_while(self) -> None:
+        """A short while, unless there were many looks, or marks, of late."""
+        now = self._loop.clock()
+        passed, self._counted = now - self._counted, now
+        self._marks = min(_MARKS, self._marks + passed * _MARKS_A_SECOND / self._rest)
+        self._looks = min(_LOOKS, self._looks + passed * _LOOKS_A_SECOND)
+        self._since = self._rest
+        if self._marks >= 1 and self._looks >= 1:
+            self._looks -= 1
+            self._since = SHORT
+        self._timer = self._loop.after(self._since, self._look)
 
     def _ask(self) -> bool:
         try:
@@ -252,15 +272,16 @@ class Marks:
                 self._sizes[number] = size
                 changed.append(f"{number}:{size}")
         if changed:
-            self._write(f"{self._wall():.2f} {' '.join(changed)}")
+            self._marks -= 1
+            self._write(f"{self._wall():.2f} {' '.join(changed)}", self._since)
         return bool(changed)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str, rest: float) -> None:
         if self._file is None:
             self._file = Appender(self._path)
-            self._file.append(f"# {' '.join(self._names)}\nrest {self._rest:g}".encode())
-        self._file.append(line.encode())
-        rest = min(_LONGEST_REST, REST * 2.0 ** (self._file.written // _ENOUGH))
-        if rest > self._rest:
-            self._rest = rest
+            self._file.append(f"# {' '.join(self._names)}".encode())
+        if rest != self._told_rest:
+            self._told_rest = rest
             self._file.append(f"rest {rest:g}".encode())
+        self._file.append(line.encode())
+        self._rest = min(_LONGEST_REST, REST * 2.0 ** (self._file.written // _ENOUGH))

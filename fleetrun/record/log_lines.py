@@ -1,5 +1,6 @@
 """The lines of a launch's logs in the order of time, forwards and backwards, while they are written and when
-they are whole. The marks of the record give each line a time, exact to about a second. Prints nothing.
+they are whole. The marks of the record give each line a time, exact to about 10 ms where few are written,
+and else to a second at worst. Prints nothing.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class LogReader:
             self.trouble = error
 
 
-# ---- From sizes of log files to times of their lines, exact to about a second
+# ---- From sizes of log files to times of their lines
 
 _DIGITS = 18  # of a size, at most
 _LONGEST_LINE = 1 << 20
@@ -306,7 +307,7 @@ AT_ONCE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`moment`: seconds since the epoch, exact to about a second. `number` is that of its log.
+    """`moment`: seconds since the epoch. `number` is that of its log.
 
     With `lost` it is not a line: so many bytes of the log were rotated away before they were read.
     """

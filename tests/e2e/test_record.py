@@ -144,4 +144,4 @@ def test_times_are_noted_while_a_job_prints(fleetrun: Fleetrun):
     launch.send(signal.SIGTERM)
     assert launch.wait() == 143
     names, rest, *_, last = marks(fleetrun).splitlines()
-    assert (names, rest, last.split()[1]) == ("# trainer.0", "rest 1", "0:4")
+    assert (names, rest, last.split()[1]) == ("# trainer.0", "rest 0.01", "0:4")

@@ -432,6 +432,9 @@ def test_the_notes_of_the_launcher_are_understood(job, tmp_path):
         def after(self, seconds, handler):
             return None
 
+        def clock(self):
+            return job.now
+
     marks = Marks(tmp_path / "real.marks", Still(), wall=lambda: job.now, ask=lambda fd: None)
     merged = Merged(job.logs, tmp_path / "real.marks", 100.0, lambda: job.now)
     marks.start(job.logs)
