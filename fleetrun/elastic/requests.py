@@ -263,7 +263,7 @@ class Requests:
         if request.verb == "stop":
             answer.say(code=0)
             now = request.options.get("now") is True
-            command = f"fleetrun stop{' --now' if now else ''} on {request.by[:64] or 'another host'}"
+            command = f"`fleetrun stop{' --now' if now else ''}` on {request.by[:64] or 'another host'}"
             answer.when_taken(lambda: self._stop(command, now))
             return
         if sum(each.works for each in self._answers.values()) >= MOST_REQUESTS:

@@ -73,7 +73,6 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("--nproc_pre_node", "2"), ("--nproc_pre_node", "--nproc_per_node")),
     (("--auto_tuner_json", "x"), ("--auto_tuner_json",)),
     (("--legacy",), ("--legacy",)),
-    (("--json",), ("--json", "--dry_run")),
     (("--metrics_host", "0.0.0.0"), ("--metrics_host", "--metrics_port")),
     (("--log_dir", ""), ("--log_dir",)),
 ]
