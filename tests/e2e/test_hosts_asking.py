@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.command import Launch
 from tests.support.hosts import needs_hosts
-from tests.support.nodes import Nodes, codes, needs_etcd, ready
+from tests.support.nodes import Etcd, Nodes, codes, needs_etcd, ready
 from tests.support.traces import state_of, wait_until
 
 pytestmark = [*needs_hosts, pytest.mark.slow]
@@ -247,3 +247,25 @@ def test_where_several_machines_serve_the_store(three: Nodes):
     for launch in launches:
         launch.send(signal.SIGTERM)
     codes(launches)
+
+
+@needs_etcd
+def test_in_an_etcd_a_request_without_the_secret_is_not_answered(three: Nodes):
+    three.master = Etcd(three.hosts[2]).url
+    launches = start_two(three)
+    elsewhere = ("--grep", "hello", "--job", f"{three.master}/night")
+    found = three.commands[2].run("logs", *elsewhere, env=SECRET)
+    assert sorted(line.partition("| ")[2] for line in found.out.splitlines()) == [
+        f"hello from {rank}" for rank in range(4)
+    ]
+    stranger = three.commands[2].run("logs", *elsewhere)
+    assert (stranger.code, stranger.out) == (1, "")
+    assert "node 0, h1 (10.77.0.1): no answer" in stranger.err
+    three.hosts[1].link_down()
+    lost = three.commands[0].run("logs", *elsewhere[:2])
+    assert (lost.code, lost.out.count("hello")) == (1, 2)
+    assert "node 1, h2 (10.77.0.2): " in lost.err
+    three.hosts[1].link_up()
+    for launch in launches:
+        launch.send(signal.SIGTERM)
+    assert codes(launches) == [143, 143]
