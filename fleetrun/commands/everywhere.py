@@ -105,7 +105,25 @@ class Nodes:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._guest.__exit__()
+
+    def reached(self, *, alone: bool) -> bool:
+        """Enter the context. If `alone`, what this machine has will do, and that they cannot be asked is told
+        on stderr. Raises LaunchError.
+        """
+        try:
+            self.__enter__()
+        except UsageError:
+            raise
+        except LaunchError as error:
+            if not alone:
+                raise
+            click.echo(f"fleetrun: the other nodes cannot be asked: {printable(error.message)}", err=True)
+            return False
+        return True
 
     def title(self, rank: int) -> str:
         """`node 1, h2 (10.0.0.2)`"""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import heapq
 import json
@@ -209,7 +210,10 @@ _LEAVE_WITHIN = 10.0
 
 
 def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _Printer) -> int:
-    with nodes:
+    if not nodes.reached(alone=local is not None):
+        assert local is not None
+        return max(1, _show_here(local, asked, printer))
+    with contextlib.closing(nodes):
         nodes.ask("logs", asked.options(), math.inf if asked.follow else ANSWER_WITHIN)
         remote = {rank: _RemoteLogs(nodes, rank) for rank in nodes.ranks}
         printer.several = len(remote) + (local is not None) > 1

@@ -101,10 +101,13 @@ def command(
     nodes = nodes_at(where) if running is None else nodes_of(running, where)
     taken: list[Taken] = []
     hint, missing, ranks = "", False, []
-    with nodes or contextlib.nullcontext():
+    here = running is not None and where.node in (None, own_rank(running) or 0)
+    if nodes is not None and not nodes.reached(alone=here):
+        nodes, missing = None, True
+    with contextlib.closing(nodes) if nodes is not None else contextlib.nullcontext():
         if nodes is not None:
             nodes.ask("stacks", {"role": role, "rank": rank, "timeout": timeout}, timeout + _MORE)
-        if running is not None and where.node in (None, own_rank(running) or 0):
+        if running is not None and here:
             try:
                 own, hint = _taken_here(running, role, rank, timeout)
                 taken += own

@@ -266,6 +266,13 @@ def test_in_an_etcd_a_request_without_the_secret_is_not_answered(three: Nodes):
     assert (lost.code, lost.out.count("hello")) == (1, 2)
     assert "node 1, h2 (10.77.0.2): " in lost.err
     three.hosts[1].link_up()
+    three.hosts[2].link_down()
+    for words in (("logs", "--grep", "hello"), ("stacks", "--each")):
+        alone = three.commands[0].run(*words)
+        assert (alone.code, "cannot be asked" in alone.err) == (1, True), alone
+        assert "trainer 0" in alone.out
+        assert "trainer 1" in alone.out
+    three.hosts[2].link_up()
     for launch in launches:
         launch.send(signal.SIGTERM)
     assert codes(launches) == [143, 143]
