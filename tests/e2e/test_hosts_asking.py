@@ -197,8 +197,7 @@ def test_stop_ends_the_job_on_all_nodes(three: Nodes, words: tuple[str, ...]):
     stop = three.commands[1].run("stop", *words)
     assert stop.code == 0, stop
     assert codes(launches) == [143, 143]
-    assert "`fleetrun stop" in launches[0].err
-    assert "on h2`" in launches[0].err
+    assert f"asked to end by `fleetrun {' '.join(('stop', *words))}` on h2" in launches[0].said
 
 
 def test_a_node_is_stopped_from_elsewhere(three: Nodes):
