@@ -308,7 +308,7 @@ def _reference(link: re.Match[str]) -> str:
         return ""
     if named is None or not page:
         return text
-    return f"`fleetrun help {named}`" if text == page else f"{text} (`fleetrun help {named}`)"
+    return f"{text} (`fleetrun help {named}`)"
 
 
 # ---- On the terminal
