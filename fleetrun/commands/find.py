@@ -163,6 +163,7 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
     """
     if word is None:
         return list(jobs)
+    _check(word)
     if os.sep in word or word in (".", ".."):
         return [each for each in jobs if each.cwd and _same(Path(each.cwd), Path(word).expanduser())]
     scripts = [each for each in jobs if _has_script_or_folder(each, word)]
@@ -172,6 +173,21 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
 
 def _has_script_or_folder(job: EndedJob | Running, word: str) -> bool:
     return word in (*_scripts(job), Path(job.cwd or "/").name)
+
+
+def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
+    """Those with this whole name, pod or script. Raises UsageError for an empty word."""
+    _check(word)
+    return [each for each in jobs if _has_name(each, word)]
+
+
+def _has_name(job: EndedJob | Running, word: str) -> bool:
+    return word in (job.job, job.pod, *_scripts(job))
+
+
+def _check(word: str) -> None:
+    if not word:
+        raise UsageError("JOB is empty", hint="Is a variable of the shell not set?")
 
 
 def _begins(word: str, job: EndedJob | Running) -> bool:

@@ -76,8 +76,12 @@ def _seen(job: EndedJob) -> Glance | None:
 
 def how_it_ended(launch: Glance) -> str:
     """In a few words."""
+    if launch.over is None and launch.running:
+        return "running"
+    if not launch.launch or (launch.over is not None and not isinstance(launch.over.get("code"), int)):
+        return "its record is damaged"
     if launch.over is None:
-        return "running" if launch.running else "killed with its launcher"
+        return "killed with its launcher"
     code, reason = launch.over.get("code"), str(launch.over.get("reason") or "")
     if code == 0:
         return "completed"
@@ -123,13 +127,13 @@ def _as_json(launch: Glance) -> dict[str, Any]:
         "cwd": launch.launch.get("cwd"),
         "mode": launch.launch.get("mode"),
         "began": _began(launch),
-        "ended": None if launch.running and not over else launch.heard,
+        "ended": None if launch.running and not over else launch.heard or None,
         "running": launch.running,
         "code": over.get("code"),
         "reason": over.get("reason"),
         "restarts": over.get("restarts"),
-        "step": progress.get("step"),
-        "loss": progress.get("loss"),
+        "step": number(progress.get("step")),
+        "loss": number(progress.get("loss")),
         "outcome": how_it_ended(launch),
         "record": str(launch.path),
     }

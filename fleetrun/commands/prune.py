@@ -6,17 +6,17 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import LOG_DIR, EndedJob, ended_jobs, matching_jobs, parse_ago
+from fleetrun.commands.find import LOG_DIR, EndedJob, NoJobError, ended_jobs, named_jobs, parse_ago
 from fleetrun.commands.output import write
 from fleetrun.console.text import format_bytes, printable
 from fleetrun.control.client import running_launches
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.record.history import is_running
+from fleetrun.record.history import Glance, UnreadableError, glance
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,10 +34,11 @@ from fleetrun.record.history import is_running
 def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | None, yes: bool) -> int:
     """Delete the logs and records of old launches, but for the newest --keep of them.
 
-    JOB limits it to the launches of a job's name, pod or script. What a launch has in --log_dir is deleted:
-    LOG_DIR/JOB.POD.*, the logs of its processes, its record and what belongs to it. A launch that runs keeps
-    everything, and checkpoints, saves, tables of parameter servers and the faults of machines stay. On a
-    terminal fleetrun shows the list and asks.
+    JOB limits it to the launches of a job's whole name, pod or script. What a launch has in --log_dir is
+    deleted: LOG_DIR/JOB.POD.*, the logs of its processes, its record and what belongs to it. A launch that
+    runs, or of which that is not known, keeps everything, and so does one of another user. Checkpoints,
+    saves, tables of parameter servers and the faults of machines stay. On a terminal fleetrun shows the list
+    and asks.
 
     \b
     Examples:
@@ -47,21 +48,34 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
 
     \b
     Exit codes:
-      0  they are deleted, or there was nothing to delete
-      1  no, or some could not be deleted
+      0    they are deleted, or there was nothing to delete
+      1    there is no such job, or some files could not be deleted
+      2    it cannot ask: add --yes
+      130  the answer was no, or Ctrl-C
     """
     place = log_dir or LOG_DIR
     before = None if older_than is None else time.time() - parse_ago(older_than, "--older_than")
-    old = _old(place, job, keep, before)
-    if not old:
-        write(f"nothing to delete in {place}: {_counted(len(ended_jobs(place, set())))}\n")
+    running = running_launches(os.environ)
+    there = ended_jobs(place, {each.pod for each in running})
+    chosen = there if job is None else named_jobs(job, there)
+    if job is not None and not chosen:
+        raise NoJobError(f"no job {printable(job)!r} has a record in {place}", hint="It takes whole names.")
+    old = [each for each in reversed(chosen[keep:]) if _is_old(each, before)]
+    deletable = [each for each in old if _may_be_deleted(each)]
+    if len(deletable) < len(old):
+        click.echo(
+            f"{_counted(len(old) - len(deletable))} kept: running, unreadable or another user's", err=True
+        )
+    if not deletable:
+        write(f"nothing to delete in {place}: {_counted(len(there))}\n")
         return 0
-    files = {each.pod: list(_files(each)) for each in old}
-    size = sum(_size(path) for paths in files.values() for path in paths)
-    what = f"{_counted(len(old))}, {format_bytes(size)}"
+    names = [(each.job, each.pod) for each in running] + [(each.job, each.pod) for each in there]
+    owners = {f"{name}.{pod}." for name, pod in names}
+    files = [path for each in deletable for path in _files(each, owners)]
+    what = f"{_counted(len(deletable))}, {format_bytes(sum(map(_size, files)))}"
     if not yes:
-        _confirm(old, what)
-    failed = [path for paths in files.values() for path in paths if not _deleted(path)]
+        _confirm(deletable, what)
+    failed = [path for path in files if not _deleted(path)]
     if failed:
         raise LaunchError(f"{len(failed)} files could not be deleted, the first is {failed[0]}")
     write(f"deleted {what}\n")
@@ -72,20 +86,35 @@ def _counted(number: int) -> str:
     return "1 launch" if number == 1 else f"{number} launches"
 
 
-def _old(place: Path, job: str | None, keep: int, before: float | None) -> list[EndedJob]:
-    """Oldest first."""
-    pods = {each.pod for each in running_launches(os.environ)}
-    found = matching_jobs(job, ended_jobs(place, pods))[keep:]
-    aged = [each for each in found if before is None or (each.written or 0.0) < before]
-    return [each for each in reversed(aged) if not is_running(each.record)]
+def _is_old(job: EndedJob, before: float | None) -> bool:
+    return before is None or (job.written or 0.0) < before
 
 
-def _files(job: EndedJob) -> Iterator[Path]:
-    """What it has in the folder; its record last, so that what cannot be deleted is found again."""
+def _may_be_deleted(job: EndedJob) -> bool:
+    """A launch of this user that is known to have ended."""
+    try:
+        found = glance(job.record)
+        return job.record.stat().st_uid == os.getuid() and not found.running and _has_ended(found)
+    except (UnreadableError, OSError):
+        return False
+
+
+def _has_ended(found: Glance) -> bool:
+    """Where the file system has no locks, only its last event tells."""
+    return found.running is False or found.over is not None
+
+
+def _files(job: EndedJob, owners: Collection[str]) -> Iterator[Path]:
+    """What it has in the folder; its record last, so that what cannot be deleted is found again. `owners` is
+    how the files of each launch begin: job `a` with pod `b` does not own those of job `a.b`.
+    """
     start = f"{job.job}.{job.pod}."
     with os.scandir(job.log_dir) as entries:
         names = sorted(each.name for each in entries if each.name.startswith(start) and _is_plain(each))
-    yield from (job.log_dir / name for name in names if job.log_dir / name != job.record)
+    for name in names:
+        owner = max((each for each in owners if name.startswith(each)), key=len, default=start)
+        if owner == start and job.log_dir / name != job.record:
+            yield job.log_dir / name
     links = job.log_dir / f".latest.{job.pod}"
     if links.is_dir() and not links.is_symlink():
         yield from (each for each in links.iterdir() if each.is_symlink())

@@ -47,7 +47,7 @@ def command(job: str | None, now: bool, **options: Any) -> int:
       0    the job has ended
       1    there is no such job, or a node does not answer
       2    JOB fits several jobs, or is needed: the job was started elsewhere
-      130  Ctrl-C: the command no longer waits, but the job still stops
+      130  the answer was no; after Ctrl-C the job still stops
     """
     where = Where(**options)
     check_url(where, [("JOB", job)])

@@ -44,7 +44,8 @@ def plan_as_json(spec: PodSpec, environ: Mapping[str, str]) -> str:
 
 def plan_as_text(spec: PodSpec, environ: Mapping[str, str]) -> list[str]:
     plan = plan_document(spec, environ)
-    lines = [f"job {plan['job']}, mode {plan['mode']}: {plan['replicas']} processes; nothing was started"]
+    count = "1 process" if plan["replicas"] == 1 else f"{plan['replicas']} processes"
+    lines = [f"job {plan['job']}, mode {plan['mode']}: {count}; nothing was started"]
     if plan["pre_hook"]:
         lines.append(f"before each start: {shlex.join(plan['pre_hook'])}")
     for container in plan["containers"]:

@@ -87,7 +87,9 @@ def format_short(number: float) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """In powers of 1024: `312 MiB`, `3.1 GiB`."""
+    """In powers of 1024: `87 KiB`, `312 MiB`, `3.1 GiB`."""
+    if 0 < number < 1024**2 / 2:
+        return f"{number / 1024:.0f} KiB"
     if number < 1024**3:
         return f"{number / 1024**2:.0f} MiB"
     return f"{number / 1024**3:.1f} GiB"

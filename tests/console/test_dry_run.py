@@ -78,7 +78,7 @@ def test_no_secret_is_shown(spec, show):
 
 def test_the_text_can_be_pasted_into_a_shell(spec):
     lines = dry_run.plan_as_text(spec, ENVIRON)
-    assert lines[0] == "job default, mode collective: 1 processes; nothing was started"
+    assert lines[0] == "job default, mode collective: 1 process; nothing was started"
     assert "before each start: make data" in lines
     assert "  command  python train.py --name 'two words'" in lines
     assert "  PADDLE_TRAINER_ID=0" in lines

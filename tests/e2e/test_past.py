@@ -3,6 +3,7 @@ deletes old ones.
 """
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,31 @@ def test_history_lists_launches_and_prune_deletes_old_ones(fleetrun: Fleetrun):
     assert fleetrun.run("prune", "--keep", "0", "-y").code == 0
     assert [path.name for path in (fleetrun.folder / "log").iterdir()] == [keep.name]
     assert fleetrun.run("history").code == 1
+
+
+def test_prune_deletes_no_more_than_it_was_asked_to(fleetrun: Fleetrun):
+    log = fleetrun.folder / "log"
+    script = fleetrun.script("print('fine')", "good.py")
+    fleetrun.run("--job_id", "night", script)
+    (pod,) = {path.name.split(".")[1] for path in fleetrun.logs("night.*.log")}
+    other = fleetrun.start("--job_id", f"night.{pod}", fleetrun.script(STAY))
+    other.until_ready(1)
+    (record,) = log.glob(f"night.{pod}.*.events.jsonl")
+    theirs = sorted(log.glob(f"{record.name.removesuffix('events.jsonl')}*"))
+    assert len(theirs) == 3
+    fleetrun.run("--job_id", "foreign", script)
+    (record,) = log.glob("foreign.*.events.jsonl")
+    os.chown(record, 12345, -1) if os.getuid() == 0 else record.chmod(0)
+    asked = {
+        word: fleetrun.run("prune", word, "--keep", "0", "--yes").code for word in ("", "nigh", "foreign")
+    }
+    assert asked == {"": 2, "nigh": 1, "foreign": 0}
+    assert record.exists()
+    assert fleetrun.run("prune", pod, "--keep", "0", "--yes").out.startswith("deleted 1 launch,")
+    assert sorted(log.glob(f"night.{pod}.*")) == theirs
+    assert fleetrun.run("stop", "").code == 2
+    assert fleetrun.run("stop", f"night.{pod}").code == 0
+    other.wait()
 
 
 def listed_pod(fleetrun: Fleetrun) -> str:

@@ -110,7 +110,10 @@ _node_loss_word = choice(*NodeLoss, also={"-1": "fail", "0": "wait", "1": "shrin
 
 def node_loss(text: str) -> NodeLoss:
     """Paddle has numbers (`--elastic_level`)."""
-    return NodeLoss(_node_loss_word(text))
+    try:
+        return NodeLoss(_node_loss_word(text))
+    except InvalidValue as error:
+        raise InvalidValue(f"{error}, in Paddle's numbers -1, 0 or 1", error.meant) from None
 
 
 def boolean(text: str) -> bool:

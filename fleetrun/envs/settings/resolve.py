@@ -571,7 +571,7 @@ def _script_of(
         return file.script, file.args
     own = {role_settings.role: role_settings for role_settings in roles if role_settings.script is not None}
     if Role.TRAINER not in own:
-        hint = "usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]"
+        hint = "usage: fleetrun [run] [OPTIONS] SCRIPT [ARGUMENTS]"
         if file != NOTHING:
             hint = f'Write script = "train.py" into the job file, or {hint.partition(" ")[2]}'
         raise UsageError("no script was given", hint=hint)
