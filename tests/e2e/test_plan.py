@@ -102,11 +102,11 @@ def test_a_program(fleetrun: Fleetrun):
 
 
 def test_a_program_beside_the_command(fleetrun: Fleetrun):
-    program = fleetrun.folder / "run"
+    program = fleetrun.folder / "work"
     program.write_text('#!/bin/sh\necho "$0 $1 $RANK"\n')
     program.chmod(0o755)
-    assert fleetrun.run("./run", "a").out == "./run a 0\n"
-    assert fleetrun.run("run", "b").out == "./run b 0\n"
+    assert fleetrun.run("./work", "a").out == "./work a 0\n"
+    assert fleetrun.run("work", "b").out == "./work b 0\n"
     assert fleetrun.run(str(program), "c").out == f"{program} c 0\n"
 
 
