@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fleetrun.errors import LaunchError, SpawnError
+from fleetrun.errors import SpawnError
 from fleetrun.pod.loop import WRITE, Loop
 from fleetrun.pod.process import Exit, Process
 
@@ -200,12 +200,11 @@ def _spawned(argv: Sequence[str], env: Mapping[str, str], keep: Sequence[int]) -
         os.set_blocking(write, False)
         os.set_blocking(read, False)
         process = Process.spawn(argv, env, output, stdin=theirs, keep=keep)
-    except LaunchError:
+    except BaseException as error:
         _close(fds)
+        if isinstance(error, OSError):
+            raise SpawnError(f"cannot start {argv[0]}: {error.strerror}") from None
         raise
-    except OSError as error:
-        _close(fds)
-        raise SpawnError(f"cannot start {argv[0]}: {error.strerror}") from None
     _close((theirs, output))
     return process, write, read
 

@@ -185,11 +185,19 @@ def test_a_descriptor_is_kept(make):
     os.close(read)
 
 
-def test_one_that_cannot_be_started_leaves_nothing():
+@pytest.mark.parametrize(
+    ("argv", "kind"),
+    [
+        (["/nowhere/program"], LaunchError), (["/bin/true", "a\0b"], ValueError),
+        (["/bin/true", "\ud800"], ValueError),
+    ],
+    ids=["no program", "null", "surrogate"],
+)  # fmt: skip
+def test_one_that_cannot_be_started_leaves_nothing(argv, kind):
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
     companions = set()
-    with pytest.raises(LaunchError, match="no such program"):
-        Companion(Loop(), companions, ["/nowhere/program"], ENVIRONMENT, heard=print)
+    with pytest.raises(kind, match=r"no such program|embedded null|surrogates"):
+        Companion(Loop(), companions, argv, ENVIRONMENT, heard=print)
     assert companions == set()
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1, "the loop's"  # noqa: PTH208
 
