@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import shlex
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -132,7 +133,7 @@ class Nodes:
     def ask(self, verb: str, options: Mapping[str, Any], patience: float = ANSWER_WITHIN) -> None:
         """Nodes may be silent for so many seconds. What is None or False is not passed on."""
         given = {name: value for name, value in options.items() if value not in (None, False)}
-        request = Request(verb=verb, options=given, by=os.uname().nodename)
+        request = Request(verb=verb, options=given, by=f"{_user()} on {os.uname().nodename}")
         self._waiting = {rank: [] for rank in self.ranks}
         self.trouble.clear()
         self._guest.ask(request, self.ranks, patience)
@@ -239,6 +240,13 @@ class Documents:
         for line in lines:
             with contextlib.suppress(ValueError, RecursionError):
                 yield json.loads(line)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container
+        return f"user {os.getuid()}"
 
 
 def own_rank(found: EndedJob | Running) -> int | None:

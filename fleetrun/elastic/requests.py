@@ -41,7 +41,12 @@ from fleetrun.pod.process import Exit
 # ---- What is asked and answered
 
 MOST_REQUESTS = 8
-"""That a node answers at a time: each costs it a process, and a watch of its store session."""
+"""That a node answers at a time: each costs it a process."""
+
+MOST_ANSWERS = 2 * MOST_REQUESTS
+"""The same, with those that it refuses: each costs a watch of its store session, which has few. More are
+ignored.
+"""
 
 MOST_BYTES, MOST_BYTES_OPEN = 16 << 20, 256 << 10
 """Bytes of lines that a node sends before those that are new: with a secret, and without one."""
@@ -54,6 +59,7 @@ process has looked at the logs once more.
 _AGAIN = 0.2  # seconds until a piece that could not be written is written again
 _LONGEST_REQUEST = 16 << 10
 _LONGEST_NAME = 64
+_LONGEST_BY = 100
 _UNPACKED = 1 << 20
 
 
@@ -90,7 +96,9 @@ ALWAYS = frozenset({"logs", "stacks", "stop"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`nodes`: the ids of the nodes that are asked; empty for all. `by` is for the message of a stop."""
+    """`nodes`: the ids of the nodes that are asked; empty for all. `by`: `USER on HOST`, for the message
+    of a stop.
+    """
 
     verb: str
     options: Mapping[str, Any]
@@ -107,11 +115,21 @@ class Request:
             flag = flags.get(name)
             if flag is None or type(value) is not flag.kind:
                 raise ValueError(f"{self.verb} of another node takes no {name[:40]!r} such as {value!r:.40}")
+            if isinstance(value, str) and _is_no_word(value):
+                raise ValueError(f"the {name[:40]!r} of {self.verb} has control characters, or no text")
             if flag.kind is bool:
                 words += [flag.name] if value else []
             else:
                 words.append(f"{flag.name}={value}")
         return [*words, "--most_bytes", str(most_bytes)] if self.verb == "logs" else words
+
+
+def _is_no_word(value: str) -> bool:
+    """Whether no shell could give it to a command, or no user would."""
+    try:
+        return any(byte < 32 and byte != 9 for byte in os.fsencode(value))
+    except UnicodeEncodeError:
+        return True
 
 
 def pack_request(name: str, request: Request, token: str) -> bytes:
@@ -246,14 +264,18 @@ class Requests:
         request = unpack_request(name, entry.value, self._token)
         if request is None or (request.nodes and self._me not in request.nodes):
             return
+        if len(self._answers) >= MOST_ANSWERS:
+            return
         key = records.answers_prefix(name) + self._me
         answer = _Answer(self._loop, self.membership.store, key, partial(self._drop, name))
         self._answers[name] = answer
         answer.say()
         try:
             self._begin(answer, request)
-        except (LaunchError, ValueError) as error:
-            answer.say(code=2, error=error.message if isinstance(error, LaunchError) else str(error))
+        except ValueError as error:
+            answer.say(code=2, error=str(error))
+        except LaunchError as error:
+            answer.say(code=1, error=error.message)
 
     def _begin(self, answer: _Answer, request: Request) -> None:
         """Raises LaunchError and ValueError."""
@@ -263,11 +285,13 @@ class Requests:
         if request.verb == "stop":
             answer.say(code=0)
             now = request.options.get("now") is True
-            command = f"`fleetrun stop{' --now' if now else ''}` on {request.by[:64] or 'another host'}"
+            who = "".join(char if char.isprintable() else "?" for char in request.by[:_LONGEST_BY])
+            by = f"of {who}" if who else "on another host"
+            command = f"`fleetrun stop{' --now' if now else ''}` {by}"
             answer.when_taken(lambda: self._stop(command, now))
             return
         if sum(each.works for each in self._answers.values()) >= MOST_REQUESTS:
-            raise ValueError(f"it answers {MOST_REQUESTS} other requests")
+            raise LaunchError(f"it answers {MOST_REQUESTS} other requests")
         answer.run(self._companions, words)
 
     def _drop(self, name: str) -> None:

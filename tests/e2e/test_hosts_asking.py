@@ -1,5 +1,6 @@
 """On three hosts: a job of two nodes is asked from its nodes, and from a host that runs no part of it."""
 
+import getpass
 import json
 import os
 import signal
@@ -197,7 +198,8 @@ def test_stop_ends_the_job_on_all_nodes(three: Nodes, words: tuple[str, ...]):
     stop = three.commands[1].run("stop", *words)
     assert stop.code == 0, stop
     assert codes(launches) == [143, 143]
-    assert f"asked to end by `fleetrun {' '.join(('stop', *words))}` on h2" in launches[0].said
+    asker = f"`fleetrun {' '.join(('stop', *words))}` of {getpass.getuser()} on h2"
+    assert f"asked to end by {asker}" in launches[0].said
 
 
 def test_a_node_is_stopped_from_elsewhere(three: Nodes):

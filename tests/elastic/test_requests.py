@@ -10,6 +10,7 @@ from fleetrun.elastic.guest import read_address
 from fleetrun.elastic.memory_store import MemoryStore
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.requests import (
+    MOST_ANSWERS,
     Piece,
     Request,
     Requests,
@@ -22,7 +23,7 @@ from fleetrun.errors import UsageError
 from tests.support.simulation import SimulatedJob
 
 SECRET = "correct horse battery staple"
-STOP = Request(verb="stop", options={}, by="h9")
+STOP = Request(verb="stop", options={}, by="alice on h9")
 
 
 class Quiet:
@@ -91,7 +92,9 @@ def test_a_node_writes_the_next_piece_when_the_last_one_was_taken():
     assert asked.pieces() == dict.fromkeys(asked.nodes, Piece(number=0))
     assert asked.stopped == []
     assert asked.pieces() == dict.fromkeys(asked.nodes, Piece(number=1, code=0))
-    assert sorted(asked.stopped) == sorted((node, "fleetrun stop on h9", False) for node in asked.nodes)
+    assert sorted(asked.stopped) == sorted(
+        (node, "`fleetrun stop` of alice on h9", False) for node in asked.nodes
+    )
     asked.store.close()
     asked.settle()
     assert asked.left() == []
@@ -103,7 +106,31 @@ def test_only_the_nodes_that_are_meant_answer():
     asked.ask(Request(verb="stop", options={"now": True}, nodes=(asked.nodes[1],)))
     asked.pieces()
     asked.pieces()
-    assert asked.stopped == [(asked.nodes[1], "fleetrun stop --now on another host", True)]
+    assert asked.stopped == [(asked.nodes[1], "`fleetrun stop --now` on another host", True)]
+
+
+def test_who_asks_for_a_stop_writes_one_line_without_effects():
+    asked = Asked()
+    asked.ask(Request(verb="stop", options={}, by="\x1b[2Ja\nLAUNCH ERROR\x85" + "x" * 10_000))
+    asked.pieces()
+    asked.pieces()
+    command = asked.stopped[0][1]
+    assert command.startswith("`fleetrun stop` of ?[2Ja?LAUNCH ERROR?xxx")
+    assert len(command) < 200
+
+
+def test_many_requests_that_are_refused_do_not_use_up_the_watches_of_a_node():
+    asked = Asked()
+    for number in range(100):
+        asked.ask(Request(verb="nonsense", options={}), name=f"s{number}")
+    for one in asked.job.players:
+        prefixes = [each for each in one.store._mirror.prefixes if "answers/" in each]
+        assert len(prefixes) == MOST_ANSWERS
+    for number in range(100):
+        asked.store.delete(records.request_key(f"s{number}"))
+    asked.settle()
+    asked.ask()
+    assert asked.pieces().keys() >= set(asked.nodes)
 
 
 def test_a_command_that_is_gone_leaves_nothing():
@@ -151,6 +178,9 @@ def test_garbage_is_not_answered(value):
         ("logs", {"lines": True}),
         ("logs", {"follow": "yes"}),
         ("bundle", {"output": "/etc/passwd"}),
+        ("logs", {"role": "a\0b"}),
+        ("logs", {"role": "a\nb"}),
+        ("logs", {"grep": "\ud800"}),
     ],
 )
 def test_what_is_not_listed_reaches_no_command_line(verb, options):

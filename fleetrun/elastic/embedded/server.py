@@ -116,7 +116,7 @@ MAX_UNREAD_BYTES = 64 << 20
 """Limit for one client: one that leaves more unread is disconnected, and must start again."""
 MAX_LEDGER_BYTES = 512 << 20
 MAX_WATCHES = 64
-"""Limit for one session. A node needs five."""
+"""Limit for one session. A node needs five, and one for each request that it answers."""
 
 
 class Sent(Enum):
