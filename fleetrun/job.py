@@ -291,15 +291,14 @@ class Job(Generic[T]):
         stopped = code in self._asked and not over.get("report")
         if code and not stopped:
             self._raise_failure(code)
-        ranks = self._seen.ranks()
+        ranks = sorted(self._seen.trainers())
         values: list[T] = []
         if self._call is not None:
             found = [rank for rank in ranks if self._call.has_value(rank)]
             if not stopped and found != ranks:
                 missing = next(rank for rank in ranks if rank not in found)
-                raise self._failure(
-                    f"trainer {missing} ended before its function returned", "trainer", missing, 1
-                )
+                name = self._seen.trainers()[missing]
+                raise self._failure(f"trainer {missing} ended before its function returned", name, missing, 1)
             ranks, values = found, [self._call.value(rank) for rank in found]
         return Result(
             values=values,
@@ -314,21 +313,21 @@ class Job(Generic[T]):
         _, error, text = self._said.rpartition(_ERROR)
         if error or not (self._seen.launch or self._engine):
             raise _launch_error(code, text)
-        failed, over = self._seen.failed, self._seen.over
+        first, over = self._seen.first, self._seen.over
         report = "\n".join(line for line in over.get("report", []) if line.strip("="))
         ended = over.get("reason") or (f"{self._engine} ended" if self._engine else "the launcher was killed")
         reason = report or f"{ended}, exit code {code}"
-        role = str(failed["container"]).rpartition(".")[0] if failed else None
-        problem = self._failure(reason, role, failed.get("rank"), code)
+        problem = self._failure(reason, first.get("container"), first.get("rank"), code)
         cause = None
-        if self._call is not None and role == "trainer" and problem.rank is not None:
+        if self._call is not None and problem.role == "trainer" and problem.rank is not None:
             cause = self._call.error(problem.rank)
         raise problem from cause
 
-    def _failure(self, message: str, role: str | None, rank: Any, code: int) -> JobError:
+    def _failure(self, message: str, container: str | None, rank: Any, code: int) -> JobError:
         error = JobError(message)
+        role = container.rpartition(".")[0] if container else None
         error.exit_code, error.role, error.rank, error.logs = code, role, rank, self.logs
-        log = self.logs.get(str(self._seen.failed.get("container")))
+        log = self.logs.get(container or "")
         error.traceback = "\n".join(read_tail(log).traceback) if log is not None else ""
         return error
 
@@ -423,13 +422,19 @@ class _Seen:
             return self._kept[-lost:]
         return [{"time": self._kept[0]["time"], "event": "lost", "events": lost}, *self._kept]
 
+    @property
+    def first(self) -> Event:
+        """With the container and the rank of the first failure, empty if there was none here."""
+        known = self.over or self.failed  # a launcher that was killed does not say which came first
+        return known if known.get("container") else {}
+
     def logs(self) -> dict[str, Path]:
         return {each["name"]: Path(each["log"]) for each in self.ready.get("containers", [])}
 
-    def ranks(self) -> list[int]:
-        """Of the trainers of this machine."""
+    def trainers(self) -> dict[int, str]:
+        """Those of this machine, by rank."""
         containers = self.ready.get("containers", [])
-        return sorted(each["rank"] for each in containers if each["role"] == "trainer")
+        return {each["rank"]: each["name"] for each in containers if each["role"] == "trainer"}
 
 
 # ---- Errors of the launcher

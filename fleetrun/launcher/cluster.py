@@ -39,6 +39,7 @@ from fleetrun.launcher.session import (
     PodRunner,
     announce,
     failure_report,
+    first_failure,
     tell_strays,
 )
 from fleetrun.launcher.signals import Interrupts
@@ -48,7 +49,7 @@ from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Budget
-from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, read_kept, said_faults
 
@@ -149,14 +150,19 @@ def _look(looks: Sequence[Callable[[Mapping[str, Entry]], None]], found: Mapping
         look(found)
 
 
-def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
-    """In a few words why it ended, how many restarts there were, and the report."""
+def _end(outcome: Outcome) -> tuple[str, int, list[str], ContainerSpec | None]:
+    """In a few words why it ended, how many restarts there were, the report, and of which process here it
+    tells.
+    """
     cause, result = outcome.cause, outcome.result
     reason = cause.headline if cause is not None else result.reason if result is not None else ""
     if outcome.error is not None:
         reason = outcome.error.message
     restarts = result.restarts if result is not None else 0
-    return reason, restarts, [*cause.lines, last_line(cause)] if cause is not None and cause.lines else []
+    if cause is None or not cause.lines:
+        return reason, restarts, [], None
+    first = first_failure(result) if cause.rank == outcome.rank else None
+    return reason, restarts, [*cause.lines, last_line(cause)], first
 
 
 def _read_faults(settings: LaunchSettings, console: Console) -> MachineFaults:

@@ -28,7 +28,7 @@ from fleetrun.launcher.prepare import (
     take_token,
     with_writable_logs,
 )
-from fleetrun.launcher.session import WIDE, LaunchSession, PodRunner, announce, report_end
+from fleetrun.launcher.session import WIDE, LaunchSession, PodRunner, announce, first_failure, report_end
 from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
@@ -116,7 +116,7 @@ def _alone(
         result = supervisor.run()
         runner.over()
         lines = report_end(result, spec, console, session.summary)
-        session.over(result.code, result.reason, result.restarts, lines)
+        session.over(result.code, result.reason, result.restarts, lines, first_failure(result))
     finally:
         session.close()
     return result.code

@@ -416,14 +416,23 @@ class LaunchSession:
         ]
         return f"{', '.join(facts)}; logs: {logs_pattern(spec, self.settings.log_dir)}"
 
-    def over(self, code: int, reason: str, restarts: int, report: list[str]) -> None:
-        """The job is over on this machine."""
+    def over(
+        self, code: int, reason: str, restarts: int, report: list[str], first: ContainerSpec | None = None
+    ) -> None:
+        """The job is over on this machine. `first`: the process of the first failure, if that was here."""
         self._over = True
         self.marks.close()
         self.progress.settle()
         goodput = goodput_fields(self.job_status.goodput.seconds(time.time()))
         self.journal.write(
-            "over", code=code, reason=reason, restarts=restarts, report=report, goodput=goodput
+            "over",
+            code=code,
+            reason=reason,
+            restarts=restarts,
+            report=report,
+            container=first.name if first is not None else None,
+            rank=first.rank if first is not None else None,
+            goodput=goodput,
         )
         if code and report:
             _tell_parent(report)
@@ -631,6 +640,13 @@ def announce(spec: PodSpec, console: Console) -> None:
         console.block(environment_tables(spec), level="DEBUG")
     if logs.is_full(spec.log_dir):
         console.warning(f"the disk of {spec.log_dir} is full: the job continues, but its output will be lost")
+
+
+def first_failure(result: JobResult | None) -> ContainerSpec | None:
+    """The process of which the report of this result tells."""
+    if result is None or result.cause is None or result.hang is not None:
+        return None
+    return result.cause.spec
 
 
 def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -> list[str]:

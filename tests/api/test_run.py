@@ -130,6 +130,29 @@ def test_the_first_failure_is_an_exception_with_its_report(folder, capsys):
 
 
 @pytest.mark.slow
+def test_the_rank_is_that_of_the_first_failure_and_not_of_the_first_exit(folder):
+    def raises():
+        if os.environ[RANK] == "0":
+            while not Path("raised").exists():
+                time.sleep(0.002)
+            raise ValueError("the second failure")
+        threading.Thread(target=stays).start()
+        raise KeyError("the first failure")
+
+    def stays():
+        threading.main_thread().join()
+        Path("raised").touch()
+        threading.Event().wait()
+
+    with pytest.raises(fleetrun.JobError, match="First failure: trainer 1") as caught:
+        fleetrun.run(raises, nproc_per_node=2, display="quiet")
+    error = caught.value
+    assert (error.role, error.rank) == ("trainer", 1)
+    assert "the first failure" in error.traceback
+    assert repr(error.__cause__) == "KeyError('the first failure')"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "said", "code"),
     [
