@@ -5,9 +5,10 @@ process. Nothing is supervised in the caller's process.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -70,6 +71,7 @@ def run(
     Raises what `launch` and `Job.wait` raise.
     """
     __tracebackhide__ = True  # IPython and pytest show the caller's frame
+    _check_arguments(args, kwargs, env)
     labelled = "follow" in options or "FLEETRUN_FOLLOW" in {**os.environ, **(env or {})}
     show = display_of(display, labelled=labelled)
     job = launch(program, args, kwargs, env=env, **options)
@@ -129,8 +131,7 @@ def launch(
     The job ends with this process. Raises UsageError and other LaunchErrors, with the message and the hint
     of the command line, for what cannot be started.
     """
-    if isinstance(args, str | bytes):
-        raise UsageError(f"args is {args!r}; it must be a list, such as [{args!r}]")
+    _check_arguments(args, kwargs, env)
     engine = _engine_of(options)
     words = [f"--display={'plain' if engine else 'json'}", *option_words(options)]
     if "log_level" not in map(normal, options):
@@ -141,11 +142,28 @@ def launch(
         return Job(_with_script(words, program, args), env, engine=engine)
     if engine:
         raise UsageError(f"{engine} runs scripts: a function is known to this machine only")
-    _check_for_function(options)
+    _check_for_function(program, options)
     if not {"max_restart", "max_restarts"} & set(map(normal, options)):
         words.append("--max_restart=0")
     call = Call(program, args, kwargs)
     return Job([*words, "-m", "fleetrun.function", str(call.folder), call.name], env, call=call)
+
+
+def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:
+    if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
+        raise UsageError(f"args is {args!r}; it must be a list, such as [{args!r}]")
+    if kwargs is not None and not (
+        isinstance(kwargs, Mapping) and all(isinstance(each, str) for each in kwargs)
+    ):
+        raise UsageError(f"kwargs is {kwargs!r}; it must be a dict from names to values")
+    if env is not None and not isinstance(env, Mapping):
+        raise UsageError(f"env is {env!r}; it must be a dict from names to values")
+    for name, value in (env or {}).items():
+        if value is None:
+            raise UsageError(
+                f"env[{name!r}] is None; it must be a text",
+                hint="The processes inherit the variables of this one: remove it from os.environ before.",
+            )
 
 
 # ---- The command line
@@ -156,6 +174,11 @@ _NOT_HERE = {
     "quiet": 'use display="quiet" of run',
     "verbose": 'use log_level="DEBUG"',
     **dict.fromkeys((*ACTIONS, "dry_run", "json"), "it starts no job; use the command `fleetrun`"),
+}
+_NOT_CALLED = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "a generator function": inspect.isgeneratorfunction,
+    "an asynchronous generator function": inspect.isasyncgenfunction,
 }
 _NOT_FOR_FUNCTIONS = {
     "module": "the program is a function",
@@ -211,7 +234,14 @@ def _engine_of(options: Mapping[str, OptionValue]) -> str:
     return str(engine or os.environ.get("FLEETRUN_SCHEDULER", "")).removeprefix("local")
 
 
-def _check_for_function(options: Mapping[str, OptionValue]) -> None:
+def _check_for_function(program: Callable[..., Any], options: Mapping[str, OptionValue]) -> None:
+    for kind, is_one in _NOT_CALLED.items():
+        if is_one(program):
+            name = getattr(program, "__qualname__", repr(program))
+            hint = "A call of it runs nothing: pass a function that runs it to its end" + (
+                ", such as lambda: asyncio.run(main())." if kind == "a coroutine function" else "."
+            )
+            raise UsageError(f"{name} is {kind}", hint=hint)
     for keyword, value in options.items():
         reason = _NOT_FOR_FUNCTIONS.get(normal(keyword))
         if reason is not None and value not in (None, False):

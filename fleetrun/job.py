@@ -144,10 +144,13 @@ class Job(Generic[T]):
         """Wait for the end, at most `timeout` seconds; the job goes on if that, or KeyboardInterrupt, ends
         the waiting.
 
-        Raises TimeoutError; JobError if the job failed; another LaunchError if fleetrun could not continue.
+        Raises TimeoutError; JobError if the job failed; another LaunchError if fleetrun could not continue;
+        UsageError for a negative `timeout`.
         After `stop` the result has an `exit_code`, and values only of the trainers that returned.
         """
         __tracebackhide__ = True
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"timeout is {timeout!r}; it must be at least 0 seconds, or None")
         with self._changed:
             if not self._changed.wait_for(lambda: self._code is not None, timeout):
                 raise TimeoutError(f"job {self.name} (pod {self.pod}) has not ended within {timeout:g} s")

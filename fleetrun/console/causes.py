@@ -211,6 +211,11 @@ _CAUSES = (
         "imports it again.",
     ),
     (
+        r"what \S+ returned cannot be pickled",
+        "What a trainer returns is pickled for the caller: return numbers, arrays or state_dict(), and no "
+        "locks, generators or open files.",
+    ),
+    (
         r"[Cc]an't pickle|cannot pickle '|Can't get local object",
         "What goes to a spawned process must be pickled: no lambdas, local classes or open files in "
         "data sets and collate functions.",

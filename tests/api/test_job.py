@@ -46,6 +46,8 @@ def test_a_job_is_asked_watched_and_stopped_from_other_threads(folder):
     assert os.getsid(job.pid) != os.getsid(0)  # Ctrl-C at the caller's terminal is the caller's alone
     with pytest.raises(TimeoutError, match="night"):
         job.wait(0.01)
+    with pytest.raises(fleetrun.UsageError, match="timeout is -1"):
+        job.wait(-1)
     eventually(lambda: "ready" in job.logs["trainer.1"].read_text())
     stopping = threading.Thread(target=job.stop)
     stopping.start()

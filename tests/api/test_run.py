@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,7 +158,7 @@ def test_the_rank_is_that_of_the_first_failure_and_not_of_the_first_exit(folder)
 @pytest.mark.parametrize(
     ("function", "said", "code"),
     [
-        (lambda: (each for each in ()), "generator", 1),
+        (lambda: (each for each in ()), "generator.*Hint: What a trainer returns is pickled", 1),
         (lambda: (_ for _ in ()).throw(Odd(1, 2)), "odd: 3", 1),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL", 137),
         (lambda: os._exit(0), "before its function returned", 1),
@@ -165,7 +167,7 @@ def test_the_rank_is_that_of_the_first_failure_and_not_of_the_first_exit(folder)
     ids=["unpicklable value", "unpicklable exception", "killed", "left early", "exit"],
 )
 def test_other_ends_of_a_function(folder, function, said, code):
-    with pytest.raises(fleetrun.JobError, match=said) as caught:
+    with pytest.raises(fleetrun.JobError, match=f"(?s){said}") as caught:
         fleetrun.run(function, display="quiet")
     assert (caught.value.exit_code, caught.value.rank) == (code, 0)
     assert nothing_left(folder)
@@ -279,6 +281,13 @@ def test_values_become_the_words_of_a_command_line():
     ]  # fmt: skip
 
 
+async def coroutine() -> None: ...
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
 @pytest.mark.parametrize(
     ("program", "options", "named"),
     [
@@ -291,6 +300,14 @@ def test_values_become_the_words_of_a_command_line():
         (print, {"scheduler": "ssh"}, "ssh"),
         (print, {"no_python": True}, "no_python"),
         (print, {"display": "live"}, "display"),
+        (coroutine, {}, "coroutine is a coroutine function"),
+        (partial(generator), {}, "generator function"),
+        (print, {"args": 3}, r"args is 3; it must be a list"),
+        ("x.py", {"args": {"lr": 1}}, r"args is .*must be a list"),
+        (print, {"kwargs": 5}, r"kwargs is 5; it must be a dict"),
+        (print, {"kwargs": {1: 2}}, r"kwargs is \{1: 2\}; it must be a dict"),
+        (print, {"env": {"A": None}}, r"env\['A'\] is None"),
+        (print, {"env": ["A=1"]}, r"env is \['A=1'\]"),
     ],
 )
 def test_what_python_cannot_ask_for(folder, program, options, named):
