@@ -16,6 +16,7 @@ from fleetrun.display import Display, display_of
 from fleetrun.envs.settings.job_file import option_texts
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, TORCHRUN, by_spelling, normal
 from fleetrun.envs.settings.parsing import InvalidValue
+from fleetrun.envs.settings.show import FUNCTION
 from fleetrun.errors import UsageError
 from fleetrun.function import Call
 from fleetrun.job import Events, Job, Result
@@ -146,7 +147,7 @@ def launch(
     if not {"max_restart", "max_restarts"} & set(map(normal, options)):
         words.append("--max_restart=0")
     call = Call(program, args, kwargs)
-    return Job([*words, "-m", "fleetrun.function", str(call.folder), call.name], env, call=call)
+    return Job([*words, "-m", FUNCTION, str(call.folder), call.name], env, call=call)
 
 
 def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:

@@ -37,12 +37,13 @@ class Call:
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> None:
         """Raises UsageError if the function or an argument cannot be pickled."""
-        self.name = _name(function)
+        module = getattr(function, "__module__", None) or "__main__"
+        self.name = _name(function) if module == "__main__" else f"{module}.{_name(function)}"
         """For people: it is the last word of the processes' command lines."""
         setup = {"path": [str(Path(each).absolute()) for each in sys.path], "cells": _cells()}
         self.folder = Path(tempfile.mkdtemp(prefix="fleetrun-"))
         try:
-            _write(self.folder / _CALL, self.name, setup, (function, tuple(args), dict(kwargs or {})))
+            _write(self.folder / _CALL, _name(function), setup, (function, tuple(args), dict(kwargs or {})))
         except TypeError as error:
             shutil.rmtree(self.folder)
             hint = "What it uses is pickled with it: make files, connections and locks inside it."
@@ -109,7 +110,7 @@ def main(folder: Path) -> None:
     """Call the function; a trainer leaves its value. What it raises ends the process as a script's exception
     would.
     """
-    if not (folder / _CALL).exists():  # `fleetrun again`
+    if not (folder / _CALL).exists():  # its command line was copied
         sys.exit(
             f"fleetrun: {folder} is gone: this was a function of a Python program. Run the program again."
         )

@@ -10,6 +10,7 @@ import click
 
 from fleetrun.commands.find import EndedJob, complete_jobs, find_ended, history_of, still_running
 from fleetrun.console.text import printable
+from fleetrun.envs.settings.show import FUNCTION
 from fleetrun.envs.settings.write_job_file import Recorded, again
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import History
@@ -19,7 +20,8 @@ variables, and from its job file as it was then), the same script and arguments,
 default is the newest job that has a record in --log_dir.
 
 Launch OPTIONS after JOB override the recorded ones. The record does not include other environment variables,
-the secret (FLEETRUN_TOKEN), or the files of the job.
+the secret (FLEETRUN_TOKEN), or the files of the job. --display=json, which was for the program that read it,
+is not repeated.
 
 \b
 Examples:
@@ -31,7 +33,8 @@ Examples:
 \b
 Exit codes are those of a launch, and:
   1    there is no such job
-  2    its record does not tell how it was started, or JOB fits several jobs
+  2    its record does not tell how it was started, it ran a function of a Python program, or JOB fits several
+       jobs
 """
 
 
@@ -66,6 +69,12 @@ def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[
             hint="`fleetrun again POD` launches an older one.",
         )
     recorded = Recorded.read(history.launch, str(history.path))
+    if recorded.line.script == FUNCTION:
+        title, name = printable(history.job), printable((recorded.line.script_args or ("",))[-1])
+        raise UsageError(
+            f"{title} (pod {history.pod}) ran {name}, a function of a Python program",
+            hint="Run that program again.",
+        )
     folder = history.path.parent.absolute()
     _enter(recorded)
     return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)

@@ -14,7 +14,7 @@ from fleetrun.console.console import LEVELS, Console, QuietConsole, sinks, termi
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.show import banner as banner_rows
-from fleetrun.envs.settings.show import changed
+from fleetrun.envs.settings.show import changed, program
 from fleetrun.host.network import Ports
 from fleetrun.launcher.prepare import (
     check_followed,
@@ -129,7 +129,7 @@ def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Conso
         for line in narrator.configuration_lines(banner_rows(resolved), rule=min(50, columns - _STAMP)):
             console.opening(line)
     console.opening(narrator.job_line(settings.job_id, settings.run_mode, host.nnodes))
-    kind, script = settings.device_kind, os.path.basename(settings.script)  # noqa: PTH119 - may be a module
+    kind, script = settings.device_kind, os.path.basename(program(settings))  # noqa: PTH119 - may be a module
     console.opening(narrator.pod_facts(spec, script, kind, host.devices, settings.log_dir))
     if not whole and (rows := changed(resolved)):
         console.opening(narrator.settings_line(rows))

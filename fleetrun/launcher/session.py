@@ -30,7 +30,7 @@ from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Mode, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
-from fleetrun.envs.settings.show import banner, job_file_parts, words
+from fleetrun.envs.settings.show import banner, job_file_parts, program, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import ports_in_use
 from fleetrun.launcher.signals import Interrupts, dispatch
@@ -97,7 +97,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "user": environ.get("USER") or str(os.getuid()),
         "cwd": _cwd(),
         "python": sys.executable,
-        "script": settings.script,
+        "script": program(settings),
         "typed": sys.argv[1:],
         "argv": list(words(resolved, but=resolved.engine)),
         "settings": _settings_fields(resolved),
@@ -191,7 +191,7 @@ class LaunchSession:
         self._standbys: Standbys | None = None
         settings = self.settings
         facts = facts_of_launch(
-            settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart, settings.script
+            settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart, program(settings)
         )
         self.job_status = JobStatus(facts, self.progress)
         self.journal.subscribe(self.job_status.goodput.take)

@@ -219,11 +219,23 @@ def test_output_that_cannot_be_shown_stops_the_job(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_a_function_is_not_launched_again(folder):
-    fleetrun.run(print, ("once",), display="quiet")
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "fleetrun", *words], capture_output=True, text=True)
+
+    fleetrun.run(add, (1,), {"factor": 1}, env={"OF": "me"}, display="quiet")
+    again = command("again", "add")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "ran tests.api.test_run.add, a function of a Python program" in again.stderr
+    assert "tests.api.test_run.add" in command("history").stdout
+
+
+@pytest.mark.slow
+def test_a_script_is_launched_again_for_a_person(folder):
+    (folder / "ok.py").write_text("print('fine')")
+    fleetrun.run("ok.py", display="quiet")
     again = subprocess.run([sys.executable, "-m", "fleetrun", "again"], capture_output=True, text=True)
-    assert again.returncode == 1
-    assert "print" in next((folder / "log").glob("*.events.jsonl")).read_text()
-    assert "is gone" in again.stdout
+    assert (again.returncode, again.stdout) == (0, "fine\n")
+    assert "LAUNCH INFO" in again.stderr
 
 
 def test_what_cannot_be_pickled_is_told_before_anything_starts(folder):

@@ -98,6 +98,16 @@ def _shown(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+FUNCTION = "fleetrun.function"
+"""The module that a launch of a function from Python runs. Its last argument is the function's name."""
+
+
+def program(settings: LaunchSettings) -> str:
+    """The script, or the name of the function."""
+    is_function = settings.module and settings.script == FUNCTION and settings.script_args
+    return settings.script_args[-1] if is_function else settings.script
+
+
 def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
     """What to type after `fleetrun` for the same launch, without the options in `but`."""
     given = [word for name, word in resolved.words.items() if name not in but and name != "module"]

@@ -286,7 +286,8 @@ def again(
             hint="It launches the script of that job; options come after the job's name.",
         )
     new = {each.option.name for each in changed.options}
-    kept = [each for each in recorded.line.options if each.option.name not in {*new, "config"}]
+    old = _for_people(recorded.line.options)
+    kept = [each for each in old if each.option.name not in {*new, "config"}]
     options = [f"{each.origin}={each.text}" for each in (*kept, *changed.options)]
     if recorded.job_file and "config" not in new:
         _write(file, recorded.job_file)
@@ -294,6 +295,17 @@ def again(
     script = [] if recorded.line.script is None else ["--", recorded.line.script, *recorded.line.script_args]
     variables = {name for option in (*OPTIONS.values(), *TORCHRUN.values()) for name in option.env}
     return [*options, *script], {name: text for name, text in environ.items() if name not in variables}
+
+
+def _for_people(options: Sequence[Choice]) -> list[Choice]:
+    """Without `--display=json`, which was for the program that read it, and the level that a launch from
+    Python adds.
+    """
+    said = {each.option.name: each.text for each in options}
+    if said.get("display") != "json":
+        return list(options)
+    added = {"display", *(["log_level"] if said.get("log_level") == "WARNING" else [])}
+    return [each for each in options if each.option.name not in added]
 
 
 def _write(file: Path, said: Mapping[str, Any]) -> None:
