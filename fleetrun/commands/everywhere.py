@@ -88,6 +88,8 @@ class Nodes:
         self.ranks: tuple[int, ...] = ()
         self.trouble: dict[int, str] = {}
         """Of which nodes not everything is known, and why."""
+        self._wrong: set[int] = set()
+        """Nodes for which an option is wrong."""
         self.nowhere: set[int] = set()
         """Nodes that have no such process."""
         self._waiting: dict[int, list[Heard]] = {}
@@ -136,6 +138,7 @@ class Nodes:
         request = Request(verb=verb, options=given, by=f"{_user()} on {os.uname().nodename}")
         self._waiting = {rank: [] for rank in self.ranks}
         self.trouble.clear()
+        self._wrong.clear()
         self._guest.ask(request, self.ranks, patience)
 
     def wait_for_end(self, but: Container[int]) -> None:
@@ -200,11 +203,15 @@ class Nodes:
         """Whether any of them may say more."""
         return bool(self._waiting)
 
-    def report(self) -> bool:
-        """Say on stderr which nodes are missing; whether any is."""
+    def report(self) -> int:
+        """Say on stderr which nodes are missing. The exit code: 0 if none is, 2 if an option is wrong for all
+        that are.
+        """
         for rank, why in sorted(self.trouble.items()):
             click.echo(f"fleetrun: {self.title(rank)}: {printable(why)}", err=True)
-        return bool(self.trouble)
+        if self.trouble.keys() - self._wrong:
+            return 1
+        return UsageError.exit_code if self.trouble else 0
 
     def _receive(self, within: float | None) -> None:
         heard = self._guest.hear(within)
@@ -222,8 +229,9 @@ class Nodes:
         elif piece is not None and piece.code == NO_SUCH_PROCESS:
             self.nowhere.add(heard.rank)
         elif piece is not None and piece.code:
-            said = piece.error.strip().removeprefix("fleetrun: ")
-            self.trouble[heard.rank] = said or f"its command has ended with {piece.code}"
+            self.trouble[heard.rank] = _one_line(piece.error) or f"its command has ended with {piece.code}"
+            if piece.code == UsageError.exit_code:
+                self._wrong.add(heard.rank)
         if heard.gone or (piece is not None and piece.code is not None):
             self._waiting.pop(heard.rank, None)
 
@@ -240,6 +248,12 @@ class Documents:
         for line in lines:
             with contextlib.suppress(ValueError, RecursionError):
                 yield json.loads(line)
+
+
+def _one_line(error: str) -> str:
+    """Of a command's standard error."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return "; ".join(line.removeprefix("fleetrun: ").removeprefix("error: ") for line in lines)
 
 
 def _user() -> str:

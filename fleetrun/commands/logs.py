@@ -85,7 +85,7 @@ Examples:
 \b
 Exit codes:
   0    shown (with -f: until the job ended)
-  1    there is no such job, or one of its logs cannot be read, or a node does not answer
+  1    there is no such job, or one of its logs cannot be read, or a node or the job's store does not answer
   2    an option is wrong, or JOB fits several jobs
   130  Ctrl-C
   141  the reader of the pipe has closed it
@@ -232,7 +232,7 @@ def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _P
             raise UsageError("no node has such a process")
         missing = nodes.report()
     unreadable = local is not None and local.unreadable
-    return 1 if missing or unreadable else 0
+    return missing or int(unreadable)
 
 
 def _follow(

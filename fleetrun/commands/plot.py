@@ -15,7 +15,7 @@ import click
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.console.text import printable
-from fleetrun.errors import LaunchError
+from fleetrun.elastic.guest import UnreachableError
 from fleetrun.host.interpreter import check_package
 from fleetrun.record.history import History, read
 
@@ -52,7 +52,7 @@ def command(job: str | None, output: str | None, log_dir: str | None, **options:
     \b
     Exit codes:
       0  the picture is written, and its name is printed
-      1  there is no such job, or a node does not answer
+      1  there is no such job, or a node or its store does not answer
       2  the command line is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
     """
     check_package("matplotlib", "fleetrun plot", "plot")
@@ -61,13 +61,11 @@ def command(job: str | None, output: str | None, log_dir: str | None, **options:
     with tempfile.TemporaryDirectory() as folder:
         histories, missing = _histories(job, log_dir, where, Path(folder))
         _draw(histories, output)
-    return int(missing)
+    return missing
 
 
-def _histories(
-    job: str | None, log_dir: str | None, where: Where, folder: Path
-) -> tuple[list[History], bool]:
-    """The records of the nodes that are meant, and whether one is missing. Raises LaunchError."""
+def _histories(job: str | None, log_dir: str | None, where: Where, folder: Path) -> tuple[list[History], int]:
+    """The records of the nodes that are meant, and the exit code if one is missing. Raises LaunchError."""
     if where.url is not None:
         nodes: Nodes | None = nodes_at(where)
         found = []
@@ -76,13 +74,13 @@ def _histories(
         nodes = nodes_of(there, where, secret=True)
         found = [history_of(there)] if where.node in (None, own_rank(there) or 0) else []
     if nodes is None:
-        return found, False
+        return found, 0
     with nodes:
         records = nodes.records(folder)
         missing = nodes.report()
     found += [replace(read(path, but=("progress",)), running=True) for path in records.values()]
     if not found:
-        raise LaunchError("no node has told its record")
+        raise UnreachableError("no node has told its record")
     return found, missing
 
 

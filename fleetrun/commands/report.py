@@ -275,7 +275,7 @@ Examples:
 \b
 Exit codes:
   0    shown, however the job ended
-  1    there is no such job, or a node does not answer
+  1    there is no such job, or a node or its store does not answer
   2    an option is wrong, or JOB fits several jobs
 """
 
@@ -361,14 +361,14 @@ def _show_others(nodes: Nodes, own: History | None, json_wanted: bool) -> int:
         if json_wanted:
             more = [{"node": rank, **_named(as_json(each))} for rank, each in there.items()]
             print_json({**(as_json(own) if own is not None else {}), "nodes": more})
-            return int(missing)
+            return missing
         if own is not None:
             _show(own, json_wanted=False, all_wanted=False)
         for number, (rank, history) in enumerate(there.items()):
             lines = [line.replace(f"{history.path.parent}/", "") for line in summary(history, time.time())]
             write(f"{chr(10) if number or own is not None else ''}On {titles[rank]}:\n")
             write("".join(f"{printable(line)}\n" for line in _wrapped(lines)))
-    return int(missing)
+    return missing
 
 
 def _named(document: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def command(
     \b
     Exit codes:
       0  the stacks of all Python processes are shown
-      1  some stacks could not be taken, or there is no such job, or a node does not answer
+      1  some stacks could not be taken, or there is no such job, or a node or its store does not answer
       2  the command line is wrong, or JOB fits several jobs
     """
     where = Where(**options)
@@ -100,10 +100,10 @@ def command(
     running = find_running(job) if where.url is None else None
     nodes = nodes_at(where) if running is None else nodes_of(running, where)
     taken: list[Taken] = []
-    hint, missing, ranks = "", False, []
+    hint, missing, ranks = "", 0, []
     here = running is not None and where.node in (None, own_rank(running) or 0)
     if nodes is not None and not nodes.reached(alone=here):
-        nodes, missing = None, True
+        nodes, missing = None, INCOMPLETE
     with contextlib.closing(nodes) if nodes is not None else contextlib.nullcontext():
         if nodes is not None:
             nodes.ask("stacks", {"role": role, "rank": rank, "timeout": timeout}, timeout + _MORE)
@@ -125,7 +125,7 @@ def command(
         raise UsageError("no node has such a process")
     if hint:
         click.echo(f"fleetrun: {hint}", err=True)
-    return INCOMPLETE if hint or missing else 0
+    return missing or (INCOMPLETE if hint else 0)
 
 
 def _taken_here(

@@ -45,7 +45,7 @@ def command(job: str | None, now: bool, **options: Any) -> int:
     \b
     Exit codes:
       0    the job has ended
-      1    there is no such job, or a node does not answer
+      1    there is no such job, or a node or its store does not answer
       2    JOB fits several jobs, or is needed: the job was started elsewhere
       130  the answer was no; after Ctrl-C the job still stops
     """
@@ -91,7 +91,7 @@ def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
             write(f"stopping {printable(name)}{_on(nodes)}\n")
             nodes.wait_for_end(but=nodes.trouble)
             write("left the job; its processes there end within --stop_timeout\n")
-    return int(missing)
+    return missing
 
 
 def _on(nodes: Nodes) -> str:

@@ -38,9 +38,9 @@ ANSWER_WITHIN = 60.0
 
 
 class UnreachableError(LaunchError):
-    """The store of the job does not answer, or nothing runs there."""
+    """The store of the job does not answer or refuses this command, or nothing runs there."""
 
-    exit_code = 3
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,11 @@ class Guest:
         self._thread.end()
 
     def _wait(self) -> None:
-        if not self._met.wait(CONNECT_WITHIN) or self._thread.failed is not None:
-            raise self._thread.failed or UnreachableError(self._thread.silence)
+        met, failed = self._met.wait(CONNECT_WITHIN), self._thread.failed
+        if failed is not None:
+            raise UnreachableError(failed.message, hint=failed.hint)
+        if not met:
+            raise UnreachableError(self._thread.silence)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -164,6 +167,7 @@ class _Client(threading.Thread):
         self._met = met
         self._name = secrets.token_hex(8)
         self._number = 0
+        self._unreachable = False
         self._loop = Loop()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -216,11 +220,13 @@ class _Client(threading.Thread):
             self._look_at(id_, stream, mirror)
 
     def up(self, *, fresh: bool) -> None:
+        self._unreachable = False
         if fresh and self._streams:
             self._give_up("this command was suspended, or cut off, for too long")
         self.changed()
 
     def down(self, why: str) -> None:
+        self._unreachable = True
         self.silence = f"the rendezvous store {_shown(self._address)} cannot be reached: {why}"
 
     def lost(self, error: LaunchError) -> None:
@@ -261,7 +267,11 @@ class _Client(threading.Thread):
     # ---- requests and their answers
 
     def ask(self, request: Request, chosen: Mapping[str, int], patience: float) -> None:
-        """One at a time."""
+        """One at a time: the one before is dropped."""
+        if self._number:
+            before = f"{self._name}.{self._number}"
+            self._store.unwatch(records.answers_prefix(before))
+            self._store.delete(records.request_key(before))
         self._number += 1
         name = f"{self._name}.{self._number}"
         self._patience = patience
@@ -317,7 +327,7 @@ class _Client(threading.Thread):
         for id_, stream in list(self._streams.items()):
             limit = self._patience if stream.next else UNDERSTAND_WITHIN
             if stream.quiet is not None and now - stream.quiet > limit:
-                self._end(id_, f"no answer within {limit:g} s")
+                self._end(id_, self.silence if self._unreachable else f"no answer within {limit:g} s")
         if self._streams:
             self._timer = self._loop.after(1.0, self._look_for_silence)
 

@@ -90,9 +90,13 @@ def test_logs_of_all_nodes_from_anywhere(three: Nodes):
         assert run("logs", "--rank", "7").code == 2
         assert "no node 2" in run("logs", "--node", "2").err
     stranger = three.commands[2].run("logs", "--job", master)
-    assert (stranger.code, "secret" in stranger.err, stranger.out) == (125, True, "")
+    assert (stranger.code, "secret" in stranger.err, stranger.out) == (1, True, "")
+    assert "node:" not in stranger.err
     wrong = three.commands[2].run("logs", "--job", f"{three.master}/day", env=SECRET)
-    assert (wrong.code, "'night'" in wrong.err) == (125, True)
+    assert (wrong.code, "the job there is 'night'" in wrong.err) == (1, True)
+    role = three.commands[2].run("logs", "--role", "foo", "--job", master, env=SECRET)
+    assert (role.code, role.out) == (2, "")
+    assert "node 1, h2 (10.77.0.2): --role foo: there is no such role; This job has: trainer" in role.err
     end(launches)
 
 
@@ -188,7 +192,7 @@ def test_without_a_secret_nodes_tell_what_anybody_can_have(three: Nodes):
     assert "FLEETRUN_TOKEN" in three.commands[2].run("bundle", *elsewhere).err
     assert three.commands[1].run("report").code == 0
     with_one = three.commands[2].run("logs", *elsewhere, env=SECRET)
-    assert (with_one.code, "secret" in with_one.err) == (125, True)
+    assert (with_one.code, "secret" in with_one.err) == (1, True)
     end(launches)
 
 
@@ -214,7 +218,7 @@ def test_a_node_is_stopped_from_elsewhere(three: Nodes):
     assert leaving.code == 0, leaving
     assert launches[1].wait() == 143
     launches[0].until_ready(2)
-    assert three.commands[2].run("stop", *elsewhere).code == 125, "no secret"
+    assert three.commands[2].run("stop", *elsewhere).code == 1, "no secret"
     assert three.commands[2].run("stop", *elsewhere, env=SECRET).code == 0
     assert launches[0].wait() == 143
 

@@ -254,10 +254,11 @@ def test_one_connection_has_one_lease(loop: Loop, world: ZmqWorld) -> None:
     ("hello", "words"),
     [
         (HELLO._replace(job="other"), "it belongs to job 'job', this node to job 'other'"),
+        (HELLO._replace(job="other", node="guest-1"), "the job there is 'job'; use --job HOST:PORT/job"),
         (HELLO._replace(version="9.9"), f"it runs fleetrun {__version__}, this node 9.9"),
         (HELLO._replace(protocol=99), f"it uses protocol {wire.PROTOCOL}, this node 99"),
     ],
-    ids=["job", "version", "protocol"],
+    ids=["job", "job of a command", "version", "protocol"],
 )
 def test_a_greeting_that_does_not_fit_is_refused_with_both_values(
     loop: Loop, world: ZmqWorld, hello: wire.Hello, words: str
@@ -360,19 +361,22 @@ def test_another_secret_is_told_as_such(
     assert (len(seen.errors), seen.ups, world.ledger.revision) == (1, [], 0)
 
 
-def test_only_the_nodes_own_key_gets_in(loop: Loop, guarded: ZmqWorld) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("a", "their secrets differ"), ("guest-1", "rejects this command: the secret is not")]
+)
+def test_only_the_nodes_own_key_gets_in(loop: Loop, guarded: ZmqWorld, name: str, words: str) -> None:
     """A client with the store's public key, but without the secret."""
     assert guarded.keys is not None
     forged = CurveKeys(guarded.keys.server, KeyPair(*zmq.curve_keypair()))
     store = ZmqStore(
-        loop, guarded.server.endpoint, job_id="job", node_id="a", lease=guarded.lease, keys=forged,
+        loop, guarded.server.endpoint, job_id="job", node_id=name, lease=guarded.lease, keys=forged,
         context=guarded.context,
     )  # fmt: skip
     seen = Recorder(store)
     store.put("k", b"x")
     store.open(seen)
     until(loop, lambda: seen.errors)
-    assert "their secrets differ" in seen.errors[0].message
+    assert words in seen.errors[0].message
     assert (seen.ups, guarded.ledger.revision, guarded.server.connected) == ([], 0, 0)
 
 

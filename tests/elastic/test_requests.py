@@ -3,9 +3,12 @@ runs for a request is in tests/e2e/test_hosts_asking.py.
 """
 
 import json
+import queue
+import threading
 
 import pytest
 
+from fleetrun.elastic import guest
 from fleetrun.elastic.guest import read_address
 from fleetrun.elastic.memory_store import MemoryStore
 from fleetrun.elastic.rendezvous import records
@@ -131,6 +134,33 @@ def test_many_requests_that_are_refused_do_not_use_up_the_watches_of_a_node():
     asked.settle()
     asked.ask()
     assert asked.pieces().keys() >= set(asked.nodes)
+
+
+def test_a_command_that_asks_again_drops_what_it_asked_before(monkeypatch):
+    asked = Asked()
+    made = MemoryStore(asked.job.ledger, asked.job.loop, "guest-2", lease=10.0)
+    monkeypatch.setattr(guest, "open_as_guest", lambda *_: made)
+    heard = queue.SimpleQueue()
+    client = guest._Client(guest.Address(master="h1", job="a"), heard, threading.Event())
+    client._loop.close()
+    client._loop = asked.job.loop
+    for prefix in (records.ROUND_KEY, records.NODES_PREFIX):
+        made.watch(prefix)
+    made.open(client)
+    asked.settle()
+    for number in range(3):
+        client.ask(STOP, {asked.nodes[0]: 0}, 60.0)
+        asked.job.loop.run_until(lambda: not heard.empty(), within=4.0)
+        assert heard.get(timeout=0).piece == Piece(number=1, code=0), number
+        asked.settle()
+    assert [each for each in made._mirror.prefixes if "answers/" in each] == [
+        records.answers_prefix(f"{client._name}.3")
+    ]
+    assert list(asked.job.ledger.range(records.REQUESTS_PREFIX)) == [records.request_key(f"{client._name}.3")]
+    made.cut()
+    client.ask(STOP, {asked.nodes[0]: 0}, 60.0)
+    asked.job.loop.run_until(lambda: not heard.empty(), within=20.0)
+    assert "cannot be reached" in heard.get(timeout=0).gone
 
 
 def test_a_command_that_is_gone_leaves_nothing():

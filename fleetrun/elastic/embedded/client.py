@@ -172,12 +172,22 @@ def store_replaced(endpoint: str) -> StoreLostError:
     )
 
 
-def store_refused(endpoint: str, why: str) -> StoreError:
-    return StoreError(f"the rendezvous store {endpoint} refuses this node: {why}")
+def store_refused(endpoint: str, why: str, *, guest: bool) -> StoreError:
+    """`guest`: it is no node, but a command that asks them."""
+    who = "this command" if guest else "this node"
+    return StoreError(f"the rendezvous store {endpoint} refuses {who}: {why}")
 
 
-def store_denied(endpoint: str, *, secret: bool) -> StoreError:
+SECRET_OF_GUEST = "Give it in --token_file or FLEETRUN_TOKEN; for a job without a secret give none."
+
+
+def store_denied(endpoint: str, *, secret: bool, guest: bool) -> StoreError:
     """`secret`: whether this node has one."""
+    if guest:
+        why = "the secret is not that of the job" if secret else "the job has a secret"
+        return StoreError(
+            f"the rendezvous store {endpoint} rejects this command: {why}", hint=SECRET_OF_GUEST
+        )
     theirs = (
         "has one, and the rendezvous store has another or none"
         if secret
@@ -221,6 +231,7 @@ class ZmqStore:
         self._loop = loop
         self._endpoint = endpoint
         self._secret = keys is not None
+        self._guest = node_id.startswith(wire.GUEST)
         self._own_context = context is None
         self._context: Context = context or zmq.Context()
         self._connection = StoreConnection(
@@ -358,7 +369,7 @@ class ZmqStore:
     def denied(self, certain: bool) -> None:
         self._denials += 1
         if certain or (not self._was_up and self._denials >= _DENIALS):
-            self._lost(store_denied(self._endpoint, secret=self._secret))
+            self._lost(store_denied(self._endpoint, secret=self._secret, guest=self._guest))
 
     # ---- messages of the store
 
@@ -367,7 +378,7 @@ class ZmqStore:
             case wire.Welcome():
                 self._welcomed(message)
             case wire.Refused(text):
-                self._lost(store_refused(self._endpoint, text))
+                self._lost(store_refused(self._endpoint, text, guest=self._guest))
             case wire.Done(n, ok):
                 self._pending.answer(n, ok)
             case wire.Found(n, row):

@@ -210,11 +210,16 @@ class Service:
         self._send(address, [wire.encode(wire.Refused(why))])
 
     def _greet(self, address: bytes, fd: int, hello: wire.Hello) -> None:
+        guest = hello.node.startswith(wire.GUEST)
+        if hello.job != self._job and guest:
+            self._refuse(address, f"the job there is {self._job!r}; use --job HOST:PORT/{self._job}")
+            return
         if hello.job != self._job:
             self._refuse(address, f"it belongs to job {self._job!r}, this node to job {hello.job!r}")
             return
         if hello.version != self._version:
-            self._refuse(address, f"it runs fleetrun {self._version}, this node {hello.version}")
+            who = "this command" if guest else "this node"
+            self._refuse(address, f"it runs fleetrun {self._version}, {who} {hello.version}")
             return
         name = f"net/{hello.session}"
         before = self._peers.at(address)
@@ -229,7 +234,7 @@ class Service:
             session = self._ledger.grant(name, self._lease, now, lambda: self._note(session))
         else:
             self._ledger.renew(session, now)
-        peer = Peer(address, fd, session, now, guest=hello.node.startswith(wire.GUEST))
+        peer = Peer(address, fd, session, now, guest=guest)
         self._peers.attach(peer)
         self._reply(peer, wire.Welcome(self.store_id, self._lease, fresh))
 
