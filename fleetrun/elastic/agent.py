@@ -426,7 +426,7 @@ class Agent:
         code = self._own_code = self._own_code or 128 + number
         if first:
             self._requested = requested
-            cause = self._cause(CauseKind.LEFT, why, code)
+            cause = replace(self._cause(CauseKind.LEFT, why, code), requested=requested)
             self._membership.leave(cause, last=self._serves)
         if self._supervisor is not None:
             # One Ctrl-C may reach all nodes: a stop because of another node's is not the first of two.

@@ -439,8 +439,9 @@ class NodeReporter:
         again = "" if generation == 1 else f" (generation {generation})"
         self._console.info(f"Node {rank} of {size}{again}: {_listed(hosts)}")
 
-    def stopping(self, node: str, rank: int, headline: str, answer: str) -> None:
-        self._console.warning(f"{headline_on_node(node, rank, headline)}; {answer}")
+    def stopping(self, node: str, rank: int, headline: str, answer: str, requested: bool = False) -> None:
+        tell = self._console.info if requested else self._console.warning
+        tell(f"{headline_on_node(node, rank, headline)}; {answer}")
 
     def store_down(self, why: str) -> None:
         self._store_down = True
@@ -547,7 +548,7 @@ class _NodeEvents:
     def stopping(self, cause: Cause, restart: bool) -> None:
         answer = self._answer(cause.why, restart)
         self._job_status.stopping(cause.headline, restart)
-        self.nodes.stopping(cause.node, cause.rank, cause.headline, answer)
+        self.nodes.stopping(cause.node, cause.rank, cause.headline, answer, cause.requested)
         self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
 
     def _answer(self, why: CauseKind, restart: bool) -> str:
@@ -592,7 +593,7 @@ def _report_end(
         console.info(f"Pod completed: {pod}, {summary()}")
     elif cause is not None and asked:
         why = headline_on_node(cause.node, cause.rank, cause.headline)
-        tell = console.info if outcome.requested else console.error
+        tell = console.info if outcome.requested or cause.requested else console.error
         tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}")
     else:
         console.error(f"Pod failed: {pod}, exit code {outcome.code}")

@@ -206,6 +206,20 @@ def test_stop_ends_the_job_on_all_nodes(three: Nodes, words: tuple[str, ...]):
     assert f"asked to end by {asker}" in launches[0].said
 
 
+def test_a_stop_of_one_node_is_an_error_on_none(three: Nodes):
+    launches = start_two(three)
+    elsewhere = ("--job", f"{three.master}/night")
+    assert three.commands[2].run("stop", "--node", "1", *elsewhere, env=SECRET).code == 0
+    assert codes(launches) == [143, 143]
+    for launch in launches:
+        levels = [
+            each.partition(" ")[0]
+            for each in launch.said.split("LAUNCH ")
+            if "asked to end by `fleetrun stop` of " in each
+        ]
+        assert levels == ["INFO", "INFO"], launch.said
+
+
 def test_a_node_is_stopped_from_elsewhere(three: Nodes):
     three.script(TALK)
     launches = [

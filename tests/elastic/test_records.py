@@ -46,6 +46,7 @@ CAUSE = Cause(
     code=7,
     lines=("a", "\x1b[0m"),
     age=0.25,
+    requested=True,
 )
 ROUND = Round(
     generation=4,

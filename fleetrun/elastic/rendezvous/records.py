@@ -94,7 +94,7 @@ class Cause:
     the process failed because of another one, and its node does not know which. `counts`: whether it counts
     against --max_restart; `time`, `step` and `error` are those of `pod.policy.Fault`. `machine` is
     the machine that may be to blame (`Node.known_as`); empty where a script is, or that is not known.
-    `suspicion` is that of `record.faults.MachineFault`.
+    `suspicion` is that of `record.faults.MachineFault`. `requested`: a user asked for it.
     """
 
     why: CauseKind
@@ -111,6 +111,7 @@ class Cause:
     error: str = ""
     machine: str = ""
     suspicion: str = ""
+    requested: bool = False
 
     @property
     def counts(self) -> bool:
@@ -296,6 +297,7 @@ def _cause(fields: Mapping[str, Any]) -> Cause:
     plain = _only(
         fields, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, age=_seconds,
         symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str,
+        requested=bool,
     )  # fmt: skip
     return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
 
