@@ -120,6 +120,7 @@ Exit codes:
 )
 @node_options
 @click.option("--most_bytes", type=int, hidden=True)
+@click.option("--most_read", type=int, hidden=True)
 @click.argument("job", required=False, shell_complete=complete_jobs)
 def command(
     job: str | None,
@@ -133,6 +134,7 @@ def command(
     as_json: bool,
     log_dir: Path | None,
     most_bytes: int | None,
+    most_read: int | None,
     **options: Any,
 ) -> int:
     where = Where(**options)
@@ -142,7 +144,7 @@ def command(
     begin = parse_since(since, time.time()) if since is not None else None
     if most is None and follow and since is None:
         most = _FOLLOW_LINES
-    asked = _Asked(follow, most, role, rank, begin, grep, _wanted(grep), most_bytes)
+    asked = _Asked(follow, most, role, rank, begin, grep, _wanted(grep), most_bytes, most_read)
     printer = _Printer(times=times, as_json=as_json, transfer=where.here)
     if where.url is not None:
         return _show_all(nodes_at(where), None, asked, printer)
@@ -177,6 +179,7 @@ class _Asked:
     grep: str | None
     wanted: Wanted
     most_bytes: int | None
+    most_read: int | None
 
     def options(self) -> dict[str, Any]:
         """For another node, whose clock and time zone may be others."""
@@ -342,7 +345,12 @@ class _LocalLogs:
         return map(
             self._said,
             self._merged.so_far(
-                asked.wanted, since=since, most=asked.most, whole=whole, most_bytes=asked.most_bytes
+                asked.wanted,
+                since=since,
+                most=asked.most,
+                whole=whole,
+                most_bytes=asked.most_bytes,
+                most_read=asked.most_read,
             ),
         )
 

@@ -10,8 +10,9 @@ one: there is never more than one piece of a node in the store, and a command th
 by the helper process that reads the log, and by nothing else. When the command ends, is killed or is
 suspended, its lease ends, its request disappears, and the nodes end what they run for it.
 
-With a secret a request is signed with it. Without one, anyone who can reach the store can write there: then a
-node tells what its answers about ranks tell anyway (stacks and the ends of logs), and no more.
+With a secret a request is signed with it. Without one, anyone who can reach the store can write there, as
+anyone can join the job and end it: then a node answers `stop`, `stacks`, and `logs`, of which it looks at the
+last `MOST_BYTES_OPEN` and at new lines.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ignored.
 """
 
 MOST_BYTES, MOST_BYTES_OPEN = 16 << 20, 256 << 10
-"""Bytes of lines that a node sends before those that are new: with a secret, and without one."""
+"""Bytes of older lines: that a node sends, with a secret; that it looks at, without one."""
 
 LINGER, LINGER_LEAST = 0.5, 0.25
 """Seconds that a node stays at the end of a job for those who follow its logs: at most, and until its helper
@@ -105,7 +106,7 @@ class Request:
     nodes: tuple[str, ...] = ()
     by: str = ""
 
-    def words(self, pod: str, most_bytes: int) -> list[str]:
+    def words(self, pod: str, *, secret: bool) -> list[str]:
         """The command line after `fleetrun`. Raises ValueError for what is not among `VERBS`."""
         flags = VERBS.get(self.verb)
         if flags is None:
@@ -121,7 +122,10 @@ class Request:
                 words += [flag.name] if value else []
             else:
                 words.append(f"{flag.name}={value}")
-        return [*words, "--most_bytes", str(most_bytes)] if self.verb == "logs" else words
+        if self.verb == "logs":
+            limit = ("--most_bytes", str(MOST_BYTES)) if secret else ("--most_read", str(MOST_BYTES_OPEN))
+            words += limit
+        return words
 
 
 def _is_no_word(value: str) -> bool:
@@ -279,7 +283,7 @@ class Requests:
 
     def _begin(self, answer: _Answer, request: Request) -> None:
         """Raises LaunchError and ValueError."""
-        words = request.words(self._pod, MOST_BYTES if self._token else MOST_BYTES_OPEN)
+        words = request.words(self._pod, secret=bool(self._token))
         if not self._token and request.verb not in ALWAYS:
             raise ValueError(f"the job has no secret (FLEETRUN_TOKEN): its nodes tell no {request.verb}")
         if request.verb == "stop":

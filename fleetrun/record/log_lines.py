@@ -334,7 +334,7 @@ class Merged:
         self._began = began
         self._clock = clock
         self.cut = False
-        """Whether `so_far` left out lines for the sake of `most_bytes`."""
+        """Whether `so_far` left out lines for the sake of `most_bytes` or `most_read`."""
 
     def close(self) -> None:
         for reader in self._readers:
@@ -348,11 +348,13 @@ class Merged:
         most: int | None = None,
         whole: bool = True,
         most_bytes: int | None = None,
+        most_read: int | None = None,
     ) -> Iterator[Line]:
         """What is there: lines since a moment, or the last `most` of them. What comes then is `news`.
 
         `whole`: the logs are complete, and what follows the last newline is a line too. `most_bytes`: the
-        last lines that have so many bytes, an equal share of each log.
+        last lines that have so many bytes, an equal share of each log; `most_read`: the same, of all lines
+        that are looked at.
         """
         self._marks.read()
         streams = []
@@ -362,11 +364,13 @@ class Merged:
             reader.seek(min(size, track.since(since)))
             reader.offset = max(reader.head, reader.offset)
             found: Iterable[Line]
-            if most is None and most_bytes is None:
+            if most is None and most_bytes is None and most_read is None:
                 found = self._timed(number, track, reader.lines(size, last=whole))
             else:
-                share = None if most_bytes is None else most_bytes // len(self._readers)
-                found = self._ending(number, track, size, most, wanted, whole, share)
+                shares = [
+                    None if each is None else each // len(self._readers) for each in (most_bytes, most_read)
+                ]
+                found = self._ending(number, track, size, most, wanted, whole, *shares)
             streams.append(each for each in found if each.moment >= since and wanted(each.text))
         merged = heapq.merge(*streams, key=lambda line: line.moment)
         return merged if most is None else iter(list(merged)[-most:] if most else [])
@@ -434,10 +438,11 @@ class Merged:
         wanted: Wanted,
         whole: bool,
         most_bytes: int | None,
+        most_read: int | None,
     ) -> list[Line]:
         """The last lines that were asked for; the reader continues after the last whole line."""
         reader = self._readers[number]
-        lines = reader.backwards(size, reader.offset, last=whole)
+        lines = self._within(reader.backwards(size, reader.offset, last=whole), most_read)
         matching = (each for each in lines if wanted(each[1]))
         found = list(islice(self._within(matching, most_bytes), most))
         reader.offset = size

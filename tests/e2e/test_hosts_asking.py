@@ -189,6 +189,8 @@ def test_without_a_secret_nodes_tell_what_anybody_can_have(three: Nodes):
     assert found.code == 0
     assert "earlier lines are left out" in found.err
     assert "hello from 0" not in found.out
+    searched = three.commands[2].run("logs", "--grep", "hello|0003999$", "--node", "0", *elsewhere)
+    assert set(searched.out.splitlines()) == {f"{3999:0100}"}
     assert "FLEETRUN_TOKEN" in three.commands[2].run("bundle", *elsewhere).err
     assert three.commands[1].run("report").code == 0
     with_one = three.commands[2].run("logs", *elsewhere, env=SECRET)

@@ -216,7 +216,7 @@ def test_garbage_is_not_answered(value):
 def test_what_is_not_listed_reaches_no_command_line(verb, options):
     request = Request(verb=verb, options=options)
     with pytest.raises(ValueError, match=verb):
-        request.words("abcdef", 1)
+        request.words("abcdef", secret=True)
     asked = Asked()
     asked.ask(request)
     asked.pieces()
@@ -224,10 +224,10 @@ def test_what_is_not_listed_reaches_no_command_line(verb, options):
 
 
 def test_values_stay_values():
-    words = Request(verb="logs", options={"grep": "--log_dir=/etc", "since": "-f"}).words("abcdef", 7)
-    assert words == [
-        "logs", "abcdef", "--here", "--grep=--log_dir=/etc", "--since=-f", "--most_bytes", "7",
-    ]  # fmt: skip
+    request = Request(verb="logs", options={"grep": "--log_dir=/etc", "since": "-f"})
+    words = ["logs", "abcdef", "--here", "--grep=--log_dir=/etc", "--since=-f"]
+    assert request.words("abcdef", secret=True) == [*words, "--most_bytes", str(16 << 20)]
+    assert request.words("abcdef", secret=False) == [*words, "--most_read", str(256 << 10)]
 
 
 def test_without_a_secret_records_are_not_told():
