@@ -6,8 +6,10 @@ failure or a hang at its end.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from fleetrun.console.console import Console, terminal_columns
@@ -267,16 +269,22 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 _TRACEBACK_LINES = 12
 _LOG_LINES = 10
 _LOG_INDENT = 6
+_OTHERS_KILL = "fleetrun did not send this SIGKILL"
 _KILLED = (
-    "fleetrun did not send this SIGKILL. Probably memory ran out: see `dmesg`, and the memory limit of the "
-    "container or the batch system. Otherwise a person or the batch system sent it."
+    f"{_OTHERS_KILL}. Probably memory ran out: see `dmesg`, and the memory limit of the container or the "
+    "batch system. Otherwise a person or the batch system sent it."
 )
+_KILLED_SMALL = f"{_OTHERS_KILL}: the script itself, a person or the batch system did."
+_SMALL = 10
+"""A process that never had this part of the machine's memory was probably not killed for lack of it."""
 
 
 def failure_headline(ended: Ended) -> str:
     """`trainer 1 exited with code 3`: one failure in few words."""
     what = f"{ended.spec.title} {ended.exit}"
-    if ended.stopped:
+    if ended.stopped and ended.record is not None:
+        what = f"{ended.spec.title} raised an exception, and was stopped before it had ended"
+    elif ended.stopped:
         what = f"{ended.spec.title} failed and did not end by itself"
     if ended.exit.ok:
         what += " before the trainers had ended"
@@ -290,11 +298,23 @@ def failure_summary(ended: Ended, tail: Tail) -> str:
     words = [failure_headline(ended), f"after {describe_duration(ended.ended - ended.started)}"]
     message = error_line(ended, tail)
     if ended.killed or ended.out_of_memory:
-        message = ", ".join([*([_PERHAPS] if ended.killed else []), *_peak_memory(ended)])
+        message = ", ".join(_lack_of_memory(ended))
     return " ".join(words) + (f": {message}" if message else "")
 
 
 _PERHAPS = "perhaps out of memory"
+
+
+def _lack_of_memory(ended: Ended) -> list[str]:
+    """Nothing where it is not likely."""
+    if ended.killed and _was_small(ended):
+        return []
+    return [*([_PERHAPS] if ended.killed else []), *_peak_memory(ended)]
+
+
+def _was_small(ended: Ended) -> bool:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return ended.peak_memory is not None and ended.peak_memory * _SMALL < memory
 
 
 def _peak_memory(ended: Ended) -> list[str]:
@@ -361,12 +381,13 @@ def cause_line(result: JobResult, tail: Tail) -> str:
 
     message, place = error_line(ended, tail), place_of(_traceback(ended, tail))
     if ended.killed or ended.out_of_memory or not message:
-        words = [failure_headline(ended), *([_PERHAPS] if ended.killed else []), *_peak_memory(ended)]
-        line, at = ", ".join(words), ""
+        line, at = ", ".join([failure_headline(ended), *_lack_of_memory(ended)]), ""
     else:
         raised = ended.record is not None or ended.exit.code == 1
         line = f"{ended.spec.title if raised else failure_headline(ended)}: {message}"
-        at = f" at {place}" if place else ""
+        file, _, number = place.rpartition(":")
+        named = f"({file.rpartition('/')[2]}, line {number})" in message  # of a SyntaxError
+        at = f" at {place}" if place and not named else ""
     if (began := result.began) is not None:
         line = f"{failure_headline(began)}; then {line}"
     room = _LONGEST_CAUSE - len(at)
@@ -403,9 +424,27 @@ def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
         return ["Its last lines:", *shown] if shown else ["It printed nothing."]
     from fleetrun.console.frames import folded
 
-    rows = _middle_out(_rows(folded(traceback), width), _TRACEBACK_LINES)
-    after = _rows([line for line in tail.after if line.strip()], width)[-_LOG_LINES // 2 :]
+    rest = _rest_of_message(ended, tail)
+    told = [] if ended.record is not None else tail.after[:rest]
+    rows = _middle_out(_rows([*folded(traceback), *told], width), _TRACEBACK_LINES)
+    after = _rows([line for line in tail.after[rest:] if line.strip()], width)[-_LOG_LINES // 2 :]
     return [*rows, *(["After that:", *after] if after else [])]
+
+
+def _rest_of_message(ended: Ended, tail: Tail) -> int:
+    """How many of the lines after the traceback belong to its message: those that the process wrote down,
+    else those up to an empty one of a process that the exception ended.
+    """
+    if not tail.traceback:
+        return 0
+    if ended.record is not None:
+        written = [printable(line) for line in ended.record.traceback.splitlines()]
+        written = written[written.index(tail.traceback[-1]) + 1 :] if tail.traceback[-1] in written else []
+        written = written or [printable(line) for line in ended.record.message.splitlines()[1:]]
+        same = (line == other for line, other in zip(tail.after, written, strict=False))
+    else:
+        same = (bool(line.strip()) and ended.exit.code == 1 for line in tail.after)
+    return sum(1 for _ in takewhile(bool, same))
 
 
 def _traceback(ended: Ended, tail: Tail) -> list[str]:
@@ -436,13 +475,12 @@ def _middle_out(lines: Sequence[str], most: int) -> list[str]:
 
 
 def _others(others: Iterable[Ended]) -> str:
-    words = [f"{failure_headline(other)} {_later(other)}" for other in others]
+    words = [
+        f"{failure_headline(other)}{',' if other.stopped else ''} at {_clock(other.failed_at)}"
+        for other in others
+    ]
     more = f" and {len(words) - 4} more" if len(words) > 5 else ""
     return f"Then: {'; '.join(words[:4] if more else words)}{more}"
-
-
-def _later(ended: Ended) -> str:
-    return f"at {_clock(ended.failed_at)}"
 
 
 def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
@@ -454,7 +492,7 @@ def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
     hint = known_cause([*said, ending, "\n".join(tail.before[-_LOG_LINES:])], ended.exit.signal)
     hints = [hint] if hint else []
     if ended.killed:
-        hints.append(_KILLED)
+        hints.append(_KILLED_SMALL if _was_small(ended) else _KILLED)
     if log_full:
         hints.append(f"The disk of {ended.spec.log.parent} is full: output may be lost, or be what ended it.")
     return hints

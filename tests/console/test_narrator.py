@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from fleetrun.console.narrator import (
     hang_places,
     hang_report,
 )
-from fleetrun.console.text import MASK, Tail, columns, parse_tail
+from fleetrun.console.text import MASK, Tail, columns, format_bytes, parse_tail
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import read
@@ -297,6 +298,10 @@ def lines_of(cause, tail=NOTHING, *, width=100, log_full=False, **result):
         ({"code": -9, "asked": 15}, "trainer 1 failed and did not end by itself"),
         ({"code": -15, "asked": 15}, "trainer 1 failed and did not end by itself"),
         ({"code": 4, "asked": 15}, "trainer 1 exited with code 4"),
+        (
+            {"code": -15, "asked": 15, "record": ErrorRecord("ValueError: bad", "", 1.0)},
+            "trainer 1 raised an exception, and was stopped before it had ended",
+        ),
     ],
 )
 def test_headline(ended, changes, words):
@@ -304,11 +309,46 @@ def test_headline(ended, changes, words):
 
 
 def test_a_sigkill_of_unknown_origin(ended):
-    killed = ended(code=-9, peak_memory=3 << 30)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    killed = ended(code=-9, peak_memory=memory // 2)
+    peak = f"peak memory {format_bytes(memory // 2)}"
     lines = "\n".join(lines_of(killed))
-    assert "peak memory 3.0 GiB" in lines
-    assert "Hint: fleetrun did not send" in lines
-    assert "perhaps out of memory, peak memory 3.0 GiB" in failure_summary(killed, NOTHING)
+    assert peak in lines
+    assert "Hint: fleetrun did not send this SIGKILL. Probably memory ran out" in lines
+    assert lines.endswith(f"perhaps out of memory, {peak}")
+    assert f"perhaps out of memory, {peak}" in failure_summary(killed, NOTHING)
+
+
+def test_a_sigkill_of_a_small_process_is_not_taken_for_lack_of_memory(ended):
+    killed = ended(code=-9, peak_memory=1 << 20)
+    lines = lines_of(killed)
+    assert "Probably memory ran out" not in "\n".join(lines)
+    assert any(line.startswith("Hint: fleetrun did not send this SIGKILL") for line in lines)
+    assert lines[-1] == "trainer 1 was killed by SIGKILL"
+    assert failure_summary(killed, NOTHING) == "trainer 1 was killed by SIGKILL after 2.5 s"
+
+
+BOOM = ("Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "RuntimeError: boom")
+
+
+@pytest.mark.parametrize("wrote_it_down", [True, False])
+def test_all_lines_of_a_message_belong_to_the_traceback(ended, wrote_it_down):
+    record = ErrorRecord("RuntimeError: boom\nsecond line", "\n".join([*BOOM, "second line"]), NOON)
+    after = ("second line", "", "closing")
+    failed = ended(code=1, record=record if wrote_it_down else None)
+    lines = lines_of(failed, Tail((), BOOM, after))
+    start = lines.index("  RuntimeError: boom")
+    assert lines[start + 1 : start + 4] == ["  second line", "After that:", "  closing"]
+    assert lines[-1] == "trainer 1: RuntimeError: boom at train.py:3"
+
+
+def test_a_place_is_named_once(ended):
+    traceback = ('  File "/srv/syn.py", line 2', "    x = = 1", "SyntaxError: invalid syntax")
+    record = ErrorRecord("SyntaxError: invalid syntax (syn.py, line 2)", "\n".join(traceback), NOON)
+    assert (
+        lines_of(ended(code=1, record=record))[-1]
+        == "trainer 1: SyntaxError: invalid syntax (syn.py, line 2)"
+    )
 
 
 def test_a_sigkill_of_the_oom_killer(ended):
