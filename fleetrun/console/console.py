@@ -121,7 +121,7 @@ class Console:
 
     def opening(self, text: str) -> None:
         """Of the lines at the start, whose facts are those of the event `launch` of the record."""
-        self.info(text)
+        self._say("INFO", text, timed=not self._narrow)
 
     def warning(self, text: str) -> None:
         self._say("WARNING", text, _YELLOW)
@@ -144,10 +144,10 @@ class Console:
         rows = [self.paint(row, _RED) for row in self._wrap(cause)]
         self.block([*above, *rows], level="ERROR")
 
-    def _say(self, level: str, text: str, colour: str = "") -> None:
+    def _say(self, level: str, text: str, colour: str = "", *, timed: bool = True) -> None:
         if not self.enabled(level):
             return
-        head = f"LAUNCH {level} {self._stamp(time.time())} "
+        head = f"LAUNCH {level} " + (f"{self._stamp(time.time())} " if timed else "")
         lines = [piece for line in text.splitlines() or [""] for piece in self._wrap(head + line)]
         painted = [
             line.replace(f"LAUNCH {level}", self.paint(f"LAUNCH {level}", colour), 1) for line in lines
@@ -155,11 +155,15 @@ class Console:
         self.err.write("".join(f"{line}\n" for line in painted).encode("utf-8", "surrogateescape"))
 
     def _stamp(self, now: float) -> str:
-        """A narrow terminal has no room for the date."""
-        columns, moment = self.columns, time.localtime(now)
-        if columns is not None and columns < _NARROW:
+        moment = time.localtime(now)
+        if self._narrow:
             return time.strftime("%H:%M:%S", moment)
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', moment)},{int(now % 1 * 1000):03d}"
+
+    @property
+    def _narrow(self) -> bool:
+        """Such a terminal has no room for the date, nor one of 80 columns for a time in the first lines."""
+        return self.columns is not None and self.columns < _NARROW
 
     @property
     def columns(self) -> int | None:

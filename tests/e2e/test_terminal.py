@@ -146,6 +146,16 @@ def test_lines_fit_the_terminal_and_words_stay_whole(fleetrun: Fleetrun):
     assert [line for line in told.splitlines() if len(line) > 80 and "/" not in line] == []
 
 
+def test_the_first_screen_of_80_columns_has_a_row_for_each_line(fleetrun: Fleetrun):
+    script = fleetrun.script("pass")
+    launch, _ = fleetrun.at_terminal("--display", "plain", *TWO, script, env={"NO_COLOR": "1"})
+    assert launch.wait() == 0
+    rows = [line.strip() for line in launch.out.partition("Pod completed")[0].splitlines()][:-1]
+    assert [" ".join(row.split()[2:4]) for row in rows] == [
+        "Job: default,", "2 trainers", "Settings: display=plain,", "Run Pod:", "Watching Pod:",
+    ]  # fmt: skip
+
+
 def test_colours_at_a_terminal_only(fleetrun: Fleetrun):
     script = fleetrun.script("sys.exit(2)")
     launch, _ = fleetrun.at_terminal(script, env={"TERM": "xterm"})

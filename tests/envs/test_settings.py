@@ -70,7 +70,7 @@ def test_the_banner_says_where_a_value_came_from_and_shows_what_else_was_given()
 
 def test_only_what_differs_from_the_defaults():
     line = ["--max_restart", "3", "--gpus=0", "--log_dir", "log", "--nnodes=2", "--job_id", "x", "t.py", "-v"]
-    line[:0] = ["--elastic_level", "0"]
+    line[:0] = ["--elastic_level", "0", "--save", "j.toml"]
     found = changed(resolve(read(line), {"FLEETRUN_TIMEOUT": "9"}))
     assert found == [
         ("devices", "0", "--gpus"),

@@ -47,7 +47,8 @@ def _rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     return rows
 
 
-_IN_JOB_LINE = frozenset({"job_id", "run_mode", "training_script", "training_script_args"})
+_NOT_TOLD = frozenset({"job_id", "run_mode", "training_script", "training_script_args", "save"})
+"""The first lines say it, or it is no setting of the job."""
 
 
 def changed(resolved: Resolved) -> list[tuple[str, str, str]]:
@@ -55,7 +56,7 @@ def changed(resolved: Resolved) -> list[tuple[str, str, str]]:
     return [
         (name, value, origin)
         for name, value, origin in sorted(_rows(resolved))
-        if origin is not None and name not in _IN_JOB_LINE and value != _default(name)
+        if origin is not None and name not in _NOT_TOLD and value != _default(name)
     ]
 
 
