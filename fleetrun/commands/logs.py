@@ -396,7 +396,7 @@ class _RemoteLogs:
         return list(filter(None, map(self._said, self._documents.of(data))))
 
     def _said(self, said: Any) -> _Said | None:
-        """None for what is no line."""
+        """None for what is not a line."""
         try:
             if isinstance(said, dict):
                 rank = None if said["rank"] is None else int(said["rank"])

@@ -39,6 +39,8 @@ def command(as_json: bool) -> int:
     job was started. `fleetrun history` lists jobs that have ended. For a job on several machines each machine
     shows its own part.
 
+    It has nothing to do with the mode `ps` of a job, parameter servers: `fleetrun help ps`.
+
     Only part of this is known of a launcher that is `stopped` (Ctrl-Z) or `silent` (very busy).
 
     \b

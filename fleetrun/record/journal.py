@@ -5,7 +5,7 @@ their lines a time. `history` and `log_lines` read them.
 Marks are written only while logs grow: ten a second for long, later in a long job fewer:
 
     # trainer.0 trainer.1        the names that the numbers below stand for
-    rest 0.01                    for how many seconds nobody had looked before the marks that follow
+    rest 0.01                    for how many seconds there was no look before the marks that follow
     1795332112.98 0:4096 1:310   at that moment these logs were so long
     1795332150.02 0-1048576      --log_rotate took so many bytes out of the head of this one
 """

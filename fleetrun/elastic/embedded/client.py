@@ -173,7 +173,7 @@ def store_replaced(endpoint: str) -> StoreLostError:
 
 
 def store_refused(endpoint: str, why: str, *, guest: bool) -> StoreError:
-    """`guest`: it is no node, but a command that asks them."""
+    """`guest`: it is not a node, but a command that asks them."""
     who = "this command" if guest else "this node"
     return StoreError(f"the rendezvous store {endpoint} refuses {who}: {why}")
 
