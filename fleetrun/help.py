@@ -183,6 +183,7 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "launch": ("A launch on one machine: what is shown, ports, stopping.", "launch.md", ""),
     "machines": ("Several machines: where they meet, ranks, lost machines.", "many-machines.md", ""),
     "failures": ("What fails, what is reported and restarted, hangs.", "failures.md", ""),
+    "troubleshooting": ("Error messages: what they mean, what to do.", "troubleshooting.md", ""),
     "exit-codes": ("What an exit code means.", "failures.md", "Exit codes"),
     "env": ("Variables: what scripts find, and what sets options.", "launch.md", "Variables"),
     "files": ("Where logs, records and sockets are.", "launch.md", "Files"),
@@ -196,6 +197,7 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "engines": ("Slurm, MPI, Kubernetes, ssh.", "engines.md", ""),
     "paddle": ("Options and names of Paddle Fleet.", "from-paddle.md", ""),
     "torchrun": ("Options of torchrun.", "from-torchrun.md", ""),
+    "glossary": ("The words of the documentation.", "glossary.md", ""),
 }
 """What each is about, and the page and the section that it prints."""
 
