@@ -180,6 +180,7 @@ def _description(option: Option) -> str:
 # ---- Topics, out of the documentation
 
 TOPICS: Mapping[str, tuple[str, str, str]] = {
+    "tutorial": ("Ten minutes: a script, a failure, a restart, a checkpoint.", "tutorial.md", ""),
     "launch": ("A launch on one machine: what is shown, ports, stopping.", "launch.md", ""),
     "machines": ("Several machines: where they meet, ranks, lost machines.", "many-machines.md", ""),
     "failures": ("What fails, what is reported and restarted, hangs.", "failures.md", ""),

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.blocks import PAGES, ROOT, Block, blocks, script
+from tests.support.blocks import PAGES, ROOT, Block, blocks, files, script
 from tests.support.command import environment
 from tests.support.waiting import eventually
 
 WAYS = {"run", "plan", "together", "while", "fails", "short", "bench", "elsewhere"}
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-HERE = [block for block in BLOCKS if block.how != "elsewhere"]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+HERE = [block for block in BLOCKS if block.how != "elsewhere" and block.page != "docs/tutorial.md"]
 _TRAIN = """\
 import sys, time, trainers
 print("step 1", flush=True)
@@ -86,9 +87,52 @@ def test_a_block_runs(block: Block, folder: Path):
     env = _environment(folder)
     around = _while(block.rest, folder, env) if block.how == "while" else contextlib.nullcontext()
     with around:
-        done = subprocess.run(
-            ["bash", "-e", "-c", script(block)],
-            cwd=folder, env=env, capture_output=True, text=True, timeout=250, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        _run(block, folder, env)
+
+
+def _run(block: Block, folder: Path, env: dict[str, str]) -> str:
+    """What it prints."""
+    done = subprocess.run(
+        ["bash", "-e", "-c", script(block)],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=250, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
     wanted = int(block.rest.split()[0]) if block.how == "fails" else 0
     assert done.returncode == wanted, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_tutorial_in_its_order(tmp_path: Path):
+    """With its own files. What its reader starts in the first terminal is marked as run elsewhere: it runs
+    around the blocks that follow, which are for the second terminal.
+    """
+    env, written, printed, resumed = _environment(tmp_path), files(TUTORIAL), [], []
+    with contextlib.ExitStack() as first_terminal:
+        for block in blocks(TUTORIAL):
+            while written and written[0].line < block.line:
+                file = written.pop(0)
+                (tmp_path / file.name).write_text(file.text)
+            if block.how == "elsewhere":
+                first_terminal.close()
+                first_terminal.enter_context(_while(block.text.strip(), tmp_path, env))
+                _matched(tmp_path, r"^epoch (\d+):.*^epoch \d+:.*^epoch \d+:")
+                continue
+            printed.append(_run(block, tmp_path, env))
+            if "kill -9" in block.text:
+                resumed.append(int(_matched(tmp_path, r"restart 1 of trainer 0.*?^epoch (\d+):")))
+    assert (resumed[0], resumed[1] > 0) == (0, True), "without a checkpoint, and with one"
+    assert ", step 150, loss " in printed[0]
+    assert re.search(
+        r"^trainer [01]: RuntimeError: mat1 and mat2 .* at train.py:\d+$", printed[1], re.MULTILINE
+    )
+    assert "trainer.1 | epoch" in printed[3]
+    assert re.search(r"^step [1-9]\d+: [89]\d\.\d% of 297 ", printed[-1], re.MULTILINE), printed[-1]
+
+
+def _matched(folder: Path, pattern: str) -> str:
+    """What the group in it has matched in the output of the job around a block, once it does."""
+    wanted, output = re.compile(pattern, re.MULTILINE | re.DOTALL), folder / "while.out"
+    eventually(lambda: wanted.search(output.read_text()))
+    found = wanted.search(output.read_text())
+    assert found is not None
+    return found[1]

@@ -50,6 +50,20 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+@dataclass(frozen=True)
+class File:
+    name: str
+    line: int
+    text: str
+
+
+def files(page: Path) -> list[File]:
+    """Its ```python blocks whose first line is a comment with the name of a file."""
+    text = page.read_text()
+    found = re.finditer(r"^```python\n(# (\w+\.py)\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [File(match[2], text.count("\n", 0, match.start()), match[1]) for match in found]
+
+
 def script(block: Block) -> str:
     """What bash runs."""
     if block.how == "plan":
