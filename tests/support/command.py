@@ -156,17 +156,18 @@ class Launch:
     def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Until something that it prints or tells makes this true."""
         with self._changed:
-            self._changed.wait_for(lambda: condition() or self._silent(), BOUND)
-            ended = f"it ended ({self.popen.poll()})" if self._silent() else f"not within {BOUND} s"
-            assert condition(), f"{ended}: {what}\n{self}"
+            assert self._changed.wait_for(condition, BOUND), f"not within {BOUND} s: {what}\n{self}"
 
-    def _silent(self) -> bool:
-        """All its outputs are closed, and what it told is read."""
-        if self._open or not self._sources():
-            return False
-        with contextlib.suppress(BlockingIOError):
-            self._texts["news"] += os.read(self._news, 1 << 16)
-        return True
+    def _until_printed(self, text: str, stream: str) -> None:
+        """Fails at once where it has ended without that."""
+        with self._changed:
+            self._changed.wait_for(lambda: text in self._texts[stream].decode() or self._ended(), BOUND)
+            ended = f"it ended ({self.popen.poll()})" if self._ended() else f"not within {BOUND} s"
+            assert text in self._texts[stream].decode(), f"{ended}: {text!r} on std{stream}\n{self}"
+
+    def _ended(self) -> bool:
+        """All its outputs are closed."""
+        return not self._open and bool(self._sources())
 
     def until_told(self, text: str, times: int = 1) -> list[str]:
         self.until(lambda: len(self.told(text)) >= times, f"{times} x {text!r}")
@@ -178,10 +179,10 @@ class Launch:
         return [int(line.split()[2]) for line in sorted(lines)]
 
     def until_err(self, text: str) -> None:
-        self.until(lambda: text in self.err, f"{text!r} on stderr")
+        self._until_printed(text, "err")
 
     def until_out(self, text: str) -> None:
-        self.until(lambda: text in self.out, f"{text!r} on stdout")
+        self._until_printed(text, "out")
 
     def go(self) -> None:
         """Let every `wait_for_go` of its scripts return, those to come too."""

@@ -97,9 +97,9 @@ def _loop(path: Path) -> None:
 def test_what_is_no_launcher_costs_nothing(channel, tmp_path, there):
     there(tmp_path / "p.progress")
     before = len(list(Path("/proc/self/fd").iterdir()))
-    assert not channel.send(b"x")
-    assert not channel.send(b"x")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not any(channel.send(b"x") for _ in range(100))
+    after = len(list(Path("/proc/self/fd").iterdir()))
+    assert after < before + 100, "some are of threads of other tests"
 
 
 @pytest.mark.parametrize("path", ["relative", "", "/", "/nowhere/at/all", "x" * 5000, "a\0b"])
