@@ -408,7 +408,7 @@ class _Seen:
 
     def code(self, ended: int) -> int:
         """The exit code of the launcher, which `ended` with that code or minus a signal. In a program that
-        ignores SIGCHLD nobody knows with which: then it is 0.
+        ignores SIGCHLD the code cannot be read: then it is 0.
         """
         if ended < 0:
             return 128 - ended

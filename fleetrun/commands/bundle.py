@@ -89,9 +89,10 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
 
     \b
     Exit codes:
-      0  the file is written; what could not be had is told
-      1  there is no such job, or its store does not answer, or the file cannot be written
-      2  the command line is wrong, or JOB fits several jobs
+      0    the file is written; what could not be had is told
+      1    there is no such job, or its store does not answer
+      2    the command line is wrong, or JOB fits several jobs
+      125  the file cannot be written
     """
     where = Where(**options)
     check_url(where, [("JOB", job), ("--log_dir", log_dir)])

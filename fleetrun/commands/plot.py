@@ -98,7 +98,7 @@ def _draw(histories: Sequence[History], output: str | None) -> None:
     drawn = write_plot(history, to, now, others=[each.path for each in more])
     click.echo(str(to))
     if not (drawn.curves or drawn.values or drawn.tables):
-        click.echo("No process reported progress; see docs/progress.md.", err=True)
+        click.echo("No process reported progress: see fleetrun help progress.", err=True)
     if left := [title for title, _ in named_panels(drawn)[MOST_NAMED:]]:
         names = printable(", ".join(left[:MOST_NAMED])) + (", ..." if len(left) > MOST_NAMED else "")
         click.echo(f"Not drawn: {names}: a plot has {MOST_NAMED} panels of named values at most.", err=True)

@@ -1,5 +1,6 @@
-"""A command that asks the nodes of a running job through its store, without taking part in the job: who the
-nodes are, and what they answer to its requests (`requests.py`). From a host of the job or from any other.
+"""A command that asks the nodes of a running job through its store, without taking part in the job: which
+nodes there are, and what they answer to its requests (`requests.py`). It runs on a host of the job or on any
+other.
 
 The store's client runs in a thread of its own, so that its lease is kept while the command waits for a reader
 of its output. What it hears arrives in one queue, which holds one piece of each node at most.

@@ -370,8 +370,8 @@ class Membership:
         once more when there are none.
         """
         self.lingers: Callable[[], bool] = lambda: False
-        """Whether this node should not leave yet, though the job has ended; asked again at every look. Who
-        says so calls `changed` when it is over.
+        """Whether this node should not leave yet, though the job has ended; asked again at every look, of
+        which there is one after `changed`.
         """
         self._do: dict[type[Act], Callable[[Any], None]] = {
             Accept: self._accept,

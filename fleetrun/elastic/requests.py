@@ -53,8 +53,8 @@ MOST_BYTES, MOST_BYTES_OPEN = 16 << 20, 256 << 10
 """Bytes of older lines: that a node sends, with a secret; that it looks at, without one."""
 
 LINGER, LINGER_LEAST = 0.5, 0.25
-"""Seconds that a node stays at the end of a job for those who follow its logs: at most, and until its helper
-process has looked at the logs once more.
+"""Seconds that a node stays at the end of a job for commands that follow its logs: at most, and until its
+helper process has looked at the logs once more.
 """
 
 _AGAIN = 0.2  # seconds until a piece that could not be written is written again
@@ -143,7 +143,7 @@ def pack_request(name: str, request: Request, token: str) -> bytes:
 
 
 def unpack_request(name: str, data: bytes, token: str) -> Request | None:
-    """None for what nobody with the secret has written, or this version cannot read."""
+    """None for what was written without the secret, or this version cannot read."""
     try:
         envelope = json.loads(data)
         text = envelope["request"]
@@ -241,7 +241,7 @@ class Requests:
             self._drop(name)
 
     def lingers(self) -> bool:
-        """Whether this node should stay for a moment, because somebody follows its logs: once, at the end of
+        """Whether this node should stay for a moment, because a command follows its logs: once, at the end of
         the job.
         """
         now = self._loop.clock()
@@ -289,8 +289,8 @@ class Requests:
         if request.verb == "stop":
             answer.say(code=0)
             now = request.options.get("now") is True
-            who = "".join(char if char.isprintable() else "?" for char in request.by[:_LONGEST_BY])
-            by = f"of {who}" if who else "on another host"
+            name = "".join(char if char.isprintable() else "?" for char in request.by[:_LONGEST_BY])
+            by = f"of {name}" if name else "on another host"
             command = f"`fleetrun stop{' --now' if now else ''}` {by}"
             answer.when_taken(lambda: self._stop(command, now))
             return

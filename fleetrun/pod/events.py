@@ -142,7 +142,7 @@ class Hang:
 
     @property
     def cause(self) -> str:
-        """In one line: for whom they wait, if that is known, else where they are."""
+        """In one line: which processes they wait for, if that is known, else where they are."""
         if self.verdict is not None:
             return self.verdict.sentence.partition(". ")[0]
         return ": ".join([self.headline, *self.stacks[:1]])

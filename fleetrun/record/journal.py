@@ -182,7 +182,7 @@ class Marks:
         self._told_rest = 0.0
         """That the last line of the file says."""
         self._since = SHORT
-        """For how long at most nobody has looked."""
+        """The longest time since the last look."""
         self._marks, self._looks, self._counted = _MARKS, _LOOKS, loop.clock()
         self._timer: Timer | None = None
 

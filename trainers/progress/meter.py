@@ -89,7 +89,7 @@ def _amount(number: object) -> float | None:
 PERIOD = 0.5
 """Seconds between two reports; an activity's begin and end may come between, and where it has come to."""
 STEP_PERIOD = 0.1
-"""Seconds between two reports of the step alone: who watches sees the newest one."""
+"""Seconds between two reports of the step alone: the status line shows the newest one."""
 MOST_NAMES = 200
 """Of scalars; further ones are not taken."""
 _LAST = 5.0  # seconds that a process waits at its end for a launcher that is busy or stopped

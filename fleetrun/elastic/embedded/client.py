@@ -174,8 +174,8 @@ def store_replaced(endpoint: str) -> StoreLostError:
 
 def store_refused(endpoint: str, why: str, *, guest: bool) -> StoreError:
     """`guest`: it is not a node, but a command that asks them."""
-    who = "this command" if guest else "this node"
-    return StoreError(f"the rendezvous store {endpoint} refuses {who}: {why}")
+    refused = "this command" if guest else "this node"
+    return StoreError(f"the rendezvous store {endpoint} refuses {refused}: {why}")
 
 
 SECRET_OF_GUEST = "Give it in --token_file or FLEETRUN_TOKEN; for a job without a secret give none."

@@ -218,8 +218,8 @@ class Service:
             self._refuse(address, f"it belongs to job {self._job!r}, this node to job {hello.job!r}")
             return
         if hello.version != self._version:
-            who = "this command" if guest else "this node"
-            self._refuse(address, f"it runs fleetrun {self._version}, {who} {hello.version}")
+            asking = "this command" if guest else "this node"
+            self._refuse(address, f"it runs fleetrun {self._version}, {asking} {hello.version}")
             return
         name = f"net/{hello.session}"
         before = self._peers.at(address)

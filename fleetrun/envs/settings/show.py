@@ -48,7 +48,7 @@ def _rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
 
 
 _NOT_TOLD = frozenset({"job_id", "run_mode", "training_script", "training_script_args", "save"})
-"""The first lines say it, or it is no setting of the job."""
+"""The first lines say it, or it does not describe the job."""
 
 
 def changed(resolved: Resolved) -> list[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-_PERIOD = 0.1  # seconds between two reports: who watches sees the newest step
+_PERIOD = 0.1  # seconds between two reports: the status line shows the newest step
 
 
 class Steps:
