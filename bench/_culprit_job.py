@@ -4,7 +4,7 @@
 
 STYLE is plain (all_reduce of each gradient), ddp, fsdp (FSDP2) or ps (sync training on a parameter server,
 where a RANK of -1 means the server, and another word the file for its pid). Collectives time out after 4
-seconds.
+seconds. With CULPRIT_DEVICE=cuda they are NCCL's, and all ranks share one GPU.
 """
 
 import contextlib
@@ -192,12 +192,26 @@ def exchange(model: nn.Module | None, rank: int) -> None:
         (dist.recv if rank else dist.send)(torch.ones(8), 1 - rank)
 
 
+def join(rank: int) -> None:
+    if os.environ.get("CULPRIT_DEVICE") != "cuda":
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+        return
+    os.environ["NCCL_HOSTID"] = f"host{rank}"  # NCCL takes one GPU for several on as many hosts
+    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    torch.set_default_device(device)
+    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=60))
+    dist.all_reduce(torch.ones(1))
+    dist.distributed_c10d._set_pg_timeout(TIMEOUT, dist.group.WORLD)
+
+
 def train(fault: str, bad: int, step: int, style: str) -> None:
     global ALL_AGAIN
     rank = int(os.environ["RANK"])
     if fault == "never joins" and rank == bad:
         time.sleep(600)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    join(rank)
     ALL_AGAIN = dist.new_group(timeout=TIMEOUT)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -222,6 +236,7 @@ def train(fault: str, bad: int, step: int, style: str) -> None:
         loss.backward()
         exchange(model if style == "plain" else None, rank)
         optimizer.step()
+        loss.item()  # a GPU is waited for here
         time.sleep(0.02)
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()

@@ -7,6 +7,7 @@ failure or a hang at its end.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -25,6 +26,7 @@ from fleetrun.console.text import (
     masked,
     printable,
     read_tail,
+    without_native_frames,
     wrapped,
 )
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
@@ -324,13 +326,31 @@ def _peak_memory(ended: Ended) -> list[str]:
 
 
 def error_line(ended: Ended, tail: Tail) -> str:
-    """The exception's own line, if there is one."""
+    """The exception's own line, if there is one; of one in C++ what it says."""
     if ended.record is not None and ended.record.message:
-        return printable(ended.record.message.splitlines()[0])
+        return printable(_telling_line(ended.record.message.splitlines()))
+    if ended.exit.signal == signal.SIGABRT:  # how one in C++ ends a process
+        said = (line.partition(_WHAT)[2] for line in reversed(tail.after or tail.before))
+        return next(filter(None, said), "")
     if _PADDLE_SUMMARY in tail.after:  # of a crash in C++; rules of dashes around it
         rest = tail.after[tail.after.index(_PADDLE_SUMMARY) + 1 :]
         return next((line for line in rest if line.strip(" -")), "")
-    return next((line for line in reversed(tail.traceback) if line.strip(" -") and line[0] != " "), "")
+    found = next((line for line in reversed(tail.traceback) if line.strip(" -") and line[0] != " "), "")
+    return _telling_line([found, *takewhile(str.strip, tail.after)])
+
+
+_WHAT = "  what():  "
+_NCCL = "Last error:"
+
+
+def _telling_line(message: Sequence[str]) -> str:
+    """The first line of a message; of NCCL's the last, which says what was wrong where the first says that
+    something was.
+    """
+    first, *rest = message
+    if _NCCL not in rest[:-1] or "NCCL error" not in first:
+        return first
+    return f"{first.partition(':')[0]}: {rest[rest.index(_NCCL) + 1]}"
 
 
 _PADDLE_SUMMARY = "Error Message Summary:"
@@ -438,7 +458,7 @@ def _rest_of_message(ended: Ended, tail: Tail) -> int:
     if not tail.traceback:
         return 0
     if ended.record is not None:
-        written = [printable(line) for line in ended.record.traceback.splitlines()]
+        written = without_native_frames(map(printable, ended.record.traceback.splitlines()))
         written = written[written.index(tail.traceback[-1]) + 1 :] if tail.traceback[-1] in written else []
         written = written or [printable(line) for line in ended.record.message.splitlines()[1:]]
         same = (line == other for line, other in zip(tail.after, written, strict=False))
@@ -451,7 +471,8 @@ def _traceback(ended: Ended, tail: Tail) -> list[str]:
     """What the process wrote down itself, else what is in its log."""
     lines: Sequence[str] = tail.traceback
     if ended.record is not None and ended.record.traceback:
-        lines = [printable(line) for line in ended.record.traceback.rstrip().splitlines()]
+        written = ended.record.traceback.rstrip().splitlines()
+        lines = without_native_frames(map(printable, written))
     elif ended.record is not None and ended.hopeless:
         lines = [printable(line) for line in ended.record.message.splitlines()]  # it says everything
     return [line for line in lines if line.strip(" ^~")]  # underlining takes a row of the screen each

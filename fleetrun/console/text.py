@@ -10,7 +10,7 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fleetrun.files import open_plain
@@ -230,8 +230,19 @@ def _decoded(data: bytes, *, cut: bool) -> list[str]:
     return [printable(line.lstrip(b"\0").decode("utf-8", "backslashreplace")) for line in shown]
 
 
+_NATIVE_FRAME = re.compile(
+    r"(?:\[rank\d+\]: ?)?(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)"
+)
+
+
+def without_native_frames(lines: Iterable[str]) -> list[str]:
+    """Without the calls in C++ that torch adds to an exception: dozens of rows that hide its message."""
+    return [line for line in lines if not _NATIVE_FRAME.match(line)]
+
+
 def parse_tail(lines: list[str]) -> Tail:
-    """Find the last traceback, together with the ones it was raised from."""
+    """Find the last traceback, together with the ones it was raised from; without calls in C++."""
+    lines = without_native_frames(lines)
     starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     if not starts:
         return Tail(tuple(lines))
@@ -243,7 +254,7 @@ def parse_tail(lines: list[str]) -> Tail:
         if not any(line.strip() in _CONTINUES for line in bare[start:first]):
             break
         first = start
-    return Tail(tuple(lines[:first]), tuple(bare[first:end]), tuple(lines[end:]))
+    return Tail(tuple(lines[:first]), tuple(bare[first:end]), tuple(bare[end:]))
 
 
 def _prefix(lines: list[str], start: int) -> str:

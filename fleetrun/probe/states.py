@@ -62,6 +62,7 @@ class Group:
 class Call:
     """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch.
     `queued`: for a GPU, so that the program may be elsewhere. `aside`: of another thread than the main one.
+    `dtypes` is empty if it is not known.
     """
 
     group: str
@@ -83,14 +84,16 @@ class Call:
         """Operation, sizes and types, where all ranks must agree on them."""
         if self.operation not in _SAME_SIZES:
             return self.operation
-        return f"{self.operation} of {self.dtypes} {' '.join(str(list(each)) for each in self.sizes)}"
+        sizes = " ".join(str(list(each)) for each in self.sizes)
+        return f"{self.operation} of {self.dtypes} {sizes}" if self.dtypes else f"{self.operation} of {sizes}"
 
     def agrees(self, other: Call) -> bool:
         """Whether torch takes both for the same collective: of equally many values, whatever their shape."""
         if self.operation != other.operation or self.operation not in _SAME_SIZES:
             return self.operation == other.operation
         mine, theirs = (sum(map(math.prod, each.sizes)) for each in (self, other))
-        return (self.dtypes, mine) == (other.dtypes, theirs)
+        same_type = self.dtypes == other.dtypes or not (self.dtypes and other.dtypes)
+        return same_type and mine == theirs
 
 
 _SAME_SIZES = frozenset(
@@ -228,7 +231,17 @@ class RankState:
 
     def entered(self, group: str) -> int:
         """How many collectives of this group; 0 if it has none, or that is not known."""
-        return self.groups[group].entered if group in self.groups else 0
+        if group in self.groups:
+            return self.groups[group].entered
+        return max((each.number for each in self.calls if each.group == group), default=0)
+
+    def held_up(self, call: Call) -> bool:
+        """Whether it has put this call of a GPU behind another one that is not over."""
+        first = self.waits_in
+        return first is not None and first.queued and call.queued and any(
+            (each.group, each.number) == (call.group, call.number)
+            for each in self.calls[self.calls.index(first) + 1 :]
+        )  # fmt: skip
 
     def call(self, group: str, number: int) -> Call | None:
         return next((each for each in self.calls if (each.group, each.number) == (group, number)), None)
@@ -263,6 +276,7 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         for file, line, function, code in said.get("stack", ())
     )
     world_rank = probe.get("world_rank")
+    last = _watched(str(said.get("said", ""))) if not said["alive"] and not probe else None
     groups = {
         str(name): Group(tuple(map(int, each["ranks"])), int(each.get("entered", 0)), bool(each.get("again")))
         for name, each in probe.get("groups", {}).items()
@@ -286,7 +300,7 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         stack=stack,
         world_rank=int(world_rank) if world_rank is not None else None,
         groups=groups,
-        calls=tuple(_call(each) for each in calls if not each["point_to_point"]),
+        calls=(last,) if last else tuple(_call(each) for each in calls if not each["point_to_point"]),
         peer=_peer(probe.get("peer")) or _queued_peer(calls, groups),
         served=_served(probe.get("ps")),
         step=_step(probe.get("step")),
@@ -297,6 +311,28 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         ahead=float(said.get("ahead", 0.0)),
         unsure=float(said.get("unsure", 0.0)),
     )
+
+
+_WATCHED = re.compile(
+    r"PG GUID (\w+?)(?:\(\w+\))? Rank .* WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+)"
+)
+_OPERATIONS = {
+    "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "_ALLGATHER_BASE": "_all_gather_base",
+    "REDUCE_SCATTER": "reduce_scatter", "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
+    "ALLTOALL": "all_to_all", "ALLTOALL_BASE": "all_to_all",
+}  # fmt: skip
+
+
+def _watched(said: str) -> Call | None:
+    """The collective that was not over in time, from what NCCL's watchdog says when it ends a process: then
+    all ranks that wait end at once, and no probe answers any more.
+    """
+    found = _WATCHED.search(said)
+    if found is None or found[3] in ("SEND", "RECV", "COALESCED"):
+        return None
+    operation = _OPERATIONS.get(found[3], found[3].lower())
+    sizes = ((int(found[4]),),)
+    return Call(found[1], operation, int(found[2]), sizes, dtypes="", entered=0.0, done=False, queued=True)
 
 
 _OF_TORCH = re.compile(r"gloo|nccl|DistNetwork|DistStore|DistBackend|TCPStore|watchdog", re.IGNORECASE)

@@ -427,6 +427,44 @@ def test_it_says_who_how_when_and_where(ended):
     assert lines[-2].endswith("default.evjsyn.trainer.1.log")
 
 
+NATIVE = (
+    "Exception raised from run at /pytorch/ProcessGroupNCCL.cpp:2125 (most recent call first):",
+    "frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f in /site-packages/torch/lib/libc10.so)",
+    "frame #1: <unknown function> + 0x68ef03 (0x7f in /site-packages/torch/lib/libtorch_cuda.so)",
+    "",
+)
+
+
+def test_torchs_watchdog_is_quoted_and_its_calls_in_cpp_are_not(ended):
+    said = "[PG ID 1 PG GUID 1 Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6)"
+    aborted = "terminate called after throwing an instance of 'c10::DistBackendError'"
+    log = ["step 5", *NATIVE, aborted, f"  what():  {said}", *NATIVE, *NATIVE]
+    lines = lines_of(ended(-6), parse_tail(log))
+    assert lines[-1] == f"trainer 1 was killed by SIGABRT: {said}"
+    assert f"  {aborted}" in lines
+    assert not any("frame #" in line or "most recent call first" in line for line in lines)
+    assert any("`fleetrun why` names that rank" in line for line in lines)
+
+
+NCCL = [
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, invalid usage",
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+    "Last error:",
+    "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60",
+]
+
+
+@pytest.mark.parametrize("wrote_it_down", [True, False])
+def test_of_an_error_of_nccl_the_last_line_is_the_cause(ended, wrote_it_down):
+    traceback = [TRACEBACK[0], '  File "train.py", line 7, in <module>', "    main()", *NCCL]
+    record = ErrorRecord("\n".join(NCCL), "\n".join([*traceback, *NATIVE]), NOON)
+    tail = parse_tail([f"[rank0]: {line}" for line in traceback])
+    lines = lines_of(ended(1, record=record if wrote_it_down else None), tail)
+    assert lines[-1] == f"trainer 1: torch.distributed.DistBackendError: {NCCL[-1]} at train.py:7"
+    assert "After that:" not in lines
+    assert not any("frame #" in line for line in lines)
+
+
 def test_its_traceback_is_the_one_in_the_log(ended):
     lines = lines_of(ended(), Tail(("noise",) * 100, TRACEBACK, ("", "closing")))
     assert "  ValueError: bad input" in lines

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.probe.states import Call, Frame, Group, Peer, RankState, Served
+from fleetrun.probe.states import Call, Frame, Group, Peer, RankState, Served, read_state
 from fleetrun.probe.verdict import decide
 
 LOAD = Frame("/job/data.py", 31, "load", "time.sleep(60)")
@@ -110,6 +110,49 @@ def test_a_call_that_differs(odd):
 def test_of_two_that_differ_none_is_blamed_alone():
     verdict = there(rank(0, call(9), ranks=(0, 1)), rank(1, call(9, "broadcast"), ranks=(0, 1)))
     assert verdict.ranks == (0, 1)
+
+
+def aborted(number, group="0", work=27, operation="ALLREDUCE", values=1000):
+    """As NCCL's watchdog ends a rank: its probe answers no more."""
+    said = (
+        f"[PG ID 0 PG GUID {group} Rank {number}] Process group watchdog thread terminated with exception: "
+        f"[Rank {number}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={work}, OpType="
+        f"{operation}, NumelIn={values}, NumelOut={values}, Timeout(ms)=4000) ran for 4050 milliseconds "
+        "before timing out."
+    )
+    told = {"alive": False, "symptom": True, "how": "was killed by SIGABRT", "said": said}
+    return read_state({"rank": number, "title": f"trainer {number}", **told})
+
+
+def test_ranks_that_nccls_watchdog_has_ended_waited_for_the_one_that_lives():
+    entered = {"0": Group(ALL, 26), "1": Group(ALL, 5)}
+    verdict = there(aborted(0, "1", 6), rank(1, groups=entered, stack=(LOAD,)), aborted(2, "0(default_pg)"))
+    assert (verdict.kind, verdict.ranks) == ("not entered", (1,))
+    assert "data.py:31" in verdict.sentence
+
+
+def test_a_call_that_differs_where_nccls_watchdog_has_ended_all():
+    verdict = there(aborted(0), aborted(1, operation="BROADCAST"), aborted(2))
+    assert (verdict.kind, verdict.ranks) == ("mismatch", (1,))
+    assert "trainers 0, 2 called all_reduce of [1000]" in verdict.sentence
+    assert there(aborted(0), aborted(1, values=900), aborted(2)).ranks == (1,)
+    mine = rank(1, call(27, sizes="[1000]"))
+    assert decide([aborted(0), mine, aborted(2)]) is None, "what type the others gave is not known"
+
+
+def test_one_that_came_when_nccls_watchdog_had_ended_the_wait_of_the_others():
+    """If it had come in time, its own watchdog would have ended it, too."""
+    late = rank(1, call(27, sizes="[1000]", done=True), call(28, sizes="[1000]", entered=110.0))
+    verdict = there(aborted(0), late, aborted(2))
+    assert (verdict.kind, verdict.ranks) == ("late", (1,))
+
+
+def test_of_groups_that_a_gpu_is_given_in_another_order():
+    """All have entered all calls, and the GPUs wait in the first."""
+    calls = [replace(call(4, group=each), queued=True) for each in ("0", "1")]
+    verdict = there(rank(0, *calls), rank(1, *calls), rank(2, *calls[::-1]))
+    assert (verdict.kind, verdict.ranks) == ("deadlock", (0, 2))
+    assert decide([rank(each, *calls) for each in ALL]).kind == "transport"
 
 
 def test_sizes_may_differ_where_torch_allows_it():

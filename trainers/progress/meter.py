@@ -92,6 +92,8 @@ STEP_PERIOD = 0.1
 """Seconds between two reports of the step alone: the status line shows the newest one."""
 MOST_NAMES = 200
 """Of scalars; further ones are not taken."""
+_ARRIVING = 1.0  # seconds that it waits for the last values of a device, which may be stuck
+_PAUSE = 0.002
 _LAST = 5.0  # seconds that a process waits at its end for a launcher that is busy or stopped
 _AT_ONCE = 10  # activities in a row that are all reported
 _LOSS = ""  # next to the names of scalars, which are never empty
@@ -109,6 +111,7 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         begun: Callable[[], None] = lambda: None,
+        reader: Reader | None = None,
     ) -> None:
         self._mark = mark
         self._begun = begun
@@ -116,7 +119,7 @@ class Meter:
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
-        self._reader = Reader()
+        self._reader = reader or Reader()
         self._next = self._next_step = self._next_activity = float("-inf")
         self._told_steps = 0
         self._news = False
@@ -321,7 +324,7 @@ class Meter:
 
     def flush(self) -> None:
         """Tell now what has not been reported."""
-        if self._news or self._reader.waits:
+        if self._news or self._given or self._reader.waits:
             self._send()
 
     def end(self) -> None:
@@ -329,12 +332,21 @@ class Meter:
         self.flush()
         if self._channel is None:
             return
+        if self._given or self._reader.waits:
+            self._let_values_arrive()
         last = self._clock() + _LAST
         while self._news and (left := last - self._clock()) > 0 and self._channel.wait(left):
             self.flush()
         if self._news:  # it may have been this process that stood still
             self.flush()
         self._channel.close()
+
+    def _let_values_arrive(self) -> None:
+        """The last loss is on its device until somebody asks: without this the last but one would be told."""
+        last = self._clock() + _ARRIVING
+        while (self._given or self._reader.waits) and self._clock() < last:
+            time.sleep(_PAUSE)
+            self.flush()
 
     def turn_off(self) -> None:
         """Report nothing from now on: in a forked child, which is another process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from trainers.progress.meter import MOST_NAMES, PERIOD, Meter
+from trainers.progress.values import Reader
 
 
 class Wire:
@@ -205,6 +207,37 @@ def test_last_words_wait_a_moment_for_a_launcher_that_is_busy(script, reads, tol
     script.meter.step()
     script.meter.end()
     assert script.told("step") == told
+
+
+class Gpu:
+    """What a number is on that is there at the third look; never, if it is stuck."""
+
+    def __init__(self, stuck: bool) -> None:
+        self.stuck = stuck
+        self.looks = 0
+
+    def capturing(self) -> bool:
+        return False
+
+    def fetch(self, tensor: Any) -> tuple[Any, Gpu]:
+        self.looks = 0
+        return tensor, self
+
+    def query(self) -> bool:
+        self.looks += 1
+        return self.looks > 2 and not self.stuck
+
+
+@pytest.mark.parametrize(("stuck", "told"), [(False, [None, 0.5, 0.25]), (True, [None])])
+def test_the_last_loss_is_told_though_it_is_on_a_gpu(stuck, told):
+    wire, times, gpu = Wire(), itertools.count(100.0, 0.01), Gpu(stuck)
+    reader = Reader(lambda value: gpu)
+    meter = Meter("p.trainer.0", wire, lambda: next(times), lambda: 1e9, reader=reader)  # type: ignore[arg-type]
+    meter.step(32, 0.5)
+    meter.step(32, 0.25)
+    meter.end()
+    losses = [said.get("loss") for said in wire.said]
+    assert list(dict.fromkeys(losses)) == told
 
 
 def test_last_words_are_tried_once_more_after_a_time_in_which_nobody_could_look():
