@@ -260,7 +260,7 @@ def _only(word: str | None, found: Sequence[Job]) -> Job:
     if len(found) == 1:
         return found[0]
     what = f"{_quoted(word)}fits {len(found)} jobs" if word else f"{len(found)} jobs are running here"
-    raise UsageError(f"{what}; choose one of them", hint=_list(found))
+    raise UsageError(f"{what}; name one by its pod or folder", hint=_list(found))
 
 
 def _none(word: str | None, there: Sequence[Running]) -> NoJobError:

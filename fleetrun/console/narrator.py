@@ -178,7 +178,9 @@ def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log
         for role in Role
         if (number := sum(each.role is role for each in spec.containers))
     )
-    where = f"{kind} {_shortened(','.join(devices))}" if devices else "CPU"
+    named = f"{kind} {_shortened(','.join(devices))}"
+    where = named if spec.binds_devices else f"CPU ({named} is there, and no process has one of its own)"
+    where = where if devices else "CPU"
     return f"{counts} of {script} on {where}; logs: {logs_pattern(spec, log_dir)}"
 
 

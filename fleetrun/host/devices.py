@@ -80,9 +80,10 @@ def choose(
     )
     missing = [each for each in chosen if each not in ids]
     if missing:
-        there = f"{variable}={','.join(ids)}" if variable in environ else f"0 to {len(ids) - 1}"
+        several = f"are {kind} 0 to {len(ids) - 1}" if len(ids) > 1 else f"is {kind} 0 only"
+        there = f"is {variable}={','.join(ids)}" if variable in environ else several
         raise UsageError(
-            f"{origin} {','.join(wanted)}: there is no {kind} {', '.join(missing)}; there is {there}"
+            f"{origin} {','.join(wanted)}: there is no {kind} {', '.join(missing)}; there {there}"
         )
     return chosen
 

@@ -310,7 +310,8 @@ def equipped(host: Host, resolved: Resolved, warn: Callable[[str], None], enviro
             f"there is no {settings.device_kind.upper()} here; "
             "computing on CPUs (Gloo)"
         )
-    chosen = devices.choose(settings.devices, ids, settings.device_kind, environ) if ids else ()
+    origin = resolved.origins.get("devices", "--devices")
+    chosen = devices.choose(settings.devices, ids, settings.device_kind, environ, origin) if ids else ()
     return replace(
         host,
         cores=len(os.sched_getaffinity(0)),

@@ -13,6 +13,10 @@ from pathlib import Path
 
 _MAX_RECORDS = 20_000
 _KILLED = rb"Killed process (\d+) \("
+_OF_PROGRAMS = {b"13", b"31", b"43", b"45", b"69"}
+"""Errors that a program's own mistake causes (an index out of range, an address that is not its own), or its
+end: nearly never the GPU's. NVIDIA, "Xid Errors".
+"""
 _GPU_ERROR = rb"^\d+,\d+,(\d+),[^;]*;NVRM: Xid \(([^)]*)\): (\d+)([^\n]*)"
 
 
@@ -98,12 +102,16 @@ class KernelLog:
 
 
 def gpu_errors(since: float) -> list[str]:
-    """The errors (Xid) of NVIDIA GPUs since that moment, in seconds since the epoch, each once."""
+    """The errors (Xid) of NVIDIA GPUs since that moment, in seconds since the epoch, each once; without those
+    that programs make.
+    """
     booted = time.time() - time.monotonic()
     found: dict[str, None] = {}
     for record in _all_records():
         error = re.search(_GPU_ERROR, record)
-        if error is not None and booted + int(error[1]) / 1e6 >= since:
+        if error is None or error[3] in _OF_PROGRAMS:
+            continue
+        if booted + int(error[1]) / 1e6 >= since:
             device, number, words = (each.decode("utf-8", "backslashreplace") for each in error.groups()[1:])
             found[f"GPU {device.removeprefix('PCI:')}: Xid {number}{words}"] = None
     return list(found)

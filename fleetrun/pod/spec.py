@@ -69,6 +69,11 @@ class PodSpec:
         return len(self.containers)
 
     @property
+    def binds_devices(self) -> bool:
+        """Whether a process has a device of its own."""
+        return any(name.startswith("FLAGS_selected_") for each in self.containers for name in each.env)
+
+    @property
     def uses_gpus(self) -> bool:
         return any("FLAGS_selected_gpus" in each.env for each in self.containers)
 

@@ -138,8 +138,13 @@ def test_the_job_and_its_pod(spec):
 
 
 def test_what_runs_where_and_with_which_settings(spec):
-    line = narrator.pod_facts(spec, "train.py", "gpu", ["0", "1"], "log")
-    assert line == "1 server, 2 trainers of train.py on gpu 0,1; logs: log/default.evjsyn.*.log"
+    line = narrator.pod_facts(spec, "train.py", "gpu", [], "log")
+    assert line == "1 server, 2 trainers of train.py on CPU; logs: log/default.evjsyn.*.log"
+    unbound = narrator.pod_facts(spec, "train.py", "gpu", ["0"], "log")
+    assert " of train.py on CPU (gpu 0 is there, and no process has one of its own); " in unbound
+    bound = dataclasses.replace(spec.containers[1], env={"FLAGS_selected_gpus": "0"})
+    spec = dataclasses.replace(spec, containers=(spec.containers[0], bound, spec.containers[2]))
+    assert " of train.py on gpu 0,1; " in narrator.pod_facts(spec, "train.py", "gpu", ["0", "1"], "log")
     uuids = [f"GPU-{number:08}" for number in range(8)]
     assert narrator.pod_facts(spec, "x", "gpu", uuids, "log").count("GPU-") == 3
     rows = [("servers", "h:1," * 99, "--servers"), ("timeout", "9", "job.toml:3")]

@@ -78,8 +78,9 @@ def test_what_is_chosen(value, wanted, chosen):
 @pytest.mark.parametrize(
     ("value", "wanted", "said"),
     [
-        (None, ("0", "4"), "--devices 0,4: there is no gpu 4; there is 0 to 3"),
-        (None, ("7", "8"), "--devices 7,8: there is no gpu 7, 8; there is 0 to 3"),
+        (None, ("0", "4"), "--devices 0,4: there is no gpu 4; there are gpu 0 to 3"),
+        (None, ("7", "8"), "--devices 7,8: there is no gpu 7, 8; there are gpu 0 to 3"),
+        ("0", ("1",), "--devices 1: there is no gpu 1; there is CUDA_VISIBLE_DEVICES=0"),
         ("2,3", ("0",), "--devices 0: there is no gpu 0; there is CUDA_VISIBLE_DEVICES=2,3"),
         ("2,3", ("GPU-8f1d",), "there is no gpu GPU-8f1d; there is CUDA_VISIBLE_DEVICES=2,3"),
         (",".join(UUIDS), ("2",), "there is no gpu 2; there is CUDA_VISIBLE_DEVICES=GPU-8f1d,GPU-02ab"),

@@ -100,6 +100,7 @@ def test_errors_of_gpus_since_a_moment(say):
     time.sleep(0.05)
     for _ in range(2):
         say(f"NVRM: Xid ({device}): 79, pid=7, GPU has fallen off the bus.")
+    say(f"NVRM: Xid ({device}): 43, pid=7, name=python3, channel 0x0000000a")
     say(f"NVRM: GPU at {device} is well")
     assert [each for each in gpu_errors(began) if device[4:] in each] == [
         f"GPU {device[4:]}: Xid 79, pid=7, GPU has fallen off the bus."
