@@ -198,6 +198,7 @@ def join(rank: int) -> None:
         return
     os.environ["NCCL_HOSTID"] = f"host{rank}"  # NCCL takes one GPU for several on as many hosts
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "2000"  # a minute else, until it ends the process
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     torch.set_default_device(device)

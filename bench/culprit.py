@@ -4,6 +4,7 @@
     python bench/culprit.py --seeds 10 --ranks 2,4,8 --nodes 1,2 --styles plain,ddp,fsdp
     python bench/culprit.py --seeds 10 --mix --ranks 2,4,8 --nodes 1,2 --styles plain,ddp,fsdp --peer no
     python bench/culprit.py --styles ps --peer no
+    python bench/culprit.py --device cuda --ranks 3     # with NCCL, on one GPU
     python bench/culprit.py --faults 'sleep;order' -v   # and what was said
 
 A job is right when the rank is named that broke it and no other (of two ranks that differ, both may be),
@@ -177,7 +178,7 @@ def run(commands: list[list[str]]) -> str:
     said = b""
     for popen in started:
         try:
-            said = popen.communicate(timeout=90)[0] or said
+            said = popen.communicate(timeout=180)[0] or said
         except subprocess.TimeoutExpired:
             os.killpg(popen.pid, signal.SIGKILL)
             said = popen.communicate()[0] or said
@@ -249,8 +250,10 @@ def main() -> None:
         "--mix", action="store_true", help="one style, ranks and nodes for each seed, at random"
     )
     parser.add_argument("--peer", default="yes", choices=["yes", "no", "only"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: NCCL, all on one GPU")
     parser.add_argument("-v", action="store_true")
     asked = parser.parse_args()
+    os.environ["CULPRIT_DEVICE"] = asked.device
     total = Tally()
     print(f"{'fault':22} {'fleetrun':>24} {'seconds':>8} {'torchrun':>24}")
     all_faults = SERVED if asked.styles == "ps" else FAULTS if "1" in asked.nodes.split(",") else SEVERAL

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,7 @@ class Group:
 class Call:
     """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch.
     `queued`: for a GPU, so that the program may be elsewhere. `aside`: of another thread than the main one.
-    `dtypes` is empty if it is not known.
+    `watched`: told by NCCL's watchdog, without types, a second more or less, and with names of its own.
     """
 
     group: str
@@ -74,6 +75,7 @@ class Call:
     done: bool
     queued: bool = False
     aside: bool = False
+    watched: bool = False
 
     @property
     def title(self) -> str:
@@ -89,11 +91,12 @@ class Call:
 
     def agrees(self, other: Call) -> bool:
         """Whether torch takes both for the same collective: of equally many values, whatever their shape."""
+        if self.watched != other.watched:
+            return True
         if self.operation != other.operation or self.operation not in _SAME_SIZES:
             return self.operation == other.operation
         mine, theirs = (sum(map(math.prod, each.sizes)) for each in (self, other))
-        same_type = self.dtypes == other.dtypes or not (self.dtypes and other.dtypes)
-        return same_type and mine == theirs
+        return (self.dtypes, mine) == (other.dtypes, theirs)
 
 
 _SAME_SIZES = frozenset(
@@ -187,7 +190,8 @@ class RankState:
         if self.peer is not None:
             return None
         if not self.alive:
-            return self.calls[-1] if self.symptom and self.calls else None
+            queued = next((each for each in self.calls if each.queued and not each.done), None)
+            return queued or self.calls[-1] if self.symptom and self.calls else None
         elsewhere = self._elsewhere
         pending = [
             each for each in self.calls if not each.done and (each.queued or each.aside or not elsewhere)
@@ -238,10 +242,10 @@ class RankState:
     def held_up(self, call: Call) -> bool:
         """Whether it has put this call of a GPU behind another one that is not over."""
         first = self.waits_in
-        return first is not None and first.queued and call.queued and any(
-            (each.group, each.number) == (call.group, call.number)
-            for each in self.calls[self.calls.index(first) + 1 :]
-        )  # fmt: skip
+        if first is None or not (first.queued and call.queued) or first.watched:
+            return False
+        behind = self.calls[self.calls.index(first) + 1 :]
+        return any((each.group, each.number) == (call.group, call.number) for each in behind)
 
     def call(self, group: str, number: int) -> Call | None:
         return next((each for each in self.calls if (each.group, each.number) == (group, number)), None)
@@ -276,7 +280,7 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         for file, line, function, code in said.get("stack", ())
     )
     world_rank = probe.get("world_rank")
-    last = _watched(str(said.get("said", ""))) if not said["alive"] and not probe else None
+    timeouts = said.get("timeouts", ())
     groups = {
         str(name): Group(tuple(map(int, each["ranks"])), int(each.get("entered", 0)), bool(each.get("again")))
         for name, each in probe.get("groups", {}).items()
@@ -292,15 +296,19 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         ok=bool(said.get("ok")),
         how=f"failed ({error.splitlines()[0]})" if ending else str(said.get("how", "")),
         symptom=symptom
-        and _failed_together(str(said.get("how", "")), error, str(said.get("said", "")), stack),
+        and (
+            bool(timeouts)
+            or _failed_together(str(said.get("how", "")), error, str(said.get("said", "")), stack)
+        ),
         said=str(said.get("said", "")),
         note=str(said.get("note", "")),
         answered=bool(probe),
-        now=probe.get("time_ns", 0) / 1e9,
+        now=max((float(each[5]) for each in timeouts), default=probe.get("time_ns", 0) / 1e9),
         stack=stack,
         world_rank=int(world_rank) if world_rank is not None else None,
         groups=groups,
-        calls=(last,) if last else tuple(_call(each) for each in calls if not each["point_to_point"]),
+        calls=tuple(map(_timed_out, timeouts))
+        or tuple(_call(each) for each in calls if not each["point_to_point"]),
         peer=_peer(probe.get("peer")) or _queued_peer(calls, groups),
         served=_served(probe.get("ps")),
         step=_step(probe.get("step")),
@@ -313,26 +321,38 @@ def read_state(said: Mapping[str, Any]) -> RankState:
     )
 
 
-_WATCHED = re.compile(
-    r"PG GUID (\w+?)(?:\(\w+\))? Rank .* WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+)"
+_TIMEOUT = re.compile(
+    r"\[E(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) [^\n]* Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+),[^\n]* ran for (\d+) milliseconds[^\n]*\n"
+    r"[^\n]* PG GUID (\w+)"
 )
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "_ALLGATHER_BASE": "_all_gather_base",
-    "REDUCE_SCATTER": "reduce_scatter", "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
-    "ALLTOALL": "all_to_all", "ALLTOALL_BASE": "all_to_all",
+    "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
 }  # fmt: skip
 
 
-def _watched(said: str) -> Call | None:
-    """The collective that was not over in time, from what NCCL's watchdog says when it ends a process: then
-    all ranks that wait end at once, and no probe answers any more.
+def nccl_timeouts(log: str, now: float) -> list[list[Any]]:
+    """The collectives that were not over in time, one of each group, from what NCCL's watchdogs have written:
+    when they end a process, no probe answers any more. `[group, operation, number, values, moment at which it
+    was entered, moment of the timeout]`; the log has no year, which is that of `now`.
     """
-    found = _WATCHED.search(said)
-    if found is None or found[3] in ("SEND", "RECV", "COALESCED"):
-        return None
-    operation = _OPERATIONS.get(found[3], found[3].lower())
-    sizes = ((int(found[4]),),)
-    return Call(found[1], operation, int(found[2]), sizes, dtypes="", entered=0.0, done=False, queued=True)
+    found = []
+    for month, day, hour, minute, second, number, operation, values, waited, group in _TIMEOUT.findall(log):
+        if operation in ("SEND", "RECV", "COALESCED"):
+            continue
+        date = (time.localtime(now).tm_year, int(month), int(day), int(hour), int(minute), 0, 0, 0, -1)
+        moment = time.mktime(date) + float(second)
+        name = _OPERATIONS.get(operation, operation.lower())
+        found.append([group, name, int(number), int(values), moment - int(waited) / 1000, moment])
+    return sorted(found, key=lambda each: each[4])
+
+
+def _timed_out(said: Sequence[Any]) -> Call:
+    group, operation, number, values, entered, _ = said
+    sizes = ((int(values),),)
+    moment = float(entered)
+    return Call(str(group), str(operation), int(number), sizes, "", moment, False, queued=True, watched=True)
 
 
 _OF_TORCH = re.compile(r"gloo|nccl|DistNetwork|DistStore|DistBackend|TCPStore|watchdog", re.IGNORECASE)

@@ -60,8 +60,11 @@ class _Job:
         self.members = {
             name: group.ranks for each in trainers for name, group in each.groups.items() if name not in again
         }
-        if not self.members:  # all have ended, and at least this group has all ranks
-            self.members["0"] = tuple(sorted(self.states))
+        if not self.members:  # all have ended: known are those of each group that waited in it
+            named = {call.group for each in trainers for call in each.calls} - again
+            self.members = {
+                name: tuple(each.rank for each in trainers if each.entered(name)) for name in named
+            }
         self.waits = {
             rank: call
             for rank, each in self.states.items()
@@ -392,12 +395,6 @@ class _Job:
             if not came or came[-1][0] < gone.now + unsure:
                 continue
             moment, last = came[-1]
-            if not gone.now:  # NCCL's watchdog has ended it: since when it waited is not known
-                there = self.states[last].call(call.group, call.number)
-                if self.states[last].alive and there is not None and there.done:
-                    came_late = f"{self._placed([last])} came to {self._name(call)}"
-                    return self._verdict("late", f"{came_late} when {gone.title} had given up", [last])
-                continue
             seconds = moment - max(call.entered, *(each for each, _ in came[:-1]), 0.0)
             if seconds > LATE + unsure:
                 sentence = (

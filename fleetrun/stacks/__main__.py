@@ -24,6 +24,7 @@ from typing import Any
 from fleetrun.envs.contract import Role
 from fleetrun.files import open_plain, short_socket_path
 from fleetrun.host.interpreter import helper_command
+from fleetrun.probe.states import nccl_timeouts
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
 from fleetrun.stacks.frames import Frame, Taken, Target, groups
 from fleetrun.stacks.text import clean, write_into_logs
@@ -117,8 +118,10 @@ def completed(state: dict[str, Any], processes: Sequence[Taken]) -> dict[str, An
     note = _STOPPED.get(own.state, "") if own is not None else ""
     said = state["probe"] or {}
     log = state.pop("log", "")
-    what = "" if state["alive"] else _last_words(str(log))
-    return {**state, "stack": said.get("stack") or rows, "note": note, "said": what}
+    ending = "" if state["alive"] else _ending(str(log))
+    timeouts = [] if said else nccl_timeouts(ending, time.time())
+    told = {"said": _last_words(ending), "timeouts": timeouts}
+    return {**state, "stack": said.get("stack") or rows, "note": note, **told}
 
 
 def _rows(frames: Sequence[Frame]) -> list[list[Any]]:
@@ -141,23 +144,27 @@ def _rows(frames: Sequence[Frame]) -> list[list[Any]]:
 _readers: list[threading.Thread] = []
 
 
-def _last_words(log: str) -> str:
-    """The exception of C++ that has ended a process, or what torch's watchdog said before it did, from the
-    end of its log; empty if there is none.
-    """
+def _ending(log: str) -> str:
+    """The end of the log of the last attempt; empty if it cannot be read."""
     with contextlib.suppress(OSError), os.fdopen(open_plain(Path(log)), "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        attempt = file.read(_TAIL).rpartition(b"\n--- fleetrun: restart ")[2]
-        _, what, said = attempt.rpartition(b"  what():  ")
-        lines = [said.partition(b"\n")[0]] if what else re.findall(_FATAL, attempt)
-        return lines[-1].decode(errors="replace")[:500] if lines else ""
+        return file.read(_TAIL).rpartition(b"\n--- fleetrun: restart ")[2].decode(errors="replace")
     return ""
 
 
-_FATAL = rb"\[F\d[^\n]* ProcessGroup\w+\.cpp[^\n]*"
+def _last_words(ending: str) -> str:
+    """The exception of C++ that has ended a process, or what torch's watchdog said before it did; empty if
+    there is none.
+    """
+    _, what, said = ending.rpartition("  what():  ")
+    lines = [said.partition("\n")[0]] if what else re.findall(_FATAL, ending)
+    return str(lines[-1])[:500] if lines else ""
 
 
-_TAIL = 64 << 10
+_FATAL = r"\[F\d[^\n]* ProcessGroup\w+\.cpp[^\n]*"
+
+
+_TAIL = 256 << 10  # the watchdogs of NCCL print stacks of C++ after what they have seen
 
 _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger"}
 

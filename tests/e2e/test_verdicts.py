@@ -71,6 +71,28 @@ def test_the_report_names_the_rank_that_did_not_come_and_no_victim(fleetrun: Fle
     assert "Cause: trainer 1 has not come" in fleetrun.run("report").out
 
 
+WATCHDOG = """
+if RANK == 0:  # as torch 2.11 has written it, and ended the process in which no Python runs any more
+    said = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, "
+    said += "NumelIn=4, NumelOut=4, Timeout(ms)=4000) ran for 4050 milliseconds before timing out."
+    stamp = "[rank0]:[E1126 18:26:55.257028174 ProcessGroupNCCL.cpp:"
+    sys.stderr.write(f"{stamp}689] {said}\\n{stamp}2303] [PG ID 0 PG GUID 0(default_pg) Rank 0]  failure\\n")
+    sys.stderr.write("frame #0: c10::Error::Error() + 0x9d (0x7f in libc10.so)\\n" * 40)
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGABRT)
+load_batch()
+"""
+
+
+def test_the_report_names_the_rank_for_which_nccls_watchdog_has_ended_the_others(fleetrun: Fleetrun):
+    begin = "import os, signal, sys\ndef load_batch():\n    wait_for_go()\n"
+    launch = fleetrun.start(*TWO, fleetrun.script(begin + JOIN.format(60) + WATCHDOG))
+    assert launch.wait() == 134, launch
+    cause = cause_in(launch)
+    assert cause.startswith("trainer 1 has not come to all_reduce #2, in which trainer 0 waits"), launch
+    assert "load_batch" in cause
+
+
 def test_without_the_probe_the_report_is_of_the_failure_alone(fleetrun: Fleetrun):
     launch = fleetrun.start(*TWO, "--probe", "off", fleetrun.script(JOIN.format(2) + SLOW))
     assert launch.wait() == 1, launch

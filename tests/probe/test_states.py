@@ -1,10 +1,11 @@
 """Where a rank stood, read from what its probe and its launcher said."""
 
 import json
+import time
 
 import pytest
 
-from fleetrun.probe.states import MALFORMED, Frame, Group, Peer, RankState, read_state
+from fleetrun.probe.states import MALFORMED, Frame, Group, Peer, RankState, nccl_timeouts, read_state
 
 REDUCE = {
     "group": "0",
@@ -208,3 +209,37 @@ def test_what_reads_like_a_symptom_is_one_if_it_came_from_a_call_to_others(error
     assert state.symptom is symptom
     assert state.waits_unknown is False
     assert (state.waits_in is not None) is symptom
+
+
+WATCHDOGS = """\
+[rank0]:[E1126 18:26:55.257028174 ProcessGroupNCCL.cpp:689] [Rank 0] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum=6, OpType=_ALLGATHER_BASE, NumelIn=10, NumelOut=20, Timeout(ms)=4000) ran for 4050 \
+milliseconds before timing out.
+[rank0]:[E1126 18:26:55.257218873 ProcessGroupNCCL.cpp:2303] [PG ID 1 PG GUID 1 Rank 0]  failure detected by \
+watchdog at work sequence id: 6 PG status: last enqueued work: 6, last completed work: 5
+#0 all_reduce from /site-packages/torch/distributed/distributed_c10d.py:3068
+[rank0]:[E1126 18:26:55.293540168 ProcessGroupNCCL.cpp:689] [Rank 0] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum=27, OpType=ALLREDUCE, NumelIn=1000, NumelOut=1000, Timeout(ms)=4000) ran for 4087 \
+milliseconds before timing out.
+[rank0]:[E1126 18:26:55.293614747 ProcessGroupNCCL.cpp:2303] [PG ID 0 PG GUID 0(default_pg) Rank 0]  failure \
+detected by watchdog at work sequence id: 27 PG status: last enqueued work: 6, last completed work: 5
+"""
+
+
+def test_what_nccls_watchdogs_have_written_before_they_ended_the_process():
+    """As torch 2.11 does; its `what()` names only one of the groups."""
+    noon = time.mktime((2026, 11, 26, 18, 26, 55, 0, 0, -1))
+    works = nccl_timeouts(WATCHDOGS, noon + 60)
+    assert [each[:4] for each in works] == [["0", "all_reduce", 27, 1000], ["1", "_all_gather_base", 6, 10]]
+    assert works[0][4:] == pytest.approx([noon + 0.294 - 4.087, noon + 0.294], abs=0.001)
+    killed = {
+        "rank": 0,
+        "title": "trainer 0",
+        "alive": False,
+        "symptom": True,
+        "how": "was killed by SIGABRT",
+    }
+    state = read_state({**killed, "timeouts": works})
+    assert state.symptom
+    assert state.waits_in is state.calls[0]
+    assert state.entered("1") == 6

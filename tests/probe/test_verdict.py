@@ -112,39 +112,49 @@ def test_of_two_that_differ_none_is_blamed_alone():
     assert verdict.ranks == (0, 1)
 
 
-def aborted(number, group="0", work=27, operation="ALLREDUCE", values=1000):
+def aborted(number, *timeouts, waited=(96.0, 100.0)):
     """As NCCL's watchdog ends a rank: its probe answers no more."""
-    said = (
-        f"[PG ID 0 PG GUID {group} Rank {number}] Process group watchdog thread terminated with exception: "
-        f"[Rank {number}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={work}, OpType="
-        f"{operation}, NumelIn={values}, NumelOut={values}, Timeout(ms)=4000) ran for 4050 milliseconds "
-        "before timing out."
-    )
-    told = {"alive": False, "symptom": True, "how": "was killed by SIGABRT", "said": said}
-    return read_state({"rank": number, "title": f"trainer {number}", **told})
+    told = {"alive": False, "symptom": True, "how": "was killed by SIGABRT"}
+    works = [[group, name, work, values, *waited] for group, name, work, values in timeouts]
+    return read_state({"rank": number, "title": f"trainer {number}", **told, "timeouts": works})
+
+
+WORK = ("0", "all_reduce", 27, 1000)
 
 
 def test_ranks_that_nccls_watchdog_has_ended_waited_for_the_one_that_lives():
     entered = {"0": Group(ALL, 26), "1": Group(ALL, 5)}
-    verdict = there(aborted(0, "1", 6), rank(1, groups=entered, stack=(LOAD,)), aborted(2, "0(default_pg)"))
+    verdict = there(
+        aborted(0, WORK, ("1", "all_reduce", 6, 1000)),
+        rank(1, groups=entered, stack=(LOAD,)),
+        aborted(2, ("1", "all_reduce", 6, 1000)),
+    )
     assert (verdict.kind, verdict.ranks) == ("not entered", (1,))
     assert "data.py:31" in verdict.sentence
 
 
 def test_a_call_that_differs_where_nccls_watchdog_has_ended_all():
-    verdict = there(aborted(0), aborted(1, operation="BROADCAST"), aborted(2))
+    verdict = there(aborted(0, WORK), aborted(1, ("0", "broadcast", 27, 1000)), aborted(2, WORK))
     assert (verdict.kind, verdict.ranks) == ("mismatch", (1,))
     assert "trainers 0, 2 called all_reduce of [1000]" in verdict.sentence
-    assert there(aborted(0), aborted(1, values=900), aborted(2)).ranks == (1,)
-    mine = rank(1, call(27, sizes="[1000]"))
-    assert decide([aborted(0), mine, aborted(2)]) is None, "what type the others gave is not known"
+    assert there(aborted(0, WORK), aborted(1, ("0", "all_reduce", 27, 900)), aborted(2, WORK)).ranks == (1,)
+    typed = rank(1, call(27, sizes="[1000]", entered=97.0))
+    assert decide([aborted(0, WORK), typed, aborted(2, WORK)]) is None, "the type of the others is not known"
+
+
+def test_of_those_that_nccls_watchdog_has_ended_none_is_blamed():
+    """Nothing tells for which rank they waited."""
+    assert decide([aborted(0, WORK), aborted(1, WORK), aborted(2, WORK)]) is None
+    waits = rank(1, call(28, sizes="[1000]", entered=99.0), groups={"0": Group(ALL, 28)})
+    assert decide([aborted(0, WORK), waits, aborted(2, WORK)]) is None
 
 
 def test_one_that_came_when_nccls_watchdog_had_ended_the_wait_of_the_others():
-    """If it had come in time, its own watchdog would have ended it, too."""
-    late = rank(1, call(27, sizes="[1000]", done=True), call(28, sizes="[1000]", entered=110.0))
-    verdict = there(aborted(0), late, aborted(2))
+    came = call(27, sizes="[1000]", done=True, entered=101.5)
+    late = rank(1, came, call(28, sizes="[1000]", entered=110.0))
+    verdict = there(aborted(0, WORK), late, aborted(2, WORK))
     assert (verdict.kind, verdict.ranks) == ("late", (1,))
+    assert "came to all_reduce #27 5.5 s after the others" in verdict.sentence
 
 
 def test_of_groups_that_a_gpu_is_given_in_another_order():

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.storage import WriteResult
 
 from trainers.checkpoints.directory import CheckpointDirectory
 
@@ -88,6 +89,11 @@ class DirectoryWriter(FileSystemWriter):
         super().__init__(checkpoints.path(name), sync_files=False)
         self.fs = self.files = DirectoryFiles(checkpoints, name)  # type: ignore[assignment]  # torch's is a FileSystem
         self.path = ""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        # In torch 2.11 only the copy that it writes says where the tensors are, not what `save` returns.
+        metadata.storage_data = {each.index: each.storage_data for rank in results for each in rank}
 
 
 class _Summed(io.RawIOBase):
