@@ -48,6 +48,10 @@ def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[
     file.
     """
     if words and not words[0].startswith("-"):
+        if not Path(words[0]).exists():
+            raise UsageError(
+                f"fleetrun up: there is no job file {words[0]}", hint="`fleetrun init` writes a template."
+            )
         return ["--config", words[0], *words[1:]], environ
     script = read(words).script or ""
     if script.endswith(".toml"):

@@ -274,6 +274,11 @@ _CAUSES = (
         "The rank at the other end has ended or has closed its connections: look at how it ended.",
     ),
     (
+        r"Timed out after \d+ seconds waiting for clients\. (\d+/\d+) clients joined",
+        "Only {} ranks have come to init_process_group in its timeout: the others have ended, or do not "
+        "reach MASTER_ADDR and MASTER_PORT of rank 0; their logs say which.",
+    ),
+    (
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for|timed out waiting for",
         "A collective waited longer than the timeout of its process group for a rank that did not come:"
         " `fleetrun why` names that rank while the job waits.",

@@ -21,6 +21,7 @@ from fleetrun.errors import UsageError
 def test_words(words, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.toml").touch()
+    Path("night.toml").touch()
     assert launch_arguments(words, {"A": "b"}) == (line, {"A": "b"})
 
 
@@ -38,3 +39,5 @@ def test_there_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"no job\.toml"):
         launch_arguments([], {})
+    with pytest.raises(UsageError, match=r"fleetrun up: there is no job file night\.toml"):
+        launch_arguments(["night.toml"], {})
