@@ -1,6 +1,6 @@
 """Whether a CPU job should bind each of its processes to a core of its own.
 
-    python bench/cores.py [--rounds 5] [--write docs/benchmarks.md]
+    python bench/cores.py [--rounds 5] [--write docs/benchmarks-launcher.md]
 
 A DistributedDataParallel job trains a small network on two processes with one thread each, bound or not in
 turns; then two jobs of one process at the same time, each bound to the first core, as two launches that know

@@ -1,7 +1,7 @@
 """What fleet's wrappers cost a data parallel step: fleet under fleetrun beside torch's own
 DistributedDataParallel under torchrun, the same steps, two processes, Gloo.
 
-    python bench/ddp.py [--rounds 7] [--cases mlp resnet18] [--write docs/benchmarks.md]
+    python bench/ddp.py [--rounds 7] [--cases mlp resnet18] [--write docs/benchmarks-launcher.md]
 
 Each round runs both, in turns which first; a run's figure is the median of five windows of steps. `ratio` is
 the median over the rounds of ours / torch's; the goal is 0.98. On a shared machine a run is as fast as its

@@ -1,6 +1,7 @@
 """What happens to a job on several nodes after a failure: fleetrun and Paddle's launcher compared.
 
-    PADDLE_BIN=FOLDER python bench/nodes.py [--runs 3] [--only fine,level-0] [--write docs/benchmarks.md]
+    PADDLE_BIN=FOLDER python bench/nodes.py [--runs 3] [--only fine,level-0]
+                              [--write docs/benchmarks-recovery.md]
 
 Real launchers on this machine, one for each node; their trainers are plain Python. The etcd is a real one
 (Debian's etcd-server). Paddle needs etcd3 and an old grpcio for it, else its figures are earlier ones.

@@ -1,6 +1,6 @@
 """Why our wide & deep and Paddle's have different test AUCs: two meanings of Adam on rows, without servers.
 
-    python bench/ps_auc.py [--rows 800000] [--write docs/benchmarks.md]
+    python bench/ps_auc.py [--rows 800000] [--write docs/benchmarks-ps.md]
 
 One process trains the job of bench/ps_wide_deep.py twice. `table`: the bias correction of Adam counts the
 steps of the table, as torch.optim.SparseAdam does and our servers do. `row`: it counts the updates of each

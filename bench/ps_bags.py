@@ -1,6 +1,6 @@
 """What an EmbeddingBag costs a trainer in a step, by who adds up the rows: one run, one table.
 
-    python bench/ps_bags.py [--runs 15] [--write docs/benchmarks.md]
+    python bench/ps_bags.py [--runs 15] [--write docs/benchmarks-ps-parts.md]
 
 26 tables of dim 16 in one group, each called with 512 bags of 4 ids that are drawn from 2,000; rows come from
 an answer that is always the same: no server and no network is in it. A step prepares the batch, calls the

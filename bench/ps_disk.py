@@ -1,6 +1,6 @@
 """A table of which a part is in memory and the rest on disk, beside the same table in memory.
 
-    python bench/ps_disk.py [--rows 4000000] [--repeats 3] [--write docs/benchmarks.md]
+    python bench/ps_disk.py [--rows 4000000] [--repeats 3] [--write docs/benchmarks-ps.md]
 
 One server, one trainer, async, Adagrad, batches of 512 x 26 ids, where the id of rank r is drawn with a
 probability of 1 / r**power. Before the time is taken every row has been trained once, and then 500 batches

@@ -1,6 +1,6 @@
 """What durability costs: pushes a second that one server takes with each of its levels, in one run.
 
-    python bench/ps_durability.py [--runs 7] [--seconds 1.5] [--folder FOLDER] [--write docs/benchmarks.md]
+    python bench/ps_durability.py [--runs 7] [--seconds 1.5] [--folder FOLDER] [--write docs/benchmarks-ps.md]
 
 As a wide & deep model pushes: 5,000 rows of dim 9 (SparseAdam) and 8 dense blocks of 40,313 elements in all
 (Adam), answered one after another with `--underway` of them sent ahead. A server for each level; their turns

@@ -1,7 +1,7 @@
 """How long one request keeps a server busy while a table grows: new ids, from no rows to many.
 
     python bench/ps_growth.py [--rows 100000000] [--batch 100000] [--dim 4] [--bound]
-                              [--write docs/benchmarks.md]
+                              [--write docs/benchmarks-ps-parts.md]
 
 Every request inserts `batch` random ids. `--bound`: a table of so many rows at its limit instead, where each
 new id evicts another. The goal: the longest one takes less than 50 ms more than the

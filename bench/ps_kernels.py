@@ -1,6 +1,7 @@
 """Compares the kernels of the parameter server with the usual Python libraries: one run, one table.
 
-    python bench/ps_kernels.py [--keys 10000000] [--batch 100000] [--runs 21] [--write docs/benchmarks.md]
+    python bench/ps_kernels.py [--keys 10000000] [--batch 100000] [--runs 21]
+                               [--write docs/benchmarks-ps-parts.md]
 
 One thread each, and its CPU time, so that others on the machine disturb little. A table of 10 M random ids is
 asked for batches that are drawn from them uniformly, by a zipf law (exponent 1.1), or not among them. A cell

@@ -1,6 +1,6 @@
 """What rows in 16 bits and row-wise rules save, and what they cost: memory, time and AUC, without servers.
 
-    python bench/ps_lean.py [--rows 10000000] [--examples 800000] [--write docs/benchmarks.md]
+    python bench/ps_lean.py [--rows 10000000] [--examples 800000] [--write docs/benchmarks-ps.md]
 
 Memory and speed of a table of random ids, dim 16, one thread, in its CPU time; each table is made in a
 process of its own. Bytes a row: those in use by records, flags and index, on average while the table doubles

@@ -1,6 +1,6 @@
 """Pulls and pushes of a real server process over loopback, compared with limits measured in the same run.
 
-    python bench/ps_micro.py [--runs 15] [--rows 1000000] [--write docs/benchmarks.md]
+    python bench/ps_micro.py [--runs 15] [--rows 1000000] [--write docs/benchmarks-ps-parts.md]
 
 One trainer, one request at a time, unique ids drawn uniformly from a table with Adagrad that has them all.
 `echo`: two plain zmq sockets that exchange as many bytes in either direction, without checksum and without

@@ -1,7 +1,7 @@
 """How fast Parquet files become batches: ParquetFiles and a stream of it, beside pyarrow alone on the same
 file in one run.
 
-    python bench/ps_parquet.py [--rows 200000] [--rounds 5] [--write docs/benchmarks.md]
+    python bench/ps_parquet.py [--rows 200000] [--rounds 5] [--write docs/benchmarks-ps.md]
 
 A file is wide&deep's: 13 floats, 26 ids and a label, or three columns of lists of ids, in row groups of
 50,000. `decoded` are the bytes of the columns that are read, as float32 and int64. Everything runs on one

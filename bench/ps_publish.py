@@ -1,6 +1,7 @@
 """What publishing costs a server, and what it writes: the same pushes with and without it, in one run.
 
-    python bench/ps_publish.py [--runs 3] [--seconds 21] [--folder FOLDER] [--write docs/benchmarks.md]
+    python bench/ps_publish.py [--runs 3] [--seconds 21] [--folder FOLDER]
+                               [--write docs/benchmarks-serving.md]
 
 Pushes as in `ps_durability.py`, but their ids follow a power law, as those of a log of clicks do: 5,000 drawn
 for each push, those that are equal once. A server for each kind of publishing; their turns alternate, another

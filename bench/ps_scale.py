@@ -1,7 +1,7 @@
 """How parameter-server training grows: 1 to 8 servers x 1 to 16 trainers as processes of this machine, and on
 paper 100 servers x 1,000 trainers with what was measured here.
 
-    python bench/ps_scale.py --write docs/benchmarks.md
+    python bench/ps_scale.py --write docs/benchmarks-ps.md
     python bench/ps_scale.py --servers 1,2 --trainers 1,2      # a look
 
 Wide & deep, async, batch 512, the same examples in sum whatever the number of trainers; with a push for every

@@ -1,6 +1,6 @@
 """A stream of clicks that never ends: a bounded table beside an unbounded one.
 
-    python bench/ps_stream.py [--examples 2000000] [--rows 600000] [--write docs/benchmarks.md]
+    python bench/ps_stream.py [--examples 2000000] [--rows 600000] [--write docs/benchmarks-ps.md]
 
 Each of the 8 ids of an example is one of the 400,000 newest, with a probability of about one over its age,
 and 1.5 new ones come with each example. One server, one trainer, sync, Adagrad, dim 16. Jobs, one after

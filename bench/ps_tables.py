@@ -1,6 +1,6 @@
 """What it costs a server to count and sample the requests for its tables, and to report that.
 
-    python bench/ps_tables.py [--runs 30] [--write docs/benchmarks.md]
+    python bench/ps_tables.py [--runs 30] [--write docs/benchmarks-ps-parts.md]
 
 Four servers get the same requests in turn, a pull and then a push of unique ids of 26 tables with Adagrad:
 two that count nothing, one that counts, and one that also samples, and reports every five seconds. Cells are

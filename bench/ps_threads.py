@@ -1,6 +1,6 @@
 """What `server_threads` gives: a pull and a push of one request, by one thread and by two, in one process.
 
-    python bench/ps_threads.py [--rows 2000000] [--turns 60] [--write docs/benchmarks.md]
+    python bench/ps_threads.py [--rows 2000000] [--turns 60] [--write docs/benchmarks-ps-parts.md]
 
 Tables of dim 16 with Adagrad, which have all ids; those of a request are drawn uniformly. The turns of one
 thread and of two alternate; wall times of both kernels and what is around them, without messages.

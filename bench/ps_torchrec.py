@@ -3,9 +3,9 @@
     python -m venv RIVAL && RIVAL/bin/pip install torch==2.13.0
     RIVAL/bin/pip install --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
     RIVAL/bin/pip install numpy tensordict iopath torchmetrics==1.0.3 tqdm pyre-extensions typing-inspect
-    python bench/ps_torchrec.py --rival RIVAL/bin/python --write docs/benchmarks.md
+    python bench/ps_torchrec.py --rival RIVAL/bin/python --write docs/benchmarks-ps.md
     python bench/ps_torchrec.py --rival RIVAL/bin/python --quick            # does everything run?
-    python bench/ps_torchrec.py --loops --write docs/benchmarks.md          # ours alone, see below
+    python bench/ps_torchrec.py --loops --write docs/benchmarks-ps.md          # ours alone, see below
 
 Runs of a line alternate, and the CPU seconds are of all processes of a job inside its timed part: only these
 are compared, since other work on the machine changes the speed. What the sides do is in `bench/torchrec`.

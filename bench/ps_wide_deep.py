@@ -1,8 +1,8 @@
 """Compares wide & deep on our parameter servers and on Paddle's: one run, one table.
 
-    python bench/ps_wide_deep.py --write docs/benchmarks.md
-    python bench/ps_wide_deep.py --write docs/benchmarks.md --only geo,geo400    # measures these rows again
-    python bench/ps_wide_deep.py --quick                                         # does everything run?
+    python bench/ps_wide_deep.py --write docs/benchmarks-ps.md
+    python bench/ps_wide_deep.py --write docs/benchmarks-ps.md --only geo,geo400  # measures these rows again
+    python bench/ps_wide_deep.py --quick                                       # does everything run?
 
 1 server and 2 trainers on this machine, 800,000 generated examples, one epoch. Runs of the two sides
 alternate. Paddle 2.6.2 is looked for in PADDLE_BIN, the folder of its `fleetrun` and `python`. Speed is that

@@ -1,6 +1,6 @@
 """How long N nodes need to meet, what it costs, and how soon all know of a failure. No training processes.
 
-    python bench/rendezvous.py [--nodes 10,100,1000,4000] [--runs 5] [--write docs/benchmarks.md]
+    python bench/rendezvous.py [--nodes 10,100,1000,4000] [--runs 5] [--write docs/benchmarks-recovery.md]
 
 The nodes are the launcher's own memberships and stores with real connections, in two processes beside the
 store's: the embedded one, or an etcd (Debian's etcd-server; left out when there is none). torchrun's dynamic

@@ -1,6 +1,6 @@
 """`fleetrun serve`, measured with wrk, on a parameter-server job that publishes while it trains:
 
-    python bench/serving.py [--write docs/benchmarks.md]
+    python bench/serving.py [--write docs/benchmarks-serving.md]
 
 It takes five minutes, and needs Debian's wrk and the extra serve.
 
