@@ -23,6 +23,8 @@ _OF_TABLES = {
 _LONGEST = 40  # characters of a name
 _LARGEST = 1e30  # larger values are treated as infinite
 _MOST_RANKS = 1 << 16
+_SPARED = 3  # reports of an attempt, without the last one, from which a pace can be seen
+_OLDEST = 3600.0  # seconds; an older report is not believed to be
 _FARTHEST = 1e11  # seconds since the epoch; later times are not valid
 
 
@@ -67,12 +69,21 @@ class Curve:
         return f"{_ROLES.get(self.role, self.role)} {self.rank}"
 
     def point(self, time: float, loss: float, pace: float, step: float) -> None:
+        if self.times:
+            if step == self.steps[-1] and (loss == self.losses[-1] or math.isnan(loss)):
+                return  # nothing is new: it was said at an activity, or at the end
+            time = max(time, self.times[-1])
         if self._first_of_attempt and math.isnan(self.paces[-1]):
             self.paces[-1] = pace  # not known at the first report: the pace since then
         self.times.append(time)
         self.losses.append(loss if abs(loss) < _LARGEST else math.nan)
         self.paces.append(pace)
         self.steps.append(step)
+
+    @property
+    def blanks(self) -> list[bool]:
+        """Which points only break the line."""
+        return [self._blank(at) for at in range(len(self.times))]
 
     @property
     def _first_of_attempt(self) -> bool:
@@ -84,6 +95,13 @@ class Curve:
     def gap(self, time: float) -> None:
         if self.times and not self._blank(-1):
             self.point(time, math.nan, math.nan, math.nan)
+
+    def ended(self) -> None:
+        """The process has ended. Its last report came at its end, long after its last step perhaps: where
+        there are others, no pace follows from it.
+        """
+        if len(self.times) > _SPARED and not any(self._blank(-1 - back) for back in range(_SPARED)):
+            self.paces[-1] = self.steps[-1] = math.nan
 
 
 @dataclass(slots=True)
@@ -232,6 +250,9 @@ class _Reader:
         code = event.get("code")
         asked = event.get("asked") is not None
         fate = Fate.OK if code == 0 else Fate.STOPPED if asked else Fate.FAILED
+        key = self._key(event)
+        if key in self.course.curves:
+            self.course.curves[key].ended()
         self._close(str(event.get("container")), at, fate, str(event.get("how") or ""))
 
     def restarting(self, event: Event, at: float) -> None:
@@ -257,6 +278,7 @@ class _Reader:
         key = self._key(event)
         if key is None:
             return
+        at -= min(_positive_or_0(event.get("age")), _OLDEST)  # when it came, not when it was written
         self._take_values(key, event, at)
         self._take_tables(key, event, at)
         if not any(event.get(name) is not None for name in ("step", "samples", "loss", "rate")):
@@ -333,6 +355,11 @@ def _positive(value: object) -> float:
     return number if 0 <= number < _LARGEST else math.nan
 
 
+def _positive_or_0(value: object) -> float:
+    number = _positive(value)
+    return 0.0 if math.isnan(number) else number
+
+
 def _is_rank(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < _MOST_RANKS
 
@@ -344,6 +371,7 @@ def _whole(value: object) -> int:
 # ---- Long curves are thinned, and many curves are summarized by their median.
 
 _FEW = 12  # points of a curve
+_SHORTEST = 0.5  # seconds for which a pace is computed
 
 
 def thinned(curve: Curve, most: int) -> Curve:
@@ -420,11 +448,27 @@ def lonely(values: Sequence[float]) -> list[int]:
     ]
 
 
-def pace_of_steps(curve: Curve) -> list[float]:
-    """Steps per second between each point and the one before it; NaN if not known."""
-    paces = [math.nan]
-    for number in range(1, len(curve.times)):
-        steps = curve.steps[number] - curve.steps[number - 1]
-        seconds = curve.times[number] - curve.times[number - 1]
-        paces.append(steps / seconds if steps >= 0 and seconds > 0 else math.nan)
+def pace_of_steps(curve: Curve) -> Series:
+    """Steps per second between each report of a new step and the one before, half a second or more apart."""
+    paces, since = Series(), None
+    for time, step, blank in zip(curve.times, curve.steps, curve.blanks, strict=True):
+        if blank or (since is not None and step < since[1]):
+            paces.gap(time)
+            since = None if blank else (time, step)
+        elif since is None and not math.isnan(step):
+            since = (time, step)
+        elif since is not None and step > since[1] and time - since[0] >= _SHORTEST:
+            paces.point(time, (step - since[1]) / (time - since[0]))
+            since = (time, step)
+    return paces
+
+
+def known_paces(curve: Curve) -> Series:
+    """Samples per second, as the process reported them, without the reports that leave them out."""
+    paces = Series()
+    for time, pace, blank in zip(curve.times, curve.paces, curve.blanks, strict=True):
+        if blank:
+            paces.gap(time)
+        elif not math.isnan(pace):
+            paces.point(time, pace)
     return paces

@@ -25,6 +25,7 @@ from fleetrun.plots.course import (
     Fate,
     Series,
     course,
+    known_paces,
     lonely,
     median,
     middle,
@@ -49,26 +50,31 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 """The colour-blind safe palette of Okabe and Ito, with a darker yellow for white paper."""
 
 FATES = {
-    Fate.OK: "#009E73",
-    Fate.RUNNING: "#56B4E9",
-    Fate.STOPPED: "#A6A6A6",
-    Fate.FAILED: "#D55E00",
-    Fate.UNKNOWN: "#E5E5E5",
+    Fate.OK: "#A9B8C9",
+    Fate.RUNNING: "#CFE3F5",
+    Fate.STOPPED: "#C9C9C9",
+    Fate.FAILED: "#B3001B",
+    Fate.UNKNOWN: "#EEEEEE",
 }
 SPENT = {
-    Kind.STEPS: "#009E73",
-    Kind.WAITING: "#CCCCCC",
-    Kind.START: "#BBBBBB",
-    Kind.IMPORTS: "#56B4E9",
-    Kind.RENDEZVOUS: "#0072B2",
-    Kind.SETUP: "#9AD0F0",
-    Kind.CHECKPOINTS: "#E69F00",
-    Kind.AGAIN: "#D55E00",
-    Kind.HANGS: "#CC79A7",
-    Kind.RESTARTS: "#000000",
-    Kind.END: "#E5E5E5",
+    Kind.STEPS: "#B5DDA8",
+    Kind.WAITING: "#EFEAF7",
+    Kind.START: "#DDD3EE",
+    Kind.IMPORTS: "#C3B3E0",
+    Kind.RENDEZVOUS: "#9C86CB",
+    Kind.SETUP: "#B9A0E8",
+    Kind.CHECKPOINTS: "#F7DFA5",
+    Kind.AGAIN: "#7FA873",
+    Kind.HANGS: "#EFA9A9",
+    Kind.RESTARTS: "#6E6E6E",
+    Kind.END: "#E4E4E4",
 }
-_INK, _FAINT, _RESTART, _HANG = "#333333", "#DDDDDD", "#555555", "#CC79A7"
+"""No colour means two things: these are of areas, those of PALETTE of lines."""
+_BEFORE_STEPS = (Kind.WAITING, Kind.START, Kind.IMPORTS, Kind.RENDEZVOUS, Kind.SETUP)
+_INK, _FAINT, _RESTART, _HANG = "#333333", "#DDDDDD", "#555555", "#1A1A1A"
+_SHADE = "#F3F0F8"  # of the start-up, behind the lines
+_WIDEST_LINE, _THINNEST_LINE = 5.0, 1.3
+_LETTER = 0.0085  # the width of a letter as a part of a panel
 FEW = len(PALETTE)
 """Up to so many processes have a colour and a name each; more are thin lines from dark to bright, and a
 median.
@@ -225,10 +231,13 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
     _lives(panels[-1], course, scale)
     for panel in panels:
         _marks(panel, course, scale)
+    if len(panels) > 1:
+        _shade_start(panels[:-1], course, scale)
     panels[-1].set_xlabel(f"{unit} since {_began(course)}")
     panels[-1].set_xlim(0, max((course.end - course.begin) / scale, 1e-3))
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
-    panels[0].set_title(subtitle, loc="left", fontsize=9, color=_RESTART)
+    has_legend = 0 < len(curves) <= FEW  # it is one line, below the subtitle
+    panels[0].set_title(subtitle, loc="left", fontsize=9, color=_RESTART, pad=20 if has_legend else None)
     _legends(figure, panels, course, curves, colours)
     return figure
 
@@ -253,9 +262,10 @@ def _loss(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequenc
 
 
 def _pace(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
-    values = [each.paces if course.paced else pace_of_steps(each) for each in curves]
+    series = [known_paces(each) if course.paced else pace_of_steps(each) for each in curves]
+    values = [each.values for each in series]
     panel.set_ylabel("samples per second" if course.paced else "steps per second")
-    _lines(panel, course, curves, values, colours, scale)
+    _lines(panel, course, series, values, colours, scale)
     if len(curves) > FEW:
         _name_slowest(panel, curves, values)
     known = [pace for each in values for pace in each if not math.isnan(pace)]
@@ -321,12 +331,13 @@ def _lines(
     colours: Sequence[str], scale: float,
 ) -> None:  # fmt: skip
     many = len(curves) > FEW
-    for curve, ys, colour in zip(curves, values, colours, strict=True):
+    widths = [0.7] * len(curves) if many else widths_of(len(curves))
+    for curve, ys, colour, width in zip(curves, values, colours, widths, strict=True):
         xs = [(time - course.begin) / scale for time in curve.times]
         dots = lonely(ys)
         panel.plot(
-            xs, ys, color=colour, linewidth=0.7 if many else 1.5, alpha=0.55 if many else 0.9,
-            marker="." if dots else None, markevery=dots, markersize=4,
+            xs, ys, color=colour, linewidth=width, alpha=0.55 if many else 1.0,
+            marker="." if dots else None, markevery=dots, markersize=max(4, 2 * width),
         )  # fmt: skip
     if many:
         times, ys = middle(curves, values, _BINS)
@@ -334,6 +345,31 @@ def _lines(
         panel.plot(xs, ys, color="white", linewidth=3.2)
         panel.plot(xs, ys, color="black", linewidth=1.6)
     panel.margins(x=0, y=0.08)
+
+
+def widths_of(count: int) -> list[float]:
+    """Of so many lines: each is thinner than the one below it, so that equal lines are seen as stripes."""
+    most = min(_WIDEST_LINE, _THINNEST_LINE + 1.1 * (count - 1))
+    return [most - number * (most - _THINNEST_LINE) / max(1, count - 1) for number in range(count)]
+
+
+def _shade_start(panels: Sequence[Axes], course: Course, scale: float) -> None:
+    """Before the first step: shaded in each panel, and named in the first one where there is room."""
+    if not any(span.kind is Kind.STEPS for span in course.spans):
+        return
+    end = 0.0
+    for span in course.spans:
+        if span.kind not in _BEFORE_STEPS:
+            break
+        end = (span.end - course.begin) / scale
+    for panel in panels:
+        panel.axvspan(0, end, facecolor=_SHADE, zorder=0)
+    whole = (course.end - course.begin) / scale
+    if whole and end / whole > _LETTER * (len(Kind.START) + 2):
+        panels[0].text(
+            end / 2, 0.95, str(Kind.START), ha="center", va="top", fontsize=8, color=_RESTART,
+            transform=panels[0].get_xaxis_transform(),
+        )  # fmt: skip
 
 
 def _late(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
@@ -363,6 +399,14 @@ def _spent(
         spans = [span for span in course.spans if span.kind is kind]
         bars = [((span.begin - course.begin) / scale, (span.end - span.begin) / scale) for span in spans]
         panel.broken_barh(bars, (-0.4, 0.8), facecolor=SPENT[kind], linewidth=0)
+        whole = (course.end - course.begin) / scale or 1.0
+        for begin, width in bars:
+            if width / whole > _LETTER * (len(kind) + 2):
+                dark = kind is Kind.RESTARTS
+                panel.text(
+                    begin + width / 2, 0, str(kind), ha="center", va="center", fontsize=8,
+                    color="white" if dark else _INK,
+                )  # fmt: skip
     panel.set_yticks([0], ["time"])
     panel.set_ylim(-0.5, 0.5)
     panel.tick_params(axis="y", length=0)
@@ -441,7 +485,10 @@ def _legends(
             Line2D([], [], color=colour, label=curve.title)
             for curve, colour in zip(curves, colours, strict=True)
         ]
-        figure.legend(handles=named, loc="outside right upper")
+        panels[0].legend(
+            handles=named, loc="lower left", bbox_to_anchor=(0, 0.99), ncols=FEW, borderpad=0.2,
+            handlelength=1.2, columnspacing=1.2, borderaxespad=0.1,
+        )  # fmt: skip
     figure.legend(handles=marks, loc="outside lower left", ncols=6)
 
 

@@ -4,7 +4,17 @@ import math
 
 import pytest
 
-from fleetrun.plots.course import Curve, Fate, course, lonely, median, middle, pace_of_steps, thinned
+from fleetrun.plots.course import (
+    Curve,
+    Fate,
+    course,
+    known_paces,
+    lonely,
+    median,
+    middle,
+    pace_of_steps,
+    thinned,
+)
 from tests.plots.record import (
     BEGIN,
     containers,
@@ -285,7 +295,21 @@ def test_the_pace_in_steps():
     made = Curve("trainer", 0)
     for time, step in ((0.0, 0.0), (2.0, 10.0), (2.0, 11.0), (3.0, 4.0), (4.0, math.nan), (5.0, 9.0)):
         made.point(time, 1.0, math.nan, step)
-    assert points_of(pace_of_steps(made)) == [None, 5.0, None, None, None, None]
+    paces = pace_of_steps(made)
+    assert (paces.times, points_of(paces.values)) == ([2.0, 3.0, 5.0], [5.0, None, 2.5])
+
+
+def test_reports_without_a_new_step_and_the_last_one_of_a_process_have_no_pace():
+    """An evaluation at the end, with reports of it, is no training at no speed."""
+    name = "trainer.0"
+    said = [progress(at, name, step=10 * at, loss=1 / at, rate=320.0) for at in (1, 2, 3, 4)]
+    said += [progress(9, name, step=40, loss=1 / 4, rate=0.0, age=0.5), exited(20, name)]
+    late = progress(20, name, step=41, loss=0.5, rate=12.0, age=2.0)
+    for events, times in ((said, [1, 2, 3, 4]), ([*said[:-1], late, said[-1]], [1, 2, 3, 4, 18])):
+        curve = course([launch(name), started(0, name), *events]).curves["trainer", 0]
+        assert [time - BEGIN for time in curve.times] == times
+        assert points_of(known_paces(curve).values) == [320.0] * (3 if len(times) == 4 else 4)
+        assert points_of(pace_of_steps(curve).values) == [10.0] * (2 if len(times) == 4 else 3)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,15 @@ import math
 import os
 import stat
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 
 from fleetrun.errors import UsageError
-from fleetrun.plots.course import course
+from fleetrun.plots.course import Fate, course
 from fleetrun.plots.figure import check_name, draw, write_plot
 from fleetrun.record.history import read
-from tests.plots.record import event, exited, launch, over, progress, started, training, write
+from tests.plots.record import containers, event, exited, launch, over, progress, started, training, write
 
 pytestmark = pytest.mark.slow  # matplotlib is imported
 
@@ -129,7 +130,6 @@ def test_thousands_of_restarts_cover_nothing():
 def test_every_life_has_its_bar_and_a_failure_its_cross():
     from matplotlib.colors import to_hex
 
-    from fleetrun.plots.course import Fate
     from fleetrun.plots.figure import FATES, draw
 
     said = [
@@ -222,3 +222,46 @@ def test_late_ranks_are_a_heat_map(tmp_path, looks):
     assert values[2].min() == 50.0
     assert values[:2].max() == 0.0
     drawn.savefig(tmp_path / "late.png")
+
+
+def test_no_colour_means_two_things():
+    """Of lines, of how processes ended, of what the time went into: also not nearly the same."""
+    from matplotlib.colors import to_rgb
+
+    from fleetrun.plots.figure import FATES, PALETTE, SPENT
+
+    colours = [to_rgb(each) for each in (*PALETTE, *FATES.values(), *SPENT.values())]
+    assert len(set(colours)) == len(colours)
+    failed = to_rgb(FATES[Fate.FAILED])
+    for each in (
+        *map(to_rgb, PALETTE),
+        *(to_rgb(each) for fate, each in FATES.items() if fate != Fate.FAILED),
+    ):
+        assert math.dist(failed, each) > 0.35
+
+
+def test_lines_that_are_equal_are_all_seen():
+    """Ranks that report the loss of all of them."""
+    drawn = draw(course(training([f"trainer.{rank}" for rank in range(3)])), "", "")
+    widths = [line.get_linewidth() for line in panel_of(drawn, "loss").lines]
+    assert len(widths) == 3
+    assert all(below > above + 0.5 for below, above in pairwise(widths)), "the last one is drawn on top"
+
+
+@pytest.mark.parametrize(("first", "named"), [(30, True), (1, False)])
+def test_the_time_before_the_first_step_is_named_where_there_is_room(tmp_path, first, named):
+    name = "trainer.0"
+    said = [progress(at, name, step=at, loss=1 / at, rate=1.0) for at in range(first, 100, 10)]
+    begin = [launch(name), event(0.1, "ready", attempt=0, containers=containers(name)), started(0.5, name)]
+    drawn = draw(course([*begin, *said, exited(100, name), over(100)]), "", "")
+    loss = panel_of(drawn, "loss")
+    (shaded,) = loss.patches
+    assert shaded.get_x() + shaded.get_width() == first
+    assert [text.get_text() for text in loss.texts] == ["start-up"] * named
+    drawn.savefig(tmp_path / "start.png")
+
+
+def test_the_legend_of_lines_takes_nothing_from_their_width(tmp_path):
+    drawn = draw(course(training(["trainer.0", "trainer.1"])), "ads", "collective on node1")
+    drawn.savefig(tmp_path / "legend.png")
+    assert min(panel.get_position().x1 for panel in drawn.axes) > 0.98
