@@ -1,10 +1,11 @@
-"""What mkdocs has made for it: the page of all commands, out of the commands themselves, and the page of
-CONTRIBUTING.md.
+"""What mkdocs has made for it: the page of all commands, out of the commands themselves, the page of
+CONTRIBUTING.md, and the entries of the page of the API.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,26 @@ def on_files(files: Any, config: Any) -> Any:
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+ENTRY = re.compile(r"^::: (\S+) = (\S+)(?: \(([\w, ]*)\))?$", re.MULTILINE)
+"""Of the page of the API: the name that is written in scripts, where it is defined, and which members are for
+users, if not all that are public.
+"""
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    if page.file.src_uri != "reference/api.md":
+        return markdown
+    return ENTRY.sub(_entry, markdown)
+
+
+def _entry(found: re.Match[str]) -> str:
+    name, home, members = found.groups()
+    options = [f"heading: {name}", f"toc_label: {name}"]
+    if members is not None:
+        options.append(f"members: [{members}]" if members else "members: false")
+    return "\n      ".join([f"::: {home}\n    options:", *options]) + "\n"
 
 
 def commands_page() -> str:

@@ -13,12 +13,11 @@ def similar(word: str, words: Iterable[str], most: int = 1, cutoff: float = 0.7)
 
 
 class LaunchError(Exception):
-    """An error with a message for the user. Only `cli.py` prints it and exits.
-
-    `hint` is one more line: what to do about it. `exit_code` is what the process ends with.
+    """An error with a `message` for the user. `hint` is one more line, or None: what to do about it.
+    `exit_code` is what the command ends with.
     """
 
-    exit_code = 125
+    exit_code = 125  # only `cli.py` prints an error and exits
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

@@ -127,33 +127,43 @@ class Fleet:
     # ---- this process's place in the job
 
     def is_server(self) -> bool:
+        """Whether this process is a parameter server."""
         return self._identity_for("is_server").is_server
 
     def is_worker(self) -> bool:
+        """Whether this process is a trainer."""
         return not self._identity_for("is_worker").is_server
 
     def is_first_worker(self) -> bool:
+        """Whether this process is the trainer of rank 0."""
         identity = self._identity_for("is_first_worker")
         return not identity.is_server and identity.index == 0
 
     def worker_num(self) -> int:
+        """How many trainers the job has: the world size."""
         return self._identity_for("worker_num").worker_num
 
     def worker_index(self) -> int:
-        """This trainer's rank. On a server too, as in Paddle, it is the process's index in its own role."""
+        """This trainer's rank, from 0 on. On a server too, as in Paddle, it is the process's index in its own
+        role.
+        """
         return self._identity_for("worker_index").index
 
     def server_num(self) -> int:
+        """How many parameter servers the job has; 0 in a collective job."""
         return len(self._identity_for("server_num").servers)
 
     def server_index(self) -> int:
+        """This server's rank, from 0 on. Raises UsageError on a trainer."""
         identity = self._identity_for("server_index")
         if not identity.is_server:
             raise UsageError("fleet.server_index() was called on a trainer; ask fleet.is_server() first")
         return identity.index
 
     def worker_endpoints(self, to_string: bool = False) -> str | list[str]:
-        """`host:port` of every trainer in rank order; joined by commas with `to_string`."""
+        """`host:port` of every trainer in rank order; joined by commas with `to_string`. Raises
+        NotSupportedError under a launcher that does not give them.
+        """
         identity = self._identity_for("worker_endpoints")
         if not identity.trainers:
             raise NotSupportedError(f"{identity.source} has no trainer endpoints; start with fleetrun")
@@ -167,7 +177,11 @@ class Fleet:
     # ---- model, optimizer, and the loop over a data set
 
     def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model to train: wrapped for data parallel training, or served by the parameter servers."""
+        """The model to train: wrapped for data parallel training (or sharded, as the strategy says), or the
+        same model, whose parameters are on the servers from `init_worker` to `stop_worker`.
+
+        Raises UsageError for what is not a module, or is wrapped already.
+        """
         runtime = self._fitting_runtime("distributed_model")
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"distributed_model needs a torch.nn.Module, not {model!r}")
@@ -183,8 +197,12 @@ class Fleet:
         optimizer: torch.optim.Optimizer,
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
     ) -> DistributedOptimizer:
-        """The optimizer to train with. `strategy` replaces the one given to `init`; in a collective job it
-        must not ask for something else than the model has been wrapped for.
+        """The optimizer to train with: torch's, whose `step` also does what the strategy says, and which has
+        `minimize(loss)`. `strategy` replaces the one given to `init`; in a collective job it must not ask for
+        something else than the model has been wrapped for.
+
+        Raises UsageError for what is not an optimizer of torch, NotSupportedError for one that parameter
+        servers do not have.
         """
         runtime = self._runtime_for("distributed_optimizer")
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -200,7 +218,10 @@ class Fleet:
         return self._optimizer
 
     def minimize(self, loss: torch.Tensor) -> None:
-        """`minimize` of the optimizer that `distributed_optimizer` has returned last."""
+        """One training step: gradients of `loss`, a tensor of one value (unless `backward` was called
+        before), the step of the optimizer that `distributed_optimizer` has returned last, and gradients
+        cleared. Raises UsageError before `distributed_optimizer`.
+        """
         self._runtime_for("minimize")
         if self._optimizer is None:
             raise UsageError("fleet.minimize() was called before fleet.distributed_optimizer(optimizer)")
@@ -245,8 +266,13 @@ class Fleet:
         ids: Callable[[DataBatch], Ids] | None = None,
         **printing: Unpack[loop.Printing],
     ) -> Result:
-        """One pass over a data set, `step(batch)` for each batch; see trainers.data.loop. With `ids`, rows
-        are prefetched as by `prefetch`.
+        """One pass over a data set, `step(batch)` for each batch, which has tensors by the names of slots.
+        Returns how many `batches` and `examples` there were, `seconds`, `skipped_lines` that were broken, and
+        in `fetches` what the last step gave: numbers by name.
+
+        Every `print_period` batches (100) the values of `fetch_list`, names of what the step gives, are
+        printed, under the names of `fetch_info` if given. With `ids`, rows are prefetched as by `prefetch`.
+        Raises UsageError for a name that the step does not give.
         """
         prefetch = self._prefetch("train_from_dataset", ids)
         return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)

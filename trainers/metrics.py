@@ -78,10 +78,12 @@ class Metric(ABC):
         return whole
 
     def reset(self) -> None:
+        """Forget all examples."""
         self.state = torch.zeros_like(self.state)
 
     @abstractmethod
-    def value(self) -> float: ...
+    def value(self) -> float:
+        """Of the examples since the last `reset`; nan without any."""
 
     def _checked(self, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = _checked(type(self).__name__, predictions, labels)
@@ -159,6 +161,7 @@ class WindowedAuc(Auc):
         self.state[sizes.cumsum(0) - sizes >= self.examples] = 0.0
 
     def value(self) -> float:
+        """nan unless there are examples of both labels."""
         others, clicks = self.state.sum(dim=0).view(2, self.buckets)
         return area_under(others, clicks)
 
@@ -176,6 +179,7 @@ class _Mean(PointwiseMetric):
     def _each(self, predictions: Tensor, labels: Tensor) -> Tensor: ...
 
     def value(self) -> float:
+        """The mean over the examples; nan without any."""
         total, examples = self.state.tolist()
         return total / examples if examples else math.nan
 
@@ -205,6 +209,7 @@ class Rmse(Mse):
     """Root of the mean squared error."""
 
     def value(self) -> float:
+        """The root of the mean over the examples; nan without any."""
         return math.sqrt(super().value())
 
 
@@ -234,6 +239,7 @@ class NormalizedEntropy(PointwiseMetric):
         self.state += torch.stack([loss, labels.sum(), torch.tensor(float(len(labels)))])
 
     def value(self) -> float:
+        """nan unless there are examples of both labels."""
         loss, clicks, examples = self.state.tolist()
         if not 0 < clicks < examples:
             return math.nan
@@ -271,6 +277,7 @@ class Calibration(Metric):
         self.state.index_add_(0, places, torch.stack([predictions, labels], dim=1))
 
     def value(self) -> float:
+        """Expected clicks / clicks, of all values of the slot together; nan without a click."""
         expected, came = self.state.sum(dim=0).tolist()
         return expected / came if came else math.nan
 
@@ -354,6 +361,7 @@ class _RankingMetric(Metric):
     def _of_groups(self, ranked: _Ranked) -> Tensor: ...
 
     def value(self) -> float:
+        """The mean over the queries that have a relevant item; nan without one."""
         total, groups = self.state.tolist()
         return total / groups if groups else math.nan
 
