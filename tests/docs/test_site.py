@@ -176,3 +176,11 @@ def test_pages_do_not_name_files_of_pages_where_a_link_belongs():
         if name in pages
     ]
     assert told == []
+
+
+def test_the_first_screen_says_what_it_is_three_commands_and_shows_the_live_view():
+    screen = (ROOT / "docs" / "index.md").read_text().partition("\n## ")[0]
+    (block,) = re.findall(r"^```bash\n(.*?)^```", screen, re.DOTALL | re.MULTILINE)
+    assert len(block.splitlines()) == 3
+    assert screen.index("# fleetrun") < screen.index("```bash") < screen.index("{ .live }")
+    assert len(re.sub(r"---.*?---|<!--.*?-->|```.*?```|!\[.*?\}", "", screen, flags=re.DOTALL).split()) < 60
