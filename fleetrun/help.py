@@ -191,6 +191,7 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "jobs": ("Ask and stop running jobs.", "monitoring-a-job.md", ""),
     "job-files": ("Options of a launch in a file.", "job-files.md", ""),
     "ps": ("Training with parameter servers.", "parameter-server.md", ""),
+    "ps-running": ("Parameter servers: crashes, saves, publishing.", "parameter-server-running.md", ""),
     "fleet": ("The API for scripts.", "fleet.md", ""),
     "elastic": ("Scripts that are stopped and resume.", "elastic-training.md", ""),
     "progress": ("Steps, loss and speed of a script.", "progress.md", ""),
