@@ -39,9 +39,9 @@ lint: venv
 types: venv
 	$(BIN)/mypy
 
-# Warnings are errors (mkdocs.yml). The variable spares the reader an advertisement.
+# Warnings are errors, but not with --quiet, which also hides them. The variable spares the reader an advertisement.
 docs: venv
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Most tests wait for real processes; each file runs in one worker, in the order of tests/conftest.py.
 unit: venv
