@@ -34,6 +34,13 @@ users, if not all that are public.
 """
 
 
+GIVEN = {
+    *("fleet.metrics", "fleet.util", "trainers.inference.InferenceModel"),
+    *(f"fleetrun.{name}" for name in ("Job", "JobError", "LaunchError", "Result", "UsageError")),
+}
+"""Objects that a script gets, and does not make."""
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri != "reference/api.md":
         return markdown
@@ -43,6 +50,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def _entry(found: re.Match[str]) -> str:
     name, home, members = found.groups()
     options = [f"heading: {name}", f"toc_label: {name}"]
+    if name in GIVEN:
+        options.append("merge_init_into_class: false")
     if members is not None:
         options.append(f"members: [{members}]" if members else "members: false")
     return "\n      ".join([f"::: {home}\n    options:", *options]) + "\n"
@@ -58,7 +67,7 @@ def commands_page() -> str:
             for each in (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
             if each.group is group
         ]
-        parts.append(f"### {group}\n\n| option | default | variable | |\n|---|---|---|---|")
+        parts.append(f"### {group}\n\n| option | |\n|---|---|")
         parts += [_row(option) for option in options]
         parts.append("")
     for verb, summary in VERBS.items():
@@ -70,16 +79,16 @@ def commands_page() -> str:
 
 def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in filter(None, [option.short, option.flag]))
-    also = ", ".join(f"`--{alias}`" for alias in option.spellings[1:])
+    also = ", ".join(f"`--{alias}`{{ .name }}" for alias in option.spellings[1:])
     choices = f" One of {', '.join(f'`{each}`' for each in option.choices)}." if option.choices else ""
     metavar = option.metavar.replace("|", "\\|")
-    cells = [
-        f"{names} {metavar}".strip() + (f" (also {also})" if also else ""),
-        option.default_text if option.metavar else "",
-        ", ".join(f"`{name}`" for name in option.env),
-        option.help.replace("|", "\\|") + choices,
+    notes = [
+        f"Default: {option.default_text}." if option.metavar else "",
+        f"Also {also}." if also else "",
+        f"Variable: {', '.join(f'`{name}`{{ .name }}' for name in option.env)}." if option.env else "",
     ]
-    return f"| {' | '.join(cells)} |"
+    told = [option.help.replace("|", "\\|") + choices, " ".join(filter(None, notes))]
+    return f"| {names} {metavar} | {'<br>'.join(filter(None, told))} |"
 
 
 def _help(verb: str) -> str:
