@@ -162,7 +162,7 @@ WORDS = {
     "ssl.SSLCertVerificationError: certificate verify failed: certificate is not yet valid": "clock",
     "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:4567": "other end",
     "RuntimeError: Timed out waiting 8000ms for send operation to complete": "fleetrun why",
-    "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.": "1/2 ranks",
+    "DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.": "1/2 ranks",
     "Loss is nan, stopping training": "diverged",
 }
 

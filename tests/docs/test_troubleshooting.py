@@ -13,7 +13,6 @@ from fleetrun.console.causes import known_cause
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = re.findall(r"^### `(.+)`$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
 OTHERS = {
-    "Timed out after … seconds waiting for clients. …/… clients joined.",  # torch's store
     "was killed by SIGKILL",  # the name of the signal is put into it
 }
 
