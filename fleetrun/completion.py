@@ -9,8 +9,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
-from fleetrun import verbs
+from fleetrun import plugins, verbs
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, SHORTHANDS, Option, Takes
+from fleetrun.errors import PluginError
 
 VARIABLE = "_FLEETRUN_COMPLETE"
 """The shell's completion script sets it and calls the command again."""
@@ -19,7 +20,7 @@ VARIABLE = "_FLEETRUN_COMPLETE"
 def answer(instruction: str) -> int:
     """Print what the shell asked for, such as `bash_complete`; return the exit code."""
     words = os.environ.get("COMP_WORDS", "").replace("\n", " ").split()
-    if len(words) > 1 and words[1] in verbs.VERBS:
+    if len(words) > 1 and (words[1] in verbs.VERBS or plugins.is_command(words[1])):
         return shell_complete(_one(words[1]), {}, "fleetrun", VARIABLE, instruction)
     return shell_complete(_command(), {}, "fleetrun", VARIABLE, instruction)
 
@@ -56,13 +57,21 @@ def _command() -> click.Command:
 
 
 def _one(verb: str) -> click.Group:
-    return click.Group("fleetrun", commands={verb: verbs.command(verb)})
+    try:
+        program = verbs.program_of(verb)
+        found = _FILES if program is not None else verbs.command(verb)
+    except PluginError:
+        found = _FILES
+    return click.Group("fleetrun", commands={verb: found})
+
+
+_FILES = click.Command("program", params=[click.Argument(["words"], nargs=-1, type=click.Path())])
+"""For a command whose words are not known."""
 
 
 def _scripts_and_words(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
-    words = [
-        CompletionItem(word, help=text) for word, text in verbs.VERBS.items() if word.startswith(incomplete)
-    ]
+    known = {**{word: f"of {origin}" for word, origin in plugins.other_commands().items()}, **verbs.VERBS}
+    words = [CompletionItem(word, help=text) for word, text in known.items() if word.startswith(incomplete)]
     if words and os.environ.get(VARIABLE, "").startswith("bash"):  # with "file" it forgets the words
         return [*words, *_files(incomplete)]
     return [*words, CompletionItem(incomplete, type="file")]
@@ -80,6 +89,5 @@ def _option(option: Option) -> click.Option:
     if option.takes is not Takes.VALUE:
         return click.Option([*names, option.name], is_flag=True, help=option.help)
     kind = {"DIR": click.Path(file_okay=False), "FILE": click.Path()}.get(option.metavar)
-    return click.Option(
-        [*names, option.name], type=click.Choice(option.choices) if option.choices else kind, help=option.help
-    )
+    words = click.Choice(option.all_choices) if option.choices else kind
+    return click.Option([*names, option.name], type=words, help=option.help)

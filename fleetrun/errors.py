@@ -73,6 +73,10 @@ class NotNeededError(LaunchError):
     exit_code = 123  # below all others of fleetrun's: srun ends with the highest of its tasks
 
 
+class PluginError(LaunchError):
+    """A plug-in is missing, cannot be loaded, or does not do what its kind has to."""
+
+
 class StoreError(LaunchError):
     """The store cannot be opened, or rejects this node."""
 

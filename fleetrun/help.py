@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fleetrun import plugins
 from fleetrun.envs.settings.options import (
     ACTIONS,
     OPTIONS,
@@ -85,6 +86,9 @@ def short_help(style: Style = PLAIN) -> str:
     lines += [_brief(option, style) for option in _options() if option.brief]
     lines += ["", style.heading("commands") + " (fleetrun COMMAND -h)"]
     lines += [f"  {family:<15}{style.name(', '.join(words))}" for family, words in FAMILIES.items()]
+    if more := plugins.other_commands():
+        shown = ", ".join(list(more)[:6]) + (", ..." if len(more) > 6 else "")
+        lines.append(f"  {'plug-ins':<15}{style.name(shown)}")
     lines += ["", f"{style.heading('topics')}: fleetrun help {' | '.join(_SHOWN_TOPICS)} ..."]
     return "\n".join(lines) + "\n"
 
@@ -120,6 +124,9 @@ def long_help(columns: int, style: Style = PLAIN) -> str:
     for family, words in FAMILIES.items():
         rows = [_row(word, VERBS[word], width, style) for word in words]
         parts.append("\n".join([style.heading(f"Commands: {family}"), *rows]))
+    if more := plugins.other_commands():
+        rows = [_row(word, f"of {origin}", width, style) for word, origin in more.items()]
+        parts.append("\n".join([style.heading("Commands: plug-ins"), *rows]))
     parts.append(topics(columns, style).rstrip())
     return "\n\n".join([*parts, *_paragraphs(_COMPLETION, width)]) + "\n"
 
@@ -169,7 +176,7 @@ def _names(option: Option) -> str:
 def _description(option: Option) -> str:
     notes = []
     if option.choices and option.metavar != "|".join(option.choices):
-        notes.append(", ".join(option.choices))
+        notes.append(", ".join(option.all_choices))
     if option.group is not Group.OTHER and option.takes is Takes.VALUE:
         notes.append(f"default: {option.default_text}")
     elif option.shown_default:
@@ -197,6 +204,8 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "progress": ("Steps, loss and speed of a script.", "progress.md", ""),
     "serving": ("Answer requests with a saved model.", "serving.md", ""),
     "engines": ("Slurm, MPI, Kubernetes, ssh.", "engines.md", ""),
+    "plugins": ("Schedulers, exporters, notifiers, commands of your own.", "plugins.md", ""),
+    "notify": ("Be told of failures, restarts, hangs and the end.", "failures.md", "Be told"),
     "paddle": ("Options and names of Paddle Fleet.", "from-paddle.md", ""),
     "torchrun": ("Options of torchrun.", "from-torchrun.md", ""),
     "glossary": ("The words of the documentation.", "glossary.md", ""),
@@ -209,7 +218,7 @@ _SHOWN_TOPICS = ("machines", "failures", "ps", "env", "exit-codes", "files")
 def topic(word: str, columns: int, colours: bool) -> str:
     """A page or a section of the documentation for a terminal. Raises UsageError."""
     if word not in TOPICS:
-        known = [*TOPICS, *VERBS]
+        known = [*TOPICS, *VERBS, *plugins.other_commands()]
         meant = next(iter(similar(word, known)), None)
         hint = f"Did you mean `fleetrun help {meant}`?" if meant else f"There are: {', '.join(TOPICS)}."
         raise UsageError(f"there is no help on {word!r}", hint=hint)

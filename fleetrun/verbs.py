@@ -1,14 +1,22 @@
-"""The commands besides launching a script: `fleetrun status`, `fleetrun logs`. Each is imported when used.
+"""The commands besides launching a script: `fleetrun status`, `fleetrun logs`, and those of other packages.
+Each is imported when used.
 
-A script with the name of a command is launched as `./status`.
+A script or program with the name of a command is launched as `./status`, or as `fleetrun run status`.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
+import signal
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
+
+from fleetrun import plugins
 
 ASKING: Mapping[str, str] = {
     "ps": "List the jobs that run on this machine.",
@@ -57,20 +65,29 @@ def asked(argv: Sequence[str]) -> str | None:
         return None
     if argv[0] in ("-h", "--help"):
         return "help"
-    helps = argv[0] in LAUNCHING and argv[0] != "run" and argv[1:2] in (["--help"], ["-h"])
-    return argv[0] if argv[0] in ASKING or helps else None
+    if argv[0] in LAUNCHING:
+        return argv[0] if argv[0] != "run" and argv[1:2] in (["--help"], ["-h"]) else None
+    return argv[0] if argv[0] in ASKING or plugins.is_command(argv[0]) else None
 
 
 def answer(verb: str, argv: Sequence[str]) -> int:
-    """Run the command; return the exit code. Raises LaunchError."""
+    """Run the command; return the exit code. A program takes the place of this process.
+
+    Raises LaunchError.
+    """
+    if (program := program_of(verb)) is not None:
+        _become(program, argv)
     import click
 
     from fleetrun.errors import UsageError
 
     asked_for = command(verb)
     gc.enable()  # which was off for the imports
+    main = partial(asked_for.main, list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
     try:
-        code = asked_for.main(list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
+        found = plugins.find("commands", verb)
+        passed = (click.exceptions.Abort, click.ClickException)
+        code = main() if found is None else plugins.guarded(found, main, passed)
     except click.exceptions.Abort:
         return 130
     except SystemExit:  # how click reports a broken pipe
@@ -82,15 +99,36 @@ def answer(verb: str, argv: Sequence[str]) -> int:
 
 
 def command(verb: str) -> Any:
-    """The click command of this name."""
-    return import_module(f"fleetrun.commands.{verb}").command
+    """The click command of this name. Raises PluginError."""
+    return plugins.load("commands", verb, has="main")
+
+
+def program_of(verb: str) -> str | None:
+    """The path of the program that is this command; None if it is one of fleetrun or of a package."""
+    if verb in VERBS or plugins.find("commands", verb) is not None:
+        return None
+    return plugins.program(verb)
+
+
+def _become(program: str, argv: Sequence[str]) -> NoReturn:
+    """Its exit code and its signals are those of this command then. Raises LaunchError."""
+    from fleetrun.errors import ScriptNotExecutableError
+
+    sys.stdout.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, and that would be inherited
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execv(program, [program, *argv])
+    except OSError as error:
+        hint = "Its first line must name an interpreter." if error.errno == errno.ENOEXEC else None
+        raise ScriptNotExecutableError(f"cannot run {program}: {error.strerror}", hint=hint) from None
 
 
 def nearest(word: str) -> str | None:
     """A command with a similar name, as a suggestion."""
     from fleetrun.errors import similar
 
-    return next(iter(similar(word, VERBS)), None)
+    return next(iter(similar(word, (*VERBS, *plugins.other_commands()))), None)
 
 
 def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:

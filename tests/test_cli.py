@@ -262,7 +262,7 @@ def test_the_help_in_a_pipe_follows_columns():
     assert max(map(len, done.stdout.splitlines())) < 60
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--gpus"], ["x.py"]])
+@pytest.mark.parametrize("words", [["--help"], ["--gpus"], ["x.py"], ["hostname"]])
 def test_nothing_slow_is_imported(words):
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS, *words], capture_output=True, text=True, check=False, timeout=60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import click
 
 from fleetrun.commands.find import EndedJob, complete_jobs, find_ended, history_of, still_running
 from fleetrun.console.text import printable
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.envs.settings.show import FUNCTION
 from fleetrun.envs.settings.write_job_file import Recorded, again
 from fleetrun.errors import LaunchError, UsageError
@@ -20,8 +23,8 @@ variables, and from its job file as it was then), the same script and arguments,
 default is the newest job that has a record in --log_dir.
 
 Launch OPTIONS after JOB override the recorded ones. The record does not include other environment variables,
-the secret (FLEETRUN_TOKEN), or the files of the job. --display=json, which was for the program that read it,
-is not repeated.
+secrets (FLEETRUN_TOKEN, --notify), or the files of the job. --display=json, which was for the program that
+read it, is not repeated.
 
 \b
 Examples:
@@ -77,7 +80,16 @@ def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[
         )
     folder = history.path.parent.absolute()
     _enter(recorded)
+    _tell_of_notify(history, rest, environ)
     return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)
+
+
+def _tell_of_notify(history: History, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """The record does not have what --notify said."""
+    settings = history.launch.get("settings")
+    told = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)
+    if isinstance(settings, dict) and "notify" in settings and not told:
+        sys.stderr.write(f"fleetrun: the record does not have --notify, a secret: add it, or set {NOTIFY}\n")
 
 
 def _host(history: History) -> str:

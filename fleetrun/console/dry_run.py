@@ -11,14 +11,17 @@ from fleetrun.console.text import masked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
-def plan_document(spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
-    """`environ` is the launcher's own environment: of each container only the difference is listed."""
+def plan_document(spec: PodSpec, environ: Mapping[str, str], told: str) -> dict[str, Any]:
+    """`environ` is the launcher's own environment: of each container only the difference is listed. `told`:
+    who is notified of what.
+    """
     return {
         "job": spec.job_id,
         "mode": str(spec.mode),
         "pod": spec.name,
         "replicas": spec.replicas,
         "log_dir": str(spec.log_dir),
+        "notify": told or None,
         "pre_hook": list(spec.pre_hook.argv) if spec.pre_hook else None,
         "containers": [_container(each, environ) for each in spec.containers],
     }
@@ -38,16 +41,18 @@ def _container(spec: ContainerSpec, environ: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def plan_as_json(spec: PodSpec, environ: Mapping[str, str]) -> str:
-    return json.dumps(plan_document(spec, environ), indent=2, ensure_ascii=False)
+def plan_as_json(spec: PodSpec, environ: Mapping[str, str], told: str = "") -> str:
+    return json.dumps(plan_document(spec, environ, told), indent=2, ensure_ascii=False)
 
 
-def plan_as_text(spec: PodSpec, environ: Mapping[str, str]) -> list[str]:
-    plan = plan_document(spec, environ)
+def plan_as_text(spec: PodSpec, environ: Mapping[str, str], told: str = "") -> list[str]:
+    plan = plan_document(spec, environ, told)
     count = "1 process" if plan["replicas"] == 1 else f"{plan['replicas']} processes"
     lines = [f"job {plan['job']}, mode {plan['mode']}: {count}; nothing was started"]
     if plan["pre_hook"]:
         lines.append(f"before each start: {shlex.join(plan['pre_hook'])}")
+    if told:
+        lines.append(f"notifies {told}")
     for container in plan["containers"]:
         lines += ["", f"{container['name']}  {container['endpoint']}"]
         lines.append(f"  command  {shlex.join(container['command'])}")

@@ -8,7 +8,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fleetrun.exporters import job_state
 from fleetrun.host import interpreter
 from fleetrun.host.interpreter import check_package
 from fleetrun.host.network import Ports
-from fleetrun.pod.companion import Companion
+from fleetrun.pod.companion import Companion, read_warning
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
@@ -113,6 +113,7 @@ class Feed:
         self._ports = Ports()
         self._companion: Companion | None = None
         self._writes = False
+        self._what = "the event files"
         self._last_line = ""
 
     def open(self, settings: LaunchSettings, spec: PodSpec) -> None:
@@ -125,7 +126,15 @@ class Feed:
             check_package("prometheus_client", "--metrics_port", "monitor")
             endpoints = [each.endpoint for each in spec.containers]
             listening = listening_socket(settings.metrics_host, settings.metrics_port, self._ports, endpoints)
-        self._start(settings, spec, folder, listening)
+        exporters = [
+            *([("tensorboard", str(folder))] if folder is not None else []),
+            *([("prometheus", str(listening.fileno()))] if listening is not None else []),
+            *settings.export,
+        ]
+        self._writes = folder is not None or bool(settings.export)
+        if settings.export:
+            self._what = "the exports"
+        self._start(settings, spec, exporters, [] if listening is None else [listening.fileno()])
         self._receiver.subscribe(self._report)
         if folder is not None:
             self._say(f"TensorBoard: event files in {folder}")
@@ -158,28 +167,24 @@ class Feed:
             companion.close()
             return
         if not companion.finish(_SILENT_WAIT, urgent):
-            self._say("waiting until the event files are written; Ctrl-C stops waiting")
+            self._say(f"waiting until {self._what} are written; Ctrl-C stops waiting")
         if not companion.close(_FINISH_TIMEOUT, urgent):
             why = "interrupted" if _readable(urgent) else f"not finished within {_FINISH_TIMEOUT:g} s"
-            self._warn(f"{why}: the last reports may be missing in the event files")
+            self._warn(f"{why}: the last reports may be missing in {self._what}")
         elif companion.exit is not None and not companion.exit.ok:
-            self._warn(
-                f"{self._exit_text(companion.exit)}; the last reports may be missing in the event files"
-            )
+            self._warn(f"{self._exit_text(companion.exit)}; the last reports may be missing in {self._what}")
 
     def _start(
         self,
         settings: LaunchSettings,
         spec: PodSpec,
-        folder: Path | None,
-        listening: socket.socket | None,
+        exporters: Sequence[tuple[str, str]],
+        keep: Sequence[int],
     ) -> None:
-        keep = [listening.fileno()] if listening is not None else []
-        self._writes = folder is not None
         self._companion = Companion(
             self._loop,
             self._companions,
-            interpreter.helper_command("fleetrun.exporters"),
+            interpreter.helper_command("fleetrun.exporters.process"),
             interpreter.helper_environment(os.environ),
             heard=self._heard,
             ended=self._ended,
@@ -191,13 +196,7 @@ class Feed:
             "mode": str(spec.mode),
             "host": os.uname().nodename,
         }
-        self._write(
-            job_state.begin_message(
-                facts=facts,
-                tensorboard=str(folder) if folder is not None else None,
-                listening=keep[0] if keep else None,
-            )
-        )
+        self._write(job_state.begin_message(facts, exporters))
 
     def _report(self, container: str, said: Report) -> None:
         self._write(job_state.report_message(container, said, self._receiver.rate(container)))
@@ -207,7 +206,7 @@ class Feed:
             self._companion.write(line)
 
     def _heard(self, line: bytes) -> None:
-        text = job_state.read_warning(line)
+        text = read_warning(line)
         if text is not None:
             self._warn(text)
         elif line.strip():

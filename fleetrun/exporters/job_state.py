@@ -1,4 +1,4 @@
-"""The messages between the launcher and the exporter, one JSON object per line, and the state of the job that
+"""The messages from the launcher to the exporters, one JSON object per line, and the state of the job that
 the exporter builds from them. Imports the standard library only.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,9 @@ _EVENTS = {
 """The events of the record that are sent, and their fields."""
 
 
-def begin_message(**options: Any) -> bytes:
-    """The first message: what to export, and where to."""
-    return _encoded({"is": "begin", **options})
+def begin_message(facts: Mapping[str, str], exporters: Sequence[tuple[str, str]]) -> bytes:
+    """The first message: names and arguments of the exporters, and what job this is."""
+    return _encoded({"is": "begin", "facts": dict(facts), "exporters": list(exporters)})
 
 
 def pod_message(spec: PodSpec) -> bytes:
@@ -76,17 +76,6 @@ def read_message(line: bytes) -> Line | None:
     """None if the line is not a message."""
     message = _decoded(line)
     return message if isinstance(message.get("is"), str) else None
-
-
-def warning_message(text: str) -> bytes:
-    """From the exporter to the launcher: something that the user should know."""
-    return _encoded({"warning": text})
-
-
-def read_warning(line: bytes) -> str | None:
-    """The text of a warning; None for other output."""
-    text = _decoded(line).get("warning")
-    return text if isinstance(text, str) else None
 
 
 def _encoded(line: Line) -> bytes:

@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetrun.exporters.job_state import Job, ProcessState
+from fleetrun.exporters.base import Context
+from fleetrun.exporters.job_state import Job, Line, ProcessState
 from fleetrun.proc import read_stat
 
 _LABELS = ("role", "rank")
@@ -91,6 +92,21 @@ TABLE_COUNTERS = {
     "evicted": ("fleetrun_table_evicted_rows", "Rows that the bound of the table removed"),
     "removed": ("fleetrun_table_removed_rows", "Rows that a shrink removed"),
 }
+
+
+class Prometheus:
+    """The exporter `prometheus`, whose argument is the descriptor of a listening socket."""
+
+    def __init__(self, context: Context) -> None:
+        self._server = serve(
+            socket.socket(fileno=int(context.argument)), JobMetrics(context.job), context.lock
+        )
+
+    def take(self, line: Line, now: float) -> None:
+        """Metrics are read from the state of the job at each scrape."""
+
+    def close(self) -> None:
+        """The server ends with this process."""
 
 
 class JobMetrics(Collector):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleetrun.exporters.base import Context
 from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded
 
 LOSS = "loss"
@@ -23,6 +24,14 @@ RATE = "throughput/samples_per_second"
 _LARGEST_CLOCK_ERROR = 3600.0  # seconds; a report whose time differs by more gets the time of this process
 _VERSION = "brain.Event:2"
 _WRITER = "fleetrun"
+
+
+class TensorBoard:
+    """The exporter `tensorboard`, whose argument is the folder."""
+
+    def __init__(self, context: Context) -> None:
+        self._event_files = EventFiles(Path(context.argument), context.warn)
+        self.take, self.close = self._event_files.take, self._event_files.close
 
 
 class ScalarFile(Protocol):

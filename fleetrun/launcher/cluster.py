@@ -30,6 +30,7 @@ from fleetrun.elastic.store import Entry
 from fleetrun.envs.contract import TOKEN, NodeLoss, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
+from fleetrun.errors import LaunchError, StoreLostError
 from fleetrun.host.network import LOOPBACK, Ports
 from fleetrun.launcher.node_check import NodeCheck
 from fleetrun.launcher.prepare import check_followed, equipped, offer_of, pod_name, print_plan
@@ -46,7 +47,7 @@ from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
+from fleetrun.pod.events import HUNG, Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Budget
 from fleetrun.pod.spec import ContainerSpec, PodSpec
@@ -54,6 +55,7 @@ from fleetrun.pod.supervisor import Supervisor
 from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, read_kept, said_faults
 
 if TYPE_CHECKING:
+    from fleetrun.launcher.notices import Notices
     from fleetrun.stacks.helper import State
 
 _FRAME = 80
@@ -104,7 +106,10 @@ def run_cluster(
         needed = settings.warm and settings.spares > 0
         session.open(imagined, others, OtherRanks(others, agent).ask, warmth.listed if needed else None)
         options = _meeting_options(settings, host, node, session.companions, console.warning)
+        events.notices = session.notices
         meeting = open_meeting(options, loop, ports)
+        if session.notices is not None:  # until machines have met
+            session.notices.at_end(settings.rank == 0 if settings.rank >= 0 else meeting.hosted)
         _tell_meeting(resolved, host, meeting, console)
         node = replace(node, has_store=meeting.hosted or meeting.member)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
@@ -119,13 +124,33 @@ def run_cluster(
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
         _report_end(outcome, events.nodes, console, pod, lambda: session.summary(pods.last or imagined))
-        session.over(outcome.code, *_end(outcome))
+        if session.notices is not None:
+            _place_of_end(session.notices, outcome, served="://" not in meeting.endpoint)
+        requested = outcome.requested or (outcome.cause is not None and outcome.cause.requested)
+        session.over(outcome.code, *_end(outcome), requested=requested)
     finally:
         requests.close()
         if meeting is not None:
             meeting.close()
         session.close()
     return outcome.code
+
+
+def is_speaker(
+    rank: int, cause: Cause | None, error: LaunchError | None = None, *, served: bool = False
+) -> bool:
+    """Whether the machine of this rank tells people of it: the first one, or the second where it is the first
+    one that was lost; with that goes the store, if a launcher has `served` it.
+    """
+    lost = cause is not None and cause.why is CauseKind.LOST and cause.rank == 0
+    return rank == (1 if lost or (served and isinstance(error, StoreLostError)) else 0)
+
+
+def _place_of_end(notices: Notices, outcome: Outcome, *, served: bool) -> None:
+    cause = outcome.cause
+    where = {} if cause is None else {"node": cause.rank, "host": cause.node}
+    if outcome.rank >= 0:  # else it has taken no part, or machines have never met
+        notices.at_end(is_speaker(outcome.rank, cause, outcome.error, served=served), **where)
 
 
 def _address(options: MeetingOptions, meeting: Meeting) -> dict[str, str]:
@@ -510,6 +535,9 @@ class _NodeEvents:
         self._job_status = job_status
         self._known: MachineFaults = ()
         self._has_met = False
+        self.notices: Notices | None = None
+        """With --notify."""
+        self._rank = -1
         self.spared: Callable[[], None] = lambda: None
         """Called when this node begins to wait as a spare."""
 
@@ -537,7 +565,7 @@ class _NodeEvents:
             self._note(text=self.nodes.missed(note), present=note.present)
 
     def met(self, place: Assignment) -> None:
-        self._has_met = True
+        self._has_met, self._rank = True, place.rank
         hosts = [each.title for each in place.members]
         self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
@@ -550,6 +578,10 @@ class _NodeEvents:
         self._job_status.stopping(cause.headline, restart)
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer, cause.requested)
         self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
+        tells = restart and cause.why is not CauseKind.JOINED and is_speaker(self._rank, cause)
+        if self.notices is not None and tells:
+            hang, node, host = HUNG in cause.headline, cause.rank, cause.node
+            self.notices.restarting(last_line(cause), hang=hang, node=node, host=host, code=cause.code)
 
     def _answer(self, why: CauseKind, restart: bool) -> str:
         if not restart:

@@ -25,6 +25,7 @@ from fleetrun.launcher.prepare import (
     offer_of,
     pod_name,
     print_plan,
+    take_notify,
     take_token,
     with_writable_logs,
 )
@@ -51,6 +52,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     ports = Ports(settings.port_range)
     try:
         take_token(settings, os.environ, console.warning)
+        take_notify(settings, os.environ)
         if settings.scheduler != "local":
             return _submit(resolved, console, signals, guard)
         check_program(settings)
@@ -76,7 +78,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
 def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard) -> int:
     """Hand the job to a scheduler."""
     from fleetrun.envs.settings.write_job_file import words_to_carry  # late: one machine needs none of these
-    from fleetrun.schedulers.base import Submission, scheduler
+    from fleetrun.schedulers.base import Submission, submit
 
     if "config" in resolved.words and not resolved.settings.dry_run:
         logs.make_log_dir(Path(resolved.settings.log_dir))
@@ -89,7 +91,7 @@ def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard
         guard=guard,
         token=os.environ.get(TOKEN),
     )
-    return scheduler(resolved.settings.scheduler).submit(job)
+    return submit(job)
 
 
 def _alone(
@@ -116,7 +118,8 @@ def _alone(
         result = supervisor.run()
         runner.over()
         lines = report_end(result, spec, console, session.summary)
-        session.over(result.code, result.reason, result.restarts, lines, first_failure(result))
+        first, requested = first_failure(result), result.requested
+        session.over(result.code, result.reason, result.restarts, lines, first, requested=requested)
     finally:
         session.close()
     return result.code

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 
 from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
-from fleetrun.envs.settings.options import LaunchSettings, Resolved, normal
-from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_ranks
+from fleetrun.envs.settings.options import NOTIFY, LaunchSettings, Resolved, normal
+from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_notifiers, written_ranks
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices, numa
 from fleetrun.host.network import (
@@ -166,6 +166,16 @@ def take_token(
     flaw = token_flaw(environ[TOKEN], source) if environ.get(TOKEN) else None
     if flaw is not None:
         raise UsageError(flaw)
+
+
+def take_notify(settings: LaunchSettings, environ: MutableMapping[str, str]) -> None:
+    """What --notify says as FLEETRUN_NOTIFY, for launchers that a scheduler starts: never as a word of their
+    command line. The processes of the job do not see it.
+    """
+    environ.pop(NOTIFY, None)
+    if settings.notify and settings.scheduler != "local":
+        said = (text if name == "webhook" else f"{name}:{text}" for name, text in settings.notify)
+        environ[NOTIFY] = "\n".join(said)
 
 
 # ---- This machine: its place among the machines of the job, its devices, its ports
@@ -394,10 +404,12 @@ def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
     """Raises LaunchError when it cannot be written."""
     from fleetrun.console import dry_run  # late: only --dry_run prints one
 
+    notifiers, moments = written_notifiers(settings.notify), ", ".join(settings.notify_on)
+    told = f"{notifiers} ({moments})" if notifiers else ""
     text = (
-        dry_run.plan_as_json(spec, os.environ)
+        dry_run.plan_as_json(spec, os.environ, told)
         if settings.json
-        else "\n".join(dry_run.plan_as_text(spec, os.environ))
+        else "\n".join(dry_run.plan_as_text(spec, os.environ, told))
     )
     try:
         sys.stdout.write(text + "\n")

@@ -29,6 +29,7 @@ from fleetrun.console.text import Tail, describe_duration, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Mode, Role, split_endpoint
+from fleetrun.envs.settings.command_line import without_secrets
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import banner, job_file_parts, program, words
 from fleetrun.errors import LaunchError
@@ -65,6 +66,7 @@ from fleetrun.shadow import shadow_of_failure
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
+    from fleetrun.launcher.notices import Notices
     from fleetrun.pod.hangs import HangWatch, PodWatch
     from fleetrun.pod.standby import Standbys
     from fleetrun.stacks.helper import AskOthers, State
@@ -98,7 +100,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "cwd": _cwd(),
         "python": sys.executable,
         "script": program(settings),
-        "typed": sys.argv[1:],
+        "typed": without_secrets(sys.argv[1:]),
         "argv": list(words(resolved, but=resolved.engine)),
         "settings": _settings_fields(resolved),
         "job_file": job_file_parts(settings),
@@ -183,6 +185,8 @@ class LaunchSession:
         self.companions: set[int] = set()
         """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
         self._feed: Feed | None = None
+        self.notices: Notices | None = None
+        """With --notify; on several machines `speaks` says whether this one does."""
         self._hangs: HangWatch | None = None
         self._watches: list[PodWatch] = []
         self._over = False
@@ -209,8 +213,13 @@ class LaunchSession:
         spares may import for `warm_up`. Raises LaunchError for what cannot be.
         """
         self._ask_others = ask_others
-        if self.settings.tensorboard is not None or self.settings.metrics_port is not None:
+        if self._exports:
             self._export(spec)
+        if self.settings.notify:
+            from fleetrun.launcher.notices import Notices  # late: most launches tell nobody
+
+            say, warn = self._console.info, self._warn
+            self.notices = Notices(self.settings, self.pod_name, self._loop, self.companions, say, warn)
         if (problem := self.progress.open()) is not None:
             self._console.debug(f"no progress can be reported: {problem}")
         if (problem := self._memory.open()) is not None:
@@ -242,9 +251,10 @@ class LaunchSession:
         self._control.address = address
         self.job_status.facts = {**self.job_status.facts, "url": url}
 
-    def events(self, narrator: Narrator, spec: PodSpec) -> Events:
+    def events(self, narrator: Narrator, spec: PodSpec, *, alone: bool) -> Events:
         """The event stream of one pod, with all its subscribers. Their order matters: the console comes
-        first, and the last progress report of a process is recorded before its exit.
+        first, and the last progress report of a process is recorded before its exit. `alone`: no other
+        machine has a part of the job.
         """
         events = Events()
         events.subscribe(narrator.handle)
@@ -253,6 +263,8 @@ class LaunchSession:
         events.subscribe(self.job_status.handle)
         if self.settings.run_mode.has_servers:
             events.subscribe(self._check_served)
+        if self.notices is not None and (alone or self.settings.run_mode.has_servers):
+            events.subscribe(self.notices.handle)
         if not self._watches and self._has_ranks(spec.containers):
             self._watches = self._watches_of_ranks(_has_first(spec))
         for watch in self._watches:
@@ -417,9 +429,18 @@ class LaunchSession:
         return f"{', '.join(facts)}; logs: {logs_pattern(spec, self.settings.log_dir)}"
 
     def over(
-        self, code: int, reason: str, restarts: int, report: list[str], first: ContainerSpec | None = None
+        self,
+        code: int,
+        reason: str,
+        restarts: int,
+        report: list[str],
+        first: ContainerSpec | None = None,
+        *,
+        requested: bool = False,
     ) -> None:
-        """The job is over on this machine. `first`: the process of the first failure, if that was here."""
+        """The job is over on this machine. `first`: the process of the first failure, if that was here.
+        `requested`: its user ended it.
+        """
         self._over = True
         self.marks.close()
         self.progress.settle()
@@ -436,6 +457,19 @@ class LaunchSession:
         )
         if code and report:
             _tell_parent(report)
+        if self.notices is not None:
+            named = {} if first is None else _fields_of(first)
+            self.notices.over(
+                code,
+                reason,
+                report[-1] if report else reason,
+                restarts,
+                requested=requested,
+                summary=self.summary(self._pod.spec, restarts) if self._pod is not None else "",
+                container=named.get("name"),
+                rank=named.get("rank"),
+                log=named.get("log"),
+            )
 
     def close(self) -> None:
         """After the last process. May be called twice. While an error is handled, the error is recorded as
@@ -458,7 +492,17 @@ class LaunchSession:
         files.remove_probe_sockets(self._runtime, self.pod_name)
         if self._feed is not None:
             self._feed.close(self._interrupts.urgent)
+        if self.notices is not None:
+            self.notices.close(self._interrupts.urgent)
         self.journal.close()
+
+    @property
+    def _exports(self) -> bool:
+        settings = self.settings
+        return settings.tensorboard is not None or settings.metrics_port is not None or bool(settings.export)
+
+    def _warn(self, text: str) -> None:
+        self._console.warning(printable(text))
 
     def _exported(self, event: dict[str, Any]) -> None:
         assert self._feed is not None
@@ -470,10 +514,7 @@ class LaunchSession:
     def _export(self, spec: PodSpec) -> None:
         from fleetrun.exporters.feed import Feed  # late: most launches export nothing
 
-        def warn(text: str) -> None:
-            self._console.warning(printable(text))
-
-        self._feed = Feed(self._loop, self.companions, self.progress, self._console.info, warn)
+        self._feed = Feed(self._loop, self.companions, self.progress, self._console.info, self._warn)
         self._feed.open(self.settings, spec)
         self.journal.subscribe(self._exported)
 
@@ -562,7 +603,7 @@ class PodRunner:
             pod,
             self._loop,
             Budget(self._settings.max_restart, self._settings.restart_window),
-            self._session.events(narrator, spec).publish,
+            self._session.events(narrator, spec, alone=peers is None).publish,
             stop_timeout=self._settings.stop_timeout,
             out_of_memory=self._oom.killed,
             timeout=timeout,

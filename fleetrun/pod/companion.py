@@ -6,6 +6,7 @@ are dropped.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -20,6 +21,21 @@ _ROOM = 1 << 20  # bytes that wait for it at most
 _LONGEST_LINE = 1 << 20  # bytes from it that are not a whole line yet
 _PIECE = 1 << 16
 _DEAF = 1.0  # seconds from SIGKILL to its end
+
+
+def warning_message(text: str) -> bytes:
+    """From a companion to the launcher: a line that the user should know."""
+    return json.dumps({"warning": text}, separators=(",", ":")).encode() + b"\n"
+
+
+def read_warning(line: bytes) -> str | None:
+    """The text of a warning; None for other output."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    text = found.get("warning") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else None
 
 
 class Companion:

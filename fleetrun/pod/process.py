@@ -229,10 +229,10 @@ def _parent_of(pid: int) -> int:
 
 def descendants(but: Collection[int] = ()) -> list[int]:
     """All processes below this one, nearest first; without the children `but` and what is below them."""
-    return _with_all_below([pid for pid in children() if pid not in but])
+    return with_all_below([pid for pid in children() if pid not in but])
 
 
-def _with_all_below(wave: list[int]) -> list[int]:
+def with_all_below(wave: list[int]) -> list[int]:
     found: list[int] = []
     while wave:
         found += wave
@@ -264,7 +264,7 @@ def kill_marked(mark: str, but: Collection[int] = ()) -> None:
             pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
             try:
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    below = _with_all_below(children_of(pid))  # before it dies and they are somebody else's
+                    below = with_all_below(children_of(pid))  # before it dies and they are somebody else's
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     signal_all(below, signal.SIGKILL)
             finally:

@@ -13,10 +13,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Protocol
 
+from fleetrun import plugins
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
@@ -154,9 +154,18 @@ class Scheduler(Protocol):
 
 
 def scheduler(name: str) -> Scheduler:
-    """The engine of that name, one of the choices of --scheduler."""
-    found: Scheduler = import_module(f"fleetrun.schedulers.{name}").ENGINE
+    """The engine of that name, one of the choices of --scheduler. Raises PluginError."""
+    found: Scheduler = plugins.load("schedulers", name, has="submit")
     return found
+
+
+def submit(job: Submission) -> int:
+    """Hand the job to the engine of --scheduler; return the exit code. Raises LaunchError."""
+    name = job.settings.scheduler
+    engine, plugin = scheduler(name), plugins.find("schedulers", name)
+    assert plugin is not None, "it was loaded"
+    code = plugins.guarded(plugin, lambda: engine.submit(job))
+    return code if isinstance(code, int) else 0
 
 
 def processes(settings: LaunchSettings) -> int:

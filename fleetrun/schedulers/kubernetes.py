@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.envs.settings.command_line import EngineValue
+from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
@@ -32,6 +33,7 @@ class Pod:
     resources: Mapping[str, Any]
     grace: int
     token_secret: str = ""
+    notify_secret: str = ""
     python: str | None = None
     shm: str = ""
     but: tuple[str, ...] = ()
@@ -77,6 +79,9 @@ class Pod:
         if self.token_secret:
             key = {"secretKeyRef": {"name": self.token_secret, "key": "token"}}
             env.append({"name": "FLEETRUN_TOKEN", "valueFrom": key})
+        if self.notify_secret:
+            key = {"secretKeyRef": {"name": self.notify_secret, "key": "notify"}}
+            env.append({"name": NOTIFY, "valueFrom": key})
         return env
 
     def _probes(self) -> dict[str, Any]:
@@ -187,8 +192,13 @@ def _store(master: str, host: Callable[[int], str]) -> str:
 
 
 def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str]) -> Pod:
-    """`host` gives the host name of a pod by its number."""
+    """`host` gives the host name of a pod by its number. Raises UsageError."""
     settings = job.settings
+    if settings.notify and not options.given.get("notify-secret"):
+        raise UsageError(
+            "--notify is not passed to the pods of Kubernetes: a manifest would show what may be secret",
+            hint="Put it into a Secret, under the key notify, and add --scheduler_option notify-secret=NAME.",
+        )
     nnodes = ":".join(str(number + settings.spares) for number in dict.fromkeys(settings.nnodes))
     place = {}
     if _nodes(job) > 1:
@@ -202,6 +212,7 @@ def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str
         command=(*options.program(("fleetrun",)), *job.command(*_SETTLED)),
         environment=place,
         token_secret=options.take("token-secret"),
+        notify_secret=options.take("notify-secret"),
         resources=_resources(job, options),
         grace=math.ceil(groups * settings.stop_timeout) + 20,
         python=options.given.get("python", "python3") if options.take("probes") != "0" else None,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
@@ -436,6 +437,7 @@ def _environment(job: Submission, options: Options) -> dict[str, str]:
     if missing:
         raise UsageError(f"--scheduler_option env={missing[0]}: that variable is not set here")
     env = {name: job.environ[name] for name in names} | ({_TOKEN: job.token} if job.token else {})
+    env |= {NOTIFY: job.environ[NOTIFY]} if NOTIFY in job.environ else {}
     if sum(len(name) + len(value) for name, value in env.items()) > _MOST_CHARACTERS:
         raise UsageError(
             f"--scheduler_option env: these variables are larger than {_MOST_CHARACTERS} characters"

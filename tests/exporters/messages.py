@@ -36,7 +36,7 @@ def spec(*who: tuple[Role, int]) -> PodSpec:
 
 def begin(**how: object) -> Line:
     facts = {"job": "ads", "pod": "abcdef", "mode": "ps", "host": "node1"}
-    return read(job_state.begin_message(**{"facts": facts, "tensorboard": None, "listening": None, **how}))
+    return read(job_state.begin_message(**{"facts": facts, "exporters": [], **how}))
 
 
 def pod(*ranks: int) -> Line:

@@ -7,6 +7,7 @@ import pytest
 from fleetrun.envs.contract import Role
 from fleetrun.exporters import job_state
 from fleetrun.exporters.job_state import MOST_NAMES, Job
+from fleetrun.pod.companion import read_warning, warning_message
 from tests.exporters.messages import BUSY, begin, event, exited, pod, read, report, spec, started
 
 
@@ -141,14 +142,12 @@ def test_anything_else_is_no_line(line):
 
 
 def test_each_is_one_line():
-    for line in (job_state.begin_message(facts={"job": "a\nb"}), job_state.warning_message("a\nb")):
+    for line in (job_state.begin_message({"job": "a\nb"}, []), warning_message("a\nb")):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
     assert begin()["facts"]["host"] == "node1"
 
 
 def test_a_warning_is_told_from_other_output():
-    assert job_state.read_warning(job_state.warning_message("full")) == "full"
-    assert [job_state.read_warning(line) for line in (b"Traceback", b'{"warning": 3}', b"[]", b"")] == [
-        None
-    ] * 4
+    assert read_warning(warning_message("full")) == "full"
+    assert [read_warning(line) for line in (b"Traceback", b'{"warning": 3}', b"[]", b"")] == [None] * 4

@@ -116,13 +116,15 @@ def test_texts_come_back(text):
 
 # ---- the one to begin with
 
+NEED_A_PACKAGE = {"export"}  # tests/e2e/test_plugins.py has one
+
 
 def test_the_file_to_begin_with_is_a_job_file():
     settings = resolved(write_job_file.template("my train.py")).settings
     assert settings == dataclasses.replace(resolve(read(["my train.py"]), {}).settings, config="job.toml")
 
 
-@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - write_job_file.COMMAND_LINE_ONLY))
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - write_job_file.COMMAND_LINE_ONLY - NEED_A_PACKAGE))
 def test_each_line_of_it_is_right_when_it_is_taken_in(name):
     row = next(
         row for row in write_job_file.template("x.py").splitlines() if row.startswith(f"# {name} = ")
@@ -145,6 +147,7 @@ def test_its_tables_are_right_when_they_are_taken_in():
 AROUND = (
     [], ["--server_num=1", "--trainer_num=1"], ["--nnodes=2"], ["--metrics_port=0"], ["--scheduler=slurm"],
     ["--scheduler=kubernetes"], ["--run_mode=rpc"], ["--heter_worker_num=1;2", "--server_num=1"],
+    ["--notify=command:true"],
     ["--servers=10.0.0.1:6170,10.0.0.2:6170"], ["--trainers=10.0.0.1:6180,10.0.0.2:6180"],
 )  # fmt: skip
 """One of these makes sense of almost every option."""
@@ -166,14 +169,19 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in write_job_file.COMMAND_LINE_ONLY])
+@pytest.mark.parametrize(
+    "name",
+    sorted(OPTIONS.keys() - write_job_file.COMMAND_LINE_ONLY - NEED_A_PACKAGE),
+)
 def test_whatever_an_option_is_given_comes_back(name):
     """Also what means something to TOML, or in job files. Of one machine's own options nothing does."""
     example = tomllib.loads(f"x = {write_job_file.example(OPTIONS[name])}")["x"]
     texts = sorted({*ODD, *OPTIONS[name].choices, *_as_typed(example)})
     accepted = [found for text in texts if (found := _accepted(f"--{name}={text}")) is not None]
     assert accepted or name in ("module", "no_python", "image"), "these take no text, or need a cluster"
-    own = {"config": None} | ({name: OPTIONS[name].default} if name in ("rank", "host", "nic") else {})
+    own = {"config": None, "notify": ()} | (
+        {name: OPTIONS[name].default} if name in ("rank", "host", "nic") else {}
+    )
     for found in accepted:
         text = document(found)
         again = resolved(text, environ={"X": "not this"})

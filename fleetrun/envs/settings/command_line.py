@@ -80,6 +80,8 @@ class Choice:
 
     def __str__(self) -> str:
         """As the user wrote it, to quote in a message."""
+        if self.option.secret:
+            return f"{self.alias} ({self.origin})" if self.from_file else self.origin
         if self.from_file:
             return f"{self.alias} = {_short(self.text)} ({self.origin})"
         if not self.typed:
@@ -120,7 +122,8 @@ def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
         return option.parse(prefix + text.strip().removeprefix(prefix))
     except InvalidValue as error:
         hint = f"did you mean {either(error.meant)}?" if error.meant else None
-        raise UsageError(f"{origin} is {_short(text)!r}; {error}", hint=hint) from None
+        said = f"{origin} is not valid" if option.secret else f"{origin} is {_short(text)!r}"
+        raise UsageError(f"{said}; {error}", hint=hint) from None
 
 
 def _short(text: str) -> str:
@@ -189,6 +192,19 @@ def _take(words: list[str]) -> tuple[str, Option, str]:
     elif option.takes is Takes.NOTHING and text.lower() not in TRUE_WORDS | FALSE_WORDS:
         raise UsageError(f"{spelling} takes no value, but was given {text!r}")
     return spelling, option, text
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """The words of a command line without the values of secret options, wherever these are."""
+    words: list[str] = []
+    hides = False
+    for word in argv:
+        spelling, equals, _ = word.partition("=")
+        option = _SPELLINGS.get(normal(spelling)) if spelling.startswith("--") else None
+        secret = option is not None and option.secret
+        words.append("..." if hides else f"{spelling}=..." if secret and equals else word)
+        hides = secret and not equals
+    return words
 
 
 def _find(spelling: str) -> Option:

@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 from functools import partial
 from typing import Any
 
+from fleetrun import plugins
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
@@ -57,7 +58,9 @@ class Option:
 
     `paddle` are older spellings of Paddle, which `fleetrun help paddle` lists. `brief` describes it in the
     short help, if it is there. `modes` are those in which it has an effect; `makes` is the mode of a job that
-    has it and does not state a mode.
+    has it and does not state a mode. `joint` is between the texts of one that `repeats`. The value of a
+    `secret` one is neither shown nor recorded nor passed on in a command line. `plugs`: the kind of plug-ins
+    whose names are choices too.
     """
 
     name: str = ""
@@ -77,6 +80,14 @@ class Option:
     makes: Mode | None = None
     takes: Takes = Takes.VALUE
     repeats: bool = False
+    joint: str = "+"
+    secret: bool = False
+    plugs: str = ""
+
+    @property
+    def all_choices(self) -> tuple[str, ...]:
+        """With those of other packages."""
+        return (*self.choices, *plugins.others(self.plugs)) if self.plugs else self.choices
 
     @property
     def flag(self) -> str:
@@ -283,6 +294,9 @@ NOTHING = JobFile()
 
 DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_xpus": "xpu", "npus": "npu"}
 """The spellings of --devices that also name the kind of device."""
+
+NOTIFY = "FLEETRUN_NOTIFY"
+"""The variable of --notify."""
 
 PREFIXES = {"elastic_server": "etcd://", "PADDLE_ELASTIC_SERVER": "etcd://"}
 """Spellings whose values lack a prefix that the option itself has."""
@@ -516,6 +530,17 @@ class LaunchSettings:
     metrics_host: str = _output(
         "127.0.0.1", parsing.host, "ADDRESS", env=("FLEETRUN_METRICS_HOST",),
         help="Address that --metrics_port listens on.")
+    export: tuple[parsing.Addressed, ...] = _output(
+        (), parsing.exports, "NAME=ARGUMENT", env=("FLEETRUN_EXPORT",), repeats=True, joint="\n",
+        help="Export progress and events by an exporter of another package. See `fleetrun help plugins`.")
+    notify: tuple[parsing.Addressed, ...] = _output(
+        (), parsing.notifiers, "URL|command:WORDS", env=(NOTIFY,), repeats=True, joint="\n",
+        secret=True,
+        help="Tell of failures, restarts, hangs and the end: POST JSON to a URL (Slack and others), or run a "
+             "command. A URL that is a secret belongs into FLEETRUN_NOTIFY. See `fleetrun help notify`.")
+    notify_on: tuple[str, ...] = _output(
+        parsing.MOMENTS, parsing.moments, "LIST", env=("FLEETRUN_NOTIFY_ON",),
+        help="Of what --notify tells.", shown_default=",".join(parsing.MOMENTS))
 
     server_num: int | None = _servers(
         None, parsing.count_or_none, "N", env=("PADDLE_SERVER_NUM",),
@@ -533,8 +558,8 @@ class LaunchSettings:
         help="Endpoints of the trainers. Hosts without a port get ports from 6170 + number of servers.")
 
     scheduler: str = _engine(
-        "local", parsing.choice("local", "slurm", "srun", "kubernetes", "ssh"), "ENGINE",
-        choices=("local", "slurm", "srun", "kubernetes", "ssh"), env=("FLEETRUN_SCHEDULER",),
+        "local", parsing.engine, "ENGINE", choices=parsing.ENGINES, plugs="schedulers",
+        env=("FLEETRUN_SCHEDULER",),
         help="Submit the job to an engine, which starts fleetrun on the machines.")
     scheduler_option: tuple[str, ...] = _engine(
         (), parsing.assignment, "NAME=VALUE", repeats=True,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fleetrun import plugins
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.errors import similar
 
@@ -150,6 +151,98 @@ def assignment(text: str) -> tuple[str, ...]:
     if not (name.strip() and equals):
         raise InvalidValue("it must be NAME=VALUE")
     return (text,)
+
+
+# ---- What plug-ins may add to. What is installed is read for names only that fleetrun does not know itself
+
+ENGINES = ("local", *plugins.IN_TREE["schedulers"])
+
+
+def engine(text: str) -> str:
+    """The name of a scheduler."""
+    if text.lower() in ENGINES:
+        return text.lower()
+    known = (*ENGINES, *plugins.others("schedulers"))
+    if text not in known:
+        raise InvalidValue(f"it must be {either(known)}", closest(text.lower(), known))
+    return text
+
+
+Addressed = tuple[str, str]
+"""The name of an exporter or notifier, and its argument."""
+
+
+def exports(text: str) -> tuple[Addressed, ...]:
+    """`NAME` or `NAME=ARGUMENT` of an exporter of another package, several on lines of their own."""
+    found = []
+    for line in text.splitlines():
+        name, _, argument = line.strip().partition("=")
+        if name in plugins.IN_TREE["exporters"]:
+            raise InvalidValue("--tensorboard and --metrics_port turn on the exporters of fleetrun")
+        known = tuple(plugins.others("exporters"))
+        if name not in known:
+            there = either(known) if known else "that of an installed package, and there is none"
+            raise InvalidValue(f"NAME of NAME=ARGUMENT must be {there}", closest(name, known))
+        found.append((name, argument))
+    return tuple(found)
+
+
+MOMENTS = ("failure", "restart", "hang", "end")
+
+
+def moments(text: str) -> tuple[str, ...]:
+    """`failure,hang`: of `MOMENTS`, in their order."""
+    asked = [part.strip() for part in text.split(",")]
+    for each in asked:
+        if each not in MOMENTS:
+            raise InvalidValue(
+                f"it must be {either(MOMENTS)}, several joined by commas", closest(each, MOMENTS)
+            )
+    return tuple(each for each in MOMENTS if each in asked)
+
+
+_NOTIFIERS = "it must be https://HOST/PATH, command:WORDS, or NAME:ARGUMENT of an installed notifier"
+
+
+def notifiers(text: str) -> tuple[Addressed, ...]:
+    """A URL, `command:WORDS` or `NAME:ARGUMENT`, several on lines of their own. No message has the text: it
+    may hold a secret.
+    """
+    return tuple(_notifier(line.strip()) for line in text.splitlines() if line.strip())
+
+
+def _notifier(text: str) -> Addressed:
+    name, colon, argument = text.partition(":")
+    if name.lower() in ("http", "https"):
+        name, argument = "webhook", text
+    argument = argument.strip()
+    if name == "webhook":
+        if not host_of_url(argument):
+            raise InvalidValue("a webhook must be http://HOST/PATH or https://HOST/PATH, without spaces")
+    elif name == "command":
+        if not argument:
+            raise InvalidValue("command: needs the command, as in command:mail -s fleetrun me@example.com")
+    elif name not in plugins.others("notifiers"):
+        raise InvalidValue(_NOTIFIERS, closest(name, plugins.names("notifiers")) if colon else ())
+    return name, argument
+
+
+def host_of_url(url: str) -> str:
+    """Host and port of an HTTP URL, without the rest, which may be a secret; empty if it is not one."""
+    from urllib.parse import urlsplit  # late: few launches have a URL
+
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port is not None else ""
+    except ValueError:
+        return ""
+    valid = parts.scheme in ("http", "https") and url.isascii() and url.isprintable() and " " not in url
+    return f"{parts.hostname}{port}" if valid and parts.hostname else ""
+
+
+def written_notifiers(found: tuple[Addressed, ...]) -> str:
+    """To be shown: the hosts of webhooks, and names."""
+    return ", ".join(host_of_url(argument) if name == "webhook" else name for name, argument in found)
 
 
 def assignments(text: str) -> tuple[tuple[str, str], ...]:

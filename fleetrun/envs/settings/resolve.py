@@ -94,7 +94,11 @@ def resolve(
         | ({"run_mode": reason.origin} if reason else {})
         | _places(file, line),
         notices=(*notices, *remarks),
-        words={name: c.word for name, c in choices.items() if name != "config" or not file.typable},
+        words={
+            name: choice.word
+            for name, choice in choices.items()
+            if not choice.option.secret and (name != "config" or not file.typable)
+        },
         engine=frozenset(name for name, choice in choices.items() if choice.source is Source.ENGINE),
     )
 
@@ -136,7 +140,8 @@ def _from_command_line(typed: Iterable[Choice]) -> Choices:
 
 def _combined(earlier: Choice, later: Choice) -> Choice:
     if later.option.repeats:
-        return replace(later, value=earlier.value + later.value, text=f"{earlier.text}+{later.text}")
+        text = later.option.joint.join((earlier.text, later.text))
+        return replace(later, value=earlier.value + later.value, text=text)
     kinds = [DEVICE_KINDS[choice.alias] for choice in (earlier, later) if choice.alias in DEVICE_KINDS]
     if earlier.alias != later.alias and (earlier.value != later.value or len(set(kinds)) > 1):
         raise UsageError(f"{earlier} and {later} are one option with two values; pass only one of them")
@@ -355,6 +360,9 @@ def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
     host = choices.get("metrics_host")
     if host is not None and (host.typed or host.from_file) and "metrics_port" not in choices:
         raise UsageError(f"{host} needs --metrics_port: without it nothing listens there")
+    moments = choices.get("notify_on")
+    if moments is not None and moments.typed and "notify" not in choices:
+        raise UsageError(f"{moments} needs --notify, or FLEETRUN_NOTIFY: without it nothing is told")
     probe = choices.get("probe")
     if _on(choices, "warm") and probe is not None and probe.value == "off":
         raise UsageError(f"{choices['warm']} needs the probe, but {probe} was given")

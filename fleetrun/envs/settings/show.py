@@ -89,6 +89,10 @@ def _job_file_rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
 def _shown(name: str, value: Any) -> str:
     if name == "follow":
         return parsing.written_follow(value)
+    if name == "notify":
+        return parsing.written_notifiers(value)
+    if name == "export":
+        return ", ".join(f"{each}={argument}" if argument else each for each, argument in value)
     if name in ("nnodes", "port_range") and isinstance(value, tuple):
         return ":".join(map(str, value if name == "port_range" else dict.fromkeys(value)))
     if value == ():

@@ -16,7 +16,7 @@ from typing import Any
 from fleetrun.envs.settings import toml
 from fleetrun.envs.settings.command_line import Choice, CommandLine, read
 from fleetrun.envs.settings.job_file import escaped
-from fleetrun.envs.settings.options import OPTIONS, TORCHRUN, Group, Option, Resolved, Takes
+from fleetrun.envs.settings.options import NOTIFY, OPTIONS, TORCHRUN, Group, Option, Resolved, Takes
 from fleetrun.envs.settings.show import job_file_parts
 from fleetrun.errors import UsageError
 
@@ -41,6 +41,8 @@ def document(resolved: Resolved) -> str:
         lines.append("module = true")
     lines.append("")
     lines += [_row(choice, resolved) for choice in read(_words(resolved)).options]
+    secret = [each for each in OPTIONS.values() if each.secret and each.name in resolved.origins]
+    lines += [f"# {each.name} may be a secret, and is not saved: set {each.env[0]}" for each in secret]
     if "environment" in said:
         lines += toml.table(("environment",), said["environment"])
     if "roles" in said:
@@ -68,6 +70,8 @@ def _row(choice: Choice, resolved: Resolved) -> str:
     value: Any = escaped(choice.text)
     if choice.option.takes is not Takes.VALUE:
         value = getattr(resolved.settings, name)
+    elif choice.option.joint in choice.text and choice.option.joint != "+":
+        value = literal(choice.text.split(choice.option.joint))
     elif name == "scheduler_option":  # a list, which one text cannot be
         value = literal(list(resolved.settings.scheduler_option))
     elif isinstance(getattr(resolved.settings, name), int) and choice.text.isdecimal():
@@ -160,6 +164,9 @@ EXAMPLES: Mapping[str, str] = {
     "follow": '["trainer:0", "ps"]',
     "tensorboard": '"runs"',
     "metrics_port": "9400",
+    "export": '["NAME=ARGUMENT"]',
+    "notify": '["https://hooks.slack.com/services/...", "command:mail -s fleetrun me@example.com"]',
+    "notify_on": '["failure", "hang"]',
     "numa_binding": '"node"',
     "nnodes": "[2, 4]",
     "ips": '["10.0.0.1", "10.0.0.2"]',
@@ -233,7 +240,7 @@ def template(script: str) -> str:
 
 
 def _entry(option: Option) -> list[str]:
-    choices = f" One of {', '.join(option.choices)}." if option.choices else ""
+    choices = f" One of {', '.join(option.all_choices)}." if option.choices else ""
     shown = toml.value(option.default) if isinstance(option.default, bool) else option.default_text
     text = f"{option.help}{choices} Default: {shown}."
     return ["", *(f"# {line}" for line in textwrap.wrap(text, 100)), f"# {option.name} = {example(option)}"]
@@ -287,13 +294,18 @@ def again(
         )
     new = {each.option.name for each in changed.options}
     old = _for_people(recorded.line.options)
-    kept = [each for each in old if each.option.name not in {*new, "config"}]
+    dropped = {*new, "config"}
+    if "notify" not in new and not environ.get(NOTIFY):
+        dropped.add("notify_on")
+    kept = [each for each in old if each.option.name not in dropped]
     options = [f"{each.origin}={each.text}" for each in (*kept, *changed.options)]
     if recorded.job_file and "config" not in new:
         _write(file, recorded.job_file)
         options.append(f"--config={file}")
     script = [] if recorded.line.script is None else ["--", recorded.line.script, *recorded.line.script_args]
-    variables = {name for option in (*OPTIONS.values(), *TORCHRUN.values()) for name in option.env}
+    # What no record has, the variables still say: secrets.
+    recorded_ones = [each for each in (*OPTIONS.values(), *TORCHRUN.values()) if not each.secret]
+    variables = {name for option in recorded_ones for name in option.env}
     return [*options, *script], {name: text for name, text in environ.items() if name not in variables}
 
 

@@ -1,0 +1,89 @@
+"""The exporter process: reads messages from the launcher, and passes them to the exporters that the first one
+names. It ends when the launcher closes its input. The launcher reads its warnings from its output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from fleetrun import plugins
+from fleetrun.errors import PluginError
+from fleetrun.exporters import job_state
+from fleetrun.exporters.base import Context, Exporter
+from fleetrun.exporters.job_state import Job
+from fleetrun.pod.companion import warning_message
+
+
+class Exporters:
+    """Takes the messages in order; `warn` gets what the user should know."""
+
+    def __init__(self, warn: Callable[[str], None], wall: Callable[[], float] = time.time) -> None:
+        self.job = Job()
+        self.lock = threading.Lock()
+        self._exporters: list[tuple[str, Exporter]] = []
+        self._warn = warn
+        self._wall = wall
+
+    def take(self, raw: bytes) -> None:
+        line = job_state.read_message(raw)
+        if line is None:
+            return
+        now = self._wall()
+        with self.lock:
+            self.job.take(line, now)
+        if line["is"] == "begin":
+            for name, argument in line["exporters"]:
+                self._begin(name, argument)
+        self._each(lambda exporter: exporter.take(line, now))
+
+    def close(self) -> None:
+        self._each(lambda exporter: exporter.close())
+
+    def _begin(self, name: str, argument: str) -> None:
+        context = Context(argument=argument, job=self.job, lock=self.lock, warn=self._warn)
+        try:
+            made = plugins.load("exporters", name, has="__call__")(context)
+        except Exception as error:  # noqa: BLE001  (whatever the code of another package raises)
+            self._tell(name, error)
+        else:
+            self._exporters.append((name, made))
+
+    def _each(self, call: Callable[[Exporter], None]) -> None:
+        """One that fails gets no more messages."""
+        for each in list(self._exporters):
+            try:
+                call(each[1])
+            except Exception as error:  # noqa: BLE001  (the same)
+                self._exporters.remove(each)
+                self._tell(each[0], error)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        known = isinstance(error, PluginError)
+        text = str(error) if known else f"the exporter {name!r} failed: {type(error).__name__}: {error}"
+        self._warn(f"{text}; the job continues without it")
+
+
+def export(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
+    """Until the end of `incoming`."""
+    exporters = Exporters(lambda text: write(warning_message(text)))
+    for raw in incoming:
+        exporters.take(raw)
+    exporters.close()
+
+
+def main() -> None:
+    os.nice(10)  # the processors belong to the job
+    export(sys.stdin.buffer, _write)
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The launcher's side of --notify: from what happens to a job to one message for each moment, which the
+notifier process delivers. While the job runs it never waits for that.
+
+On several machines one of them speaks for the job: `cluster.is_speaker`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fleetrun import __version__
+from fleetrun.console.narrator import cause_line
+from fleetrun.console.text import describe_duration, printable, read_tail
+from fleetrun.envs.settings.options import LaunchSettings
+from fleetrun.envs.settings.parsing import written_notifiers
+from fleetrun.host import interpreter
+from fleetrun.pod.companion import Companion, read_warning
+from fleetrun.pod.container import Ended
+from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, PodEvent, code_of
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.policy import Restart
+from fleetrun.pod.process import Exit
+from fleetrun.record.journal import encoded, plain
+
+_LONGEST_WAIT = 5.0  # seconds that the end of a launch waits for the last messages; a signal ends it
+_SILENT_WAIT = 1.0  # seconds of that before the user is told
+
+
+class Notices:
+    """One per launch. `say` and `warn` show a line to the user."""
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        pod: str,
+        loop: Loop,
+        companions: set[int],
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Starts the notifier process. Raises LaunchError."""
+        self._speaks = True
+        self._where: Mapping[str, Any] = {}
+        self._settings = settings
+        self._pod = pod
+        self._say = say
+        self._warn = warn
+        self._began = time.time()
+        self._last_line = ""
+        self._companion: Companion | None = Companion(
+            loop,
+            companions,
+            interpreter.helper_command("fleetrun.notifiers.process"),
+            interpreter.helper_environment(os.environ),
+            heard=self._heard,
+            ended=self._ended,
+        )
+        titled = [(*each, written_notifiers((each,))) for each in settings.notify]
+        self._companion.write(encoded_line(titled))
+
+    def handle(self, event: PodEvent) -> None:
+        """An event after which this machine starts processes again by itself."""
+        match event:
+            case Failure(decision=Restart() as decision) if not event.tolerated:
+                self._restart("restart", _sentence(event.ended), decision, **_of(event.ended))
+            case Hang(decision=Restart() as decision):
+                self._restart("hang", event.cause, decision)
+
+    def restarting(self, sentence: str, *, hang: bool, **fields: Any) -> None:
+        """All machines stop their processes, and start them again. `sentence`: why, and on which."""
+        self._tell(
+            "hang" if hang else "restart", f"restarts its processes: {sentence}", reason=sentence, **fields
+        )
+
+    def at_end(self, speaks: bool, **where: Any) -> None:
+        """Whether this machine tells of the end, and the `node` and `host` that it is about."""
+        self._speaks, self._where = speaks, where
+
+    def over(
+        self,
+        code: int,
+        reason: str,
+        cause: str,
+        restarts: int,
+        *,
+        requested: bool,
+        summary: str,
+        **fields: Any,
+    ) -> None:
+        """The job has ended. `cause` is the last line of the report, `summary` what was reached."""
+        if not self._speaks:
+            return
+        fields |= {"code": code, "restarts": restarts, **self._where}
+        took = describe_duration(time.time() - self._began)
+        took += f" and {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+        if code == 0:
+            self._tell("end", f"completed: {summary.partition('; logs: ')[0]}", **fields)
+        elif requested:
+            self._tell("end", f"stopped after {took}: {cause}", reason=cause, **fields)
+        else:
+            text = f"failed with exit code {code} after {took}: {cause}"
+            self._tell("hang" if HUNG in reason else "failure", text, reason=cause, **fields)
+
+    def close(self, urgent: int) -> None:
+        """Wait for the last messages, for some seconds or until `urgent` becomes readable."""
+        companion, self._companion = self._companion, None
+        if companion is None:
+            return
+        if not companion.finish(_SILENT_WAIT, urgent):
+            self._say("waiting until the last notification is sent; Ctrl-C stops waiting")
+        if not companion.close(_LONGEST_WAIT - _SILENT_WAIT, urgent):
+            names = written_notifiers(self._settings.notify)
+            self._warn(f"{names}: the last notification may not have been sent within {_LONGEST_WAIT:g} s")
+
+    def _restart(self, event: str, sentence: str, decision: Restart, **fields: Any) -> None:
+        text = f"restarts its processes, {decision.number} of {decision.limit}: {sentence}"
+        self._tell(event, text, reason=sentence, restarts=decision.number, **fields)
+
+    def _tell(self, event: str, text: str, **fields: Any) -> None:
+        if self._companion is None or event not in self._settings.notify_on:
+            return
+        job, host = self._settings.job_id, os.uname().nodename
+        on = f" on {host}" if self._settings.nnodes == (1, 1) else ""
+        sentence = printable(f"Job {job}{on} {text}")
+        message = {
+            "text": for_slack(sentence),
+            "sentence": sentence,
+            "event": event,
+            "job": job,
+            "pod": self._pod,
+            "host": host,
+            "node": 0,
+            "reason": "",
+            "code": None,
+            "restarts": 0,
+            "container": None,
+            "rank": None,
+            "log": None,
+            "log_dir": str(os.path.abspath(self._settings.log_dir)),  # noqa: PTH100 - it may be gone
+            "seconds": round(time.time() - self._began, 3),
+            "time": round(time.time(), 3),
+            "version": __version__,
+            **fields,
+        }
+        self._companion.write(encoded_line(message))
+
+    def _heard(self, line: bytes) -> None:
+        text = read_warning(line)
+        if text is not None:
+            self._warn(text)
+        elif line.strip():
+            self._last_line = line.decode(errors="replace").strip()
+
+    def _ended(self, exit: Exit) -> None:
+        self._companion = None
+        last_line = f": {self._last_line}" if self._last_line else ""
+        self._warn(f"the notifier process {exit}{last_line}; the job continues, and nothing more is told")
+
+
+def _sentence(ended: Ended) -> str:
+    return cause_line(JobResult(code=code_of(ended), cause=ended), read_tail(ended.spec.log))
+
+
+def _of(ended: Ended) -> Mapping[str, Any]:
+    spec = ended.spec
+    return {"container": spec.name, "rank": spec.rank, "log": str(spec.log), "code": code_of(ended)}
+
+
+def encoded_line(value: Any) -> bytes:
+    return encoded(plain(value)) + b"\n"
+
+
+def for_slack(text: str) -> str:
+    """What Slack would take for its markup, as `<!channel>`, is text."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

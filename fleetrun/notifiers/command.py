@@ -1,0 +1,49 @@
+"""The notifier `command`: runs a command of the user's in a shell, with the message on its stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from fleetrun.notifiers.base import Undelivered
+from fleetrun.pod.process import signal_all, with_all_below
+
+_TIMEOUT = 30.0  # seconds
+_TEMPORARY = 75  # the exit code of sysexits.h with which a program asks to be called again
+
+
+class Command:
+    """`argument` is the command. It finds the sentence in FLEETRUN_TEXT, the event in FLEETRUN_EVENT and the
+    message as JSON on its stdin.
+    """
+
+    def __init__(self, argument: str) -> None:
+        self._command = argument
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """It may run for 30 s. An exit code but 75 is final: it may have told someone."""
+        told = {"FLEETRUN_TEXT": str(message["sentence"]), "FLEETRUN_EVENT": str(message["event"])}
+        process = subprocess.Popen(
+            ("/bin/sh", "-c", self._command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **told},
+        )  # in the group of this process: the launcher spares that when it stops what the job has left
+        try:
+            # To the end of stderr: `mail` itself ends before what it has started to send with.
+            _, said = process.communicate(json.dumps(message).encode() + b"\n", _TIMEOUT)
+        except subprocess.TimeoutExpired:
+            if process.poll() == 0:
+                return
+            signal_all(with_all_below([process.pid]), signal.SIGKILL)
+            process.wait()
+            raise Undelivered(f"it did not end within {_TIMEOUT:g} s", again=False) from None
+        if process.returncode:
+            last = said.decode(errors="replace").strip().splitlines()[-1:]
+            why = f"it ended with exit code {process.returncode}{''.join(f': {line[:200]}' for line in last)}"
+            raise Undelivered(why, again=process.returncode == _TEMPORARY)

@@ -1,0 +1,160 @@
+"""The notifier process: reads messages from the launcher and delivers them, in a bounded number of attempts.
+
+Each notifier has a thread and a queue, so that none waits for another. The process ends when the launcher
+has closed its input and all is delivered or given up; the launcher does not wait for that for long. Its
+warnings go to the launcher, which shows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from fleetrun import plugins
+from fleetrun.errors import PluginError
+from fleetrun.notifiers.base import Notifier, Undelivered
+from fleetrun.pod.companion import warning_message
+from fleetrun.pod.linux import become_subreaper
+
+ATTEMPTS = 4
+_BACKOFF = 1.0  # seconds before the second attempt; twice as long before each further one
+_LONGEST_PAUSE = 60.0  # seconds, whatever an answer asks for
+_AT_THE_END = 3.0  # the same, once the job is over: its launcher waits for less than twice that
+_MOST_WAITING = 100  # messages
+_PATIENCE = (
+    40.0  # seconds for an attempt in all: a name server, or an answer a byte a second, may take longer
+)
+
+
+def deliver(
+    send: Callable[[], Exception | None], pause: Callable[[float], bool], attempts: int = ATTEMPTS
+) -> str | None:
+    """Why it was not delivered; None if it was. `send` makes an attempt; `pause` waits, and returns whether
+    there is time for another one.
+    """
+    for number in range(attempts):
+        error = send()
+        if error is None:
+            return None
+        failed = error if isinstance(error, Undelivered) else Undelivered(f"{type(error).__name__}: {error}")
+        if not failed.again:
+            return failed.why
+        wait = min(_LONGEST_PAUSE, max(failed.after, _BACKOFF * 2**number))
+        if number + 1 == attempts or not pause(wait):
+            break
+    times = "1 attempt" if number == 0 else f"{number + 1} attempts"
+    return f"{failed.why} ({times})"
+
+
+class Delivery:
+    """The queue of one notifier. `title` is what the user is told of it, `secret` what is never told."""
+
+    def __init__(
+        self, notifier: Notifier, title: str, secret: str, warn: Callable[[str], None], over: threading.Event
+    ) -> None:
+        self._notifier = notifier
+        self._title = title
+        self._secret = secret
+        self._warn = warn
+        self._over = over
+        self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._waiting.put_nowait(message)
+        except queue.Full:
+            self._tell(f"{_MOST_WAITING} notifications wait already", message)
+
+    def finish(self) -> None:
+        """Wait until all is delivered or given up."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (message := self._waiting.get()) is not None:
+            why = deliver(partial(self._attempt, message), self._pause)
+            if why is not None:
+                self._tell(why, message)
+
+    def _attempt(self, message: Mapping[str, Any]) -> Exception | None:
+        """One that takes too long is left behind, in its thread."""
+        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                self._notifier.send(message)
+                ended.put(None)
+            except Exception as error:  # noqa: BLE001  (whatever the code of another package raises)
+                ended.put(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            return ended.get(timeout=_PATIENCE)
+        except queue.Empty:
+            return Undelivered(f"it took longer than {_PATIENCE:g} s")
+
+    def _pause(self, seconds: float) -> bool:
+        if not self._over.wait(seconds):
+            return True
+        if seconds > _AT_THE_END:
+            return False
+        time.sleep(seconds)
+        return True
+
+    def _tell(self, why: str, message: Mapping[str, Any]) -> None:
+        why = why.replace(self._secret, "...") if self._secret else why
+        self._warn(f"{self._title} was not told of the {message['event']}: {why}")
+
+
+def run(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
+    """Until the end of `incoming`: first a list of (name, argument, title), then messages, one a line."""
+
+    def warn(text: str) -> None:
+        write(warning_message(text))
+
+    over = threading.Event()
+    lines = (json.loads(line) for line in incoming)
+    deliveries = []
+    for name, argument, title in next(lines, ()):
+        try:
+            notifier: Notifier = plugins.load("notifiers", name, has="__call__")(argument)
+            deliveries.append(Delivery(notifier, title, argument, warn, over))
+        except Exception as error:  # noqa: BLE001  (whatever the code of another package raises)
+            known = isinstance(error, PluginError)
+            why = str(error) if known else f"the notifier {name!r} failed: {type(error).__name__}: {error}"
+            warn(f"{why.replace(argument, '...') if argument else why}; nothing is told by it")
+    for message in lines:
+        for each in deliveries:
+            each.put(message)
+    over.set()
+    for each in deliveries:
+        each.finish()
+
+
+_LOCK = threading.Lock()
+
+
+def _write(line: bytes) -> None:
+    with _LOCK, contextlib.suppress(OSError):  # the launcher is gone
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    os.nice(10)  # the processors belong to the job
+    become_subreaper()  # what a command leaves stays here: the launcher ends what is its own and unknown
+    run(sys.stdin.buffer, _write)
+
+
+if __name__ == "__main__":
+    main()
