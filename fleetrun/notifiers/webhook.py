@@ -63,6 +63,8 @@ def _reason(error: object) -> str:
     """Without the URL, which some of these have in their text."""
     if isinstance(error, TimeoutError):
         return f"no answer within {_TIMEOUT:g} s"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it closed the connection"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"not an answer of HTTP ({type(error).__name__})" if isinstance(error, Exception) else str(error)

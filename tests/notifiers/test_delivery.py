@@ -1,0 +1,138 @@
+"""How often and when a notification is tried again, and what is told of it when it is given up."""
+
+import io
+import json
+import threading
+import time
+
+import pytest
+
+from fleetrun.notifiers.base import Undelivered
+from fleetrun.notifiers.process import deliver, run
+from fleetrun.notifiers.webhook import Webhook as Notifier
+from fleetrun.notifiers.webhook import retry_after
+from tests.support.webhook import PATH, Webhook
+
+MESSAGE = {"event": "failure", "text": "a &lt; b", "sentence": "a < b"}
+
+
+def tried(*outcomes, patient=True):
+    """Why it was given up, and the pauses before further attempts."""
+    left, pauses = list(outcomes), []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        return patient
+
+    return deliver(lambda: left.pop(0), pause), pauses
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "why", "pauses"),
+    [
+        ([None], None, []),
+        ([OSError("x"), None], None, [1]),
+        ([Undelivered("503", after=7), Undelivered("503"), None], None, [7, 2]),
+        ([Undelivered("503", after=3600), None], None, [60]),
+        ([Undelivered("404", again=False)], "404", []),
+        ([OSError("a"), Undelivered("gone", again=False)], "gone", [1]),
+        ([Undelivered("500")] * 4, "500 (4 attempts)", [1, 2, 4]),
+        ([ValueError("bad")] * 4, "ValueError: bad (4 attempts)", [1, 2, 4]),
+    ],
+)
+def test_attempts(outcomes, why, pauses):
+    assert tried(*outcomes) == (why, pauses)
+
+
+def test_without_time_for_another_attempt_it_is_given_up():
+    assert tried(Undelivered("500", after=30), None, patient=False) == ("500 (1 attempt)", [30])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("", 0), ("12", 12), (" 3 ", 3), ("soon", 0), ("-1", 0), ("1e9", 0),
+        ("Thu, 01 Jan 1970 00:16:50 GMT", 10), ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+    ],
+)  # fmt: skip
+def test_retry_after(text, seconds):
+    assert retry_after(text, 1000.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("answer", "again", "after", "why"),
+    [
+        (200, None, 0, ""), (204, None, 0, ""),
+        (500, True, 0, "it answered 500"), ((429, 5), True, 5, "it answered 429"),
+        (404, False, 0, "it answered 404"), (302, False, 0, "it answered 302"),
+        ("close", True, 0, "it closed the connection"), ("garbage", True, 0, "BadStatusLine"),
+    ],
+)  # fmt: skip
+def test_answers_of_a_webhook(answer, again, after, why):
+    with Webhook(answer) as server:
+        if again is None:
+            Notifier(server.url).send(MESSAGE)
+        else:
+            with pytest.raises(Undelivered) as raised:
+                Notifier(server.url).send(MESSAGE)
+            assert (raised.value.again, raised.value.after) == (again, after)
+            assert why in raised.value.why
+            assert PATH not in raised.value.why
+    assert server.posted == [MESSAGE]
+
+
+def test_no_server_at_all():
+    with Webhook() as server:
+        url = server.url
+    with pytest.raises(Undelivered, match="Connection refused") as raised:
+        Notifier(url).send(MESSAGE)
+    assert raised.value.again
+
+
+# ---- the process
+
+
+def ran(notifiers, *messages):
+    """The warnings of it for these messages."""
+    written = []
+    lines = b"".join(json.dumps(each).encode() + b"\n" for each in (notifiers, *messages))
+    run(io.BytesIO(lines), written.append)
+    return [json.loads(line)["warning"] for line in written]
+
+
+def test_one_notifier_does_not_wait_for_another(tmp_path):
+    begun = time.monotonic()
+    with Webhook("hang") as slow, Webhook() as quick:
+        listed = [["webhook", slow.url, slow.host], ["webhook", quick.url, quick.host]]
+        thread = threading.Thread(target=ran, args=(listed, MESSAGE, MESSAGE), daemon=True)
+        thread.start()
+        while len(quick.posted) < 2:
+            assert time.monotonic() < begun + 60
+            time.sleep(0.005)
+        assert len(slow.posted) <= 1
+
+
+def test_what_cannot_be_told_is_a_warning_without_the_secret():
+    with Webhook(404) as server:
+        (warning,) = ran([["webhook", server.url, server.host]], MESSAGE)
+    assert warning == f"{server.host} was not told of the failure: it answered 404"
+
+
+def test_a_notifier_that_there_is_not():
+    (warning,) = ran([["sms", "+49", "sms"]], MESSAGE)
+    assert warning.startswith("there is no notifier called 'sms'")
+
+
+@pytest.mark.slow
+def test_commands(tmp_path):
+    told, name = tmp_path / "told", "command"
+    listed = [
+        [name, f'echo "$FLEETRUN_EVENT: $FLEETRUN_TEXT" > {told}; cat >> {told}', name],
+        [name, "echo no mail >&2; exit 3", name],
+        [name, f"test -e {tmp_path}/later || {{ touch {tmp_path}/later; exit 75; }}", name],
+    ]
+    assert ran(listed, MESSAGE) == ["command was not told of the failure: it ended with exit code 3: no mail"]
+    first, rest = told.read_text().split("\n", 1)
+    assert first == "failure: a < b"
+    assert json.loads(rest) == MESSAGE
+    assert (tmp_path / "later").exists()
