@@ -134,6 +134,7 @@ def launch(
     """
     _check_arguments(args, kwargs, env)
     engine = _engine_of(options)
+    options, env = _secrets_apart(options, env)
     words = [f"--display={'plain' if engine else 'json'}", *option_words(options)]
     if "log_level" not in map(normal, options):
         words.append("--log_level=WARNING")
@@ -205,6 +206,26 @@ def option_words(options: Mapping[str, OptionValue]) -> list[str]:
             raise UsageError(f"{keyword} {error}") from None
         words += [f"--{keyword}={text}" for text in texts]
     return words
+
+
+def _secrets_apart(
+    options: Mapping[str, OptionValue], env: Mapping[str, str] | None
+) -> tuple[dict[str, OptionValue], Mapping[str, str] | None]:
+    """Options that may be secrets go into the environment: all users see the words of a command line."""
+    secret = {
+        keyword: option
+        for keyword in options
+        if (option := _KEYWORDS.get(normal(keyword))) is not None and option.secret
+    }
+    variables: dict[str, str] = {}
+    for keyword, option in secret.items():
+        if (value := options[keyword]) is not None:
+            try:
+                variables[option.env[0]] = option.joint.join(option_texts(option, _plain(value)))
+            except InvalidValue as error:
+                raise UsageError(f"{keyword} {error}") from None
+    kept = {keyword: value for keyword, value in options.items() if keyword not in secret}
+    return kept, {**(env or {}), **variables} if variables else env
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from fleetrun.console.text import masked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
-def plan_document(spec: PodSpec, environ: Mapping[str, str], told: str) -> dict[str, Any]:
+def plan_document(spec: PodSpec, environ: Mapping[str, str], told: str = "") -> dict[str, Any]:
     """`environ` is the launcher's own environment: of each container only the difference is listed. `told`:
     who is notified of what.
     """

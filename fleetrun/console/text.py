@@ -276,7 +276,7 @@ def _end_of_traceback(lines: list[str], start: int) -> int:
 MASK = "******"
 _LOOKS_SECRET = (
     r"(?i)(?:^|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASS|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|\d|$)"
-    r"|SECRET|PASSW|TOKEN|CREDENTIAL|APIKEY|ACCOUNTKEY"
+    r"|SECRET|PASSW|TOKEN|CREDENTIAL|APIKEY|ACCOUNTKEY|^(?:FLEETRUN_)?NOTIFY$"
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "TOKENIZERS_PARALLELISM"})
 _URL_PASSWORD = r"(://[^/\s:@]*:)[^/\s@]+@"
@@ -301,6 +301,7 @@ _KEYS = (
     r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----(?:(?!-----)[\s\S])*(?:-----END [A-Z ]{0,20}PRIVATE KEY-----)?"
     r"|(?i:\b(?:bearer|basic) )[\w.~+/=-]{8,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:ghp|gho|ghs|github_pat|glpat|hf|sk|xox[abp])[-_][\w-]{16,}"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]+"
 )
 
 

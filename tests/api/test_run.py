@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import fleetrun
-from fleetrun.api import option_words
+from fleetrun.api import _secrets_apart, option_words
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -291,6 +291,11 @@ def test_values_become_the_words_of_a_command_line():
         "--log_dir=a b", "--scheduler_option=partition=gpu", "--enable_gpu_log=false", "--sort_ip=true",
         "--timeout=0.5",
     ]  # fmt: skip
+
+
+def test_whom_to_notify_is_in_no_command_line():
+    kept, env = _secrets_apart({"notify": ["command:true", "https://h/x"], "nnodes": 1}, {"A": "b"})
+    assert (kept, env) == ({"nnodes": 1}, {"A": "b", "FLEETRUN_NOTIFY": "command:true\nhttps://h/x"})
 
 
 async def coroutine() -> None: ...

@@ -223,6 +223,19 @@ def test_the_secret_is_named_and_never_written():
     }
 
 
+def test_whom_to_notify_comes_out_of_a_secret():
+    words = (*BASE, "--notify=https://h/kept-secret", "--notify_on=failure")
+    with pytest.raises(UsageError, match="--notify is not passed"):
+        documents(*words)
+    text = json.dumps(documents(*words, "--scheduler_option", "notify_secret=hooks"))
+    assert (
+        '{"name": "FLEETRUN_NOTIFY", "valueFrom": {"secretKeyRef": {"name": "hooks", "key": "notify"}}}'
+        in text
+    )
+    assert "--notify_on=failure" in text
+    assert "kept-secret" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from fleetrun.errors import UsageError
+from fleetrun.launcher.prepare import take_notify
 from fleetrun.schedulers.base import scheduler
-from fleetrun.schedulers.ssh import SshExit, judge_end
+from fleetrun.schedulers.ssh import SshExit, _environment, judge_end
 from tests.support.command import Fleetrun, Launch
 from tests.support.ports import free_port
 from tests.support.sshd import Sshd
@@ -104,6 +105,18 @@ def test_a_dry_run_prints_the_clients_without_the_secret():
         "-m", "fleetrun", "--host=h1", "--ips=h1,[fd00::2]", "--heartbeat_timeout=2", "--", "train.py", "a b",
     ]  # fmt: skip
     assert "secret-of" not in printed(job)
+
+
+def test_whom_to_notify_goes_with_the_secret_of_the_job():
+    words = ("--scheduler=ssh", "--ips=h1", "--notify=https://h/kept-secret", "--dry_run", "train.py")
+    environ = {}
+    take_notify(submission(*words).settings, environ)
+    job = submission(*words, environ=environ, token="secret-of-the-job")
+    assert scheduler("ssh").submit(job) == 0
+    assert "notify" not in printed(job)
+    assert _environment(job, job.options) == {
+        "FLEETRUN_TOKEN": "secret-of-the-job", "FLEETRUN_NOTIFY": "https://h/kept-secret"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

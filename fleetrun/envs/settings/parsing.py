@@ -233,11 +233,11 @@ def host_of_url(url: str) -> str:
 
     try:
         parts = urlsplit(url)
-        port = f":{parts.port}" if parts.port is not None else ""
+        named = parts.port != 0 and parts.hostname and parts.username is None
     except ValueError:
         return ""
     valid = parts.scheme in ("http", "https") and url.isascii() and url.isprintable() and " " not in url
-    return f"{parts.hostname}{port}" if valid and parts.hostname else ""
+    return parts.netloc if valid and named else ""
 
 
 def written_notifiers(found: tuple[Addressed, ...]) -> str:
