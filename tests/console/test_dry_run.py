@@ -53,6 +53,7 @@ def test_the_document(spec):
         "pod": "evjsyn",
         "replicas": 1,
         "log_dir": "/srv/日志",
+        "notify": None,
         "pre_hook": ["make", "data"],
     }
     assert container == {
