@@ -70,7 +70,7 @@ _FILES = click.Command("program", params=[click.Argument(["words"], nargs=-1, ty
 
 
 def _scripts_and_words(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
-    known = {**{word: f"of {origin}" for word, origin in plugins.other_commands().items()}, **verbs.VERBS}
+    known = {**plugins.other_commands(), **verbs.VERBS}
     words = [CompletionItem(word, help=text) for word, text in known.items() if word.startswith(incomplete)]
     if words and os.environ.get(VARIABLE, "").startswith("bash"):  # with "file" it forgets the words
         return [*words, *_files(incomplete)]

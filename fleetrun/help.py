@@ -87,8 +87,9 @@ def short_help(style: Style = PLAIN) -> str:
     lines += ["", style.heading("commands") + " (fleetrun COMMAND -h)"]
     lines += [f"  {family:<15}{style.name(', '.join(words))}" for family, words in FAMILIES.items()]
     if more := plugins.other_commands():
-        shown = ", ".join(list(more)[:6]) + (", ..." if len(more) > 6 else "")
-        lines.append(f"  {'plug-ins':<15}{style.name(shown)}")
+        from textwrap import shorten  # late, as below
+
+        lines.append(f"  {'plug-ins':<15}{style.name(shorten(', '.join(more), 60, placeholder=' ...'))}")
     lines += ["", f"{style.heading('topics')}: fleetrun help {' | '.join(_SHOWN_TOPICS)} ..."]
     return "\n".join(lines) + "\n"
 
@@ -125,7 +126,7 @@ def long_help(columns: int, style: Style = PLAIN) -> str:
         rows = [_row(word, VERBS[word], width, style) for word in words]
         parts.append("\n".join([style.heading(f"Commands: {family}"), *rows]))
     if more := plugins.other_commands():
-        rows = [_row(word, f"of {origin}", width, style) for word, origin in more.items()]
+        rows = [_row(word, text, width, style) for word, text in more.items()]
         parts.append("\n".join([style.heading("Commands: plug-ins"), *rows]))
     parts.append(topics(columns, style).rstrip())
     return "\n\n".join([*parts, *_paragraphs(_COMPLETION, width)]) + "\n"

@@ -204,11 +204,12 @@ def _folders() -> list[str]:
 
 
 def other_commands() -> Mapping[str, str]:
-    """Those that fleetrun does not have itself, by name, and where each comes from. An entry point comes
-    before a program of its name.
+    """Those that fleetrun does not have itself, by name, and what each is. An entry point comes before a
+    program of its name.
     """
-    found = {**programs(), **others("commands")}
-    return dict(sorted((name, origin) for name, origin in found.items() if name not in IN_TREE["commands"]))
+    found = {name: f"The program {path}." for name, path in programs().items()}
+    found |= {name: f"Of the package {package}." for name, package in others("commands").items()}
+    return {name: found[name] for name in sorted(found) if name not in IN_TREE["commands"]}
 
 
 def guarded(plugin: Plugin, call: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> Any:

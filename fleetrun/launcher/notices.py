@@ -61,19 +61,20 @@ class Notices:
         titled = [(*each, written_notifiers((each,))) for each in settings.notify]
         self._companion.write(encoded_line(titled))
 
-    def handle(self, event: PodEvent) -> None:
-        """An event after which this machine starts processes again by itself."""
+    def handle(self, event: PodEvent, *, alone: bool) -> None:
+        """An event after which this machine starts processes again by itself: if it is `alone`, and else with
+        parameter servers, after a failure.
+        """
+        by_itself = alone or self._settings.run_mode.has_servers
         match event:
-            case Failure(decision=Restart() as decision) if not event.tolerated:
+            case Failure(decision=Restart() as decision) if by_itself and not event.tolerated:
                 self._restart("restart", _sentence(event.ended), decision, **_of(event.ended))
-            case Hang(decision=Restart() as decision):
+            case Hang(decision=Restart() as decision) if alone:
                 self._restart("hang", event.cause, decision)
 
     def restarting(self, sentence: str, *, hang: bool, **fields: Any) -> None:
         """All machines stop their processes, and start them again. `sentence`: why, and on which."""
-        self._tell(
-            "hang" if hang else "restart", f"restarts its processes: {sentence}", reason=sentence, **fields
-        )
+        self._tell("hang" if hang else "restart", f"restarts: {sentence}", reason=sentence, **fields)
 
     def at_end(self, speaks: bool, **where: Any) -> None:
         """Whether this machine tells of the end, and the `node` and `host` that it is about."""
@@ -116,7 +117,7 @@ class Notices:
             self._warn(f"{names}: the last notification may not have been sent within {_LONGEST_WAIT:g} s")
 
     def _restart(self, event: str, sentence: str, decision: Restart, **fields: Any) -> None:
-        text = f"restarts its processes, {decision.number} of {decision.limit}: {sentence}"
+        text = f"restarts ({decision.number} of {decision.limit}): {sentence}"
         self._tell(event, text, reason=sentence, restarts=decision.number, **fields)
 
     def _tell(self, event: str, text: str, **fields: Any) -> None:

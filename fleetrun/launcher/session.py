@@ -263,8 +263,8 @@ class LaunchSession:
         events.subscribe(self.job_status.handle)
         if self.settings.run_mode.has_servers:
             events.subscribe(self._check_served)
-        if self.notices is not None and (alone or self.settings.run_mode.has_servers):
-            events.subscribe(self.notices.handle)
+        if self.notices is not None:
+            events.subscribe(partial(self.notices.handle, alone=alone))
         if not self._watches and self._has_ranks(spec.containers):
             self._watches = self._watches_of_ranks(_has_first(spec))
         for watch in self._watches:

@@ -36,9 +36,7 @@ def test_a_restart_and_the_end(fleetrun: Fleetrun):
     assert launch.code == 0
     restart, end = server.posted
     assert restart["event"] == "restart"
-    assert restart["sentence"].endswith(
-        "restarts its processes, 1 of 3: trainer 0: ValueError: a < b at train.py:3"
-    )
+    assert restart["sentence"].endswith("restarts (1 of 3): trainer 0: ValueError: a < b at train.py:3")
     assert restart["text"].endswith("ValueError: a &lt; b at train.py:3")
     assert (restart["job"], restart["container"], restart["rank"], restart["code"]) == (
         "night",
@@ -108,7 +106,7 @@ def test_a_hang_is_told_and_that_it_ended_the_job_too(fleetrun: Fleetrun):
         words = ("--hang_timeout=3", "--max_restart=1", "--notify", server.url)
         assert fleetrun.run(*words, script).code == 124
     assert server.events == ["hang", "hang"]
-    assert "restarts its processes, 1 of 1" in server.posted[0]["sentence"]
+    assert "restarts (1 of 1)" in server.posted[0]["sentence"]
     assert server.posted[1]["code"] == 124
 
 

@@ -70,7 +70,9 @@ def test_a_command_of_a_package(fleetrun: Fleetrun, example: Packages):
     assert (said.code, said.out) == (0, "Hello world\n")
     assert fleetrun.run("hello", env=example.env).code == 2, "click's own error"
     assert "fleetrun hello [OPTIONS] NAME" in fleetrun.run("help", "hello", env=example.env).out
-    assert re.search(r"hello +of fleetrun-example 1\.0", fleetrun.run("--help", env=example.env).out)
+    assert re.search(
+        r"hello +Of the package fleetrun-example 1\.0\.", fleetrun.run("--help", env=example.env).out
+    )
     assert re.search(r"plug-ins +hello", fleetrun.run("help", env=example.env).out)
     near = fleetrun.run("helo", env=example.env)
     assert (near.code, "`fleetrun hello`" in near.err) == (127, True)

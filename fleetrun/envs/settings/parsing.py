@@ -181,8 +181,10 @@ def exports(text: str) -> tuple[Addressed, ...]:
             raise InvalidValue("--tensorboard and --metrics_port turn on the exporters of fleetrun")
         known = tuple(plugins.others("exporters"))
         if name not in known:
-            there = either(known) if known else "that of an installed package, and there is none"
-            raise InvalidValue(f"NAME of NAME=ARGUMENT must be {there}", closest(name, known))
+            there = f"there are {', '.join(known)}" if known else "and none of any name"
+            raise InvalidValue(
+                f"no installed package has an exporter of that name, {there}", closest(name, known)
+            )
         found.append((name, argument))
     return tuple(found)
 
@@ -223,7 +225,8 @@ def _notifier(text: str) -> Addressed:
         if not argument:
             raise InvalidValue("command: needs the command, as in command:mail -s fleetrun me@example.com")
     elif name not in plugins.others("notifiers"):
-        raise InvalidValue(_NOTIFIERS, closest(name, plugins.names("notifiers")) if colon else ())
+        named = f"there is no notifier {name!r}; " if colon and re.fullmatch(r"[a-z]{1,12}", name) else ""
+        raise InvalidValue(named + _NOTIFIERS, closest(name, plugins.names("notifiers")) if named else ())
     return name, argument
 
 
