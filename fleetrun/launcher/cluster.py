@@ -149,8 +149,10 @@ def is_speaker(
 def _place_of_end(notices: Notices, outcome: Outcome, *, served: bool) -> None:
     cause = outcome.cause
     where = {} if cause is None else {"node": cause.rank, "host": cause.node}
-    if outcome.rank >= 0:  # else it has taken no part, or machines have never met
+    if outcome.rank >= 0:
         notices.at_end(is_speaker(outcome.rank, cause, outcome.error, served=served), **where)
+    elif outcome.code == 0:  # a spare; else machines have never met
+        notices.at_end(False)
 
 
 def _address(options: MeetingOptions, meeting: Meeting) -> dict[str, str]:
@@ -537,7 +539,7 @@ class _NodeEvents:
         self._has_met = False
         self.notices: Notices | None = None
         """With --notify."""
-        self._rank = -1
+        self._rank, self._restarts = -1, 0
         self.spared: Callable[[], None] = lambda: None
         """Called when this node begins to wait as a spare."""
 
@@ -565,7 +567,7 @@ class _NodeEvents:
             self._note(text=self.nodes.missed(note), present=note.present)
 
     def met(self, place: Assignment) -> None:
-        self._has_met, self._rank = True, place.rank
+        self._has_met, self._rank, self._restarts = True, place.rank, place.restarts
         hosts = [each.title for each in place.members]
         self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
@@ -580,8 +582,14 @@ class _NodeEvents:
         self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
         tells = restart and cause.why is not CauseKind.JOINED and is_speaker(self._rank, cause)
         if self.notices is not None and tells:
-            hang, node, host = HUNG in cause.headline, cause.rank, cause.node
-            self.notices.restarting(last_line(cause), hang=hang, node=node, host=host, code=cause.code)
+            self.notices.restarting(
+                last_line(cause),
+                hang=HUNG in cause.headline,
+                node=cause.rank,
+                host=cause.node,
+                code=cause.code,
+                restarts=self._restarts + cause.counts,
+            )
 
     def _answer(self, why: CauseKind, restart: bool) -> str:
         if not restart:

@@ -197,7 +197,7 @@ def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str
     if settings.notify and not options.given.get("notify-secret"):
         raise UsageError(
             "--notify is not passed to the pods of Kubernetes: a manifest would show what may be secret",
-            hint="Put it into a Secret, under the key notify, and add --scheduler_option notify-secret=NAME.",
+            hint="Put it into a Secret, under the key notify, and add --scheduler_option notify_secret=NAME.",
         )
     nnodes = ":".join(str(number + settings.spares) for number in dict.fromkeys(settings.nnodes))
     place = {}

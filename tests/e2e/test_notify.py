@@ -165,7 +165,7 @@ def test_of_several_nodes_one_tells(fleetrun: Fleetrun):
     for each in server.posted:
         assert each["reason"].startswith("node 1, ")
         assert each["reason"].endswith("trainer 1: ValueError: bad input at train.py:3")
-        assert each["node"] == 1
+        assert (each["node"], each["restarts"]) == (1, 1)
 
 
 def test_of_the_loss_of_the_first_node_the_second_tells(fleetrun: Fleetrun):

@@ -361,7 +361,7 @@ def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
     if host is not None and (host.typed or host.from_file) and "metrics_port" not in choices:
         raise UsageError(f"{host} needs --metrics_port: without it nothing listens there")
     moments = choices.get("notify_on")
-    if moments is not None and moments.typed and "notify" not in choices:
+    if moments is not None and moments.typed and not {"notify", "scheduler"} & choices.keys():
         raise UsageError(f"{moments} needs --notify, or FLEETRUN_NOTIFY: without it nothing is told")
     probe = choices.get("probe")
     if _on(choices, "warm") and probe is not None and probe.value == "off":
