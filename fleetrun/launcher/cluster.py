@@ -569,6 +569,8 @@ class _NodeEvents:
     def met(self, place: Assignment) -> None:
         self._has_met, self._rank, self._restarts = True, place.rank, place.restarts
         hosts = [each.title for each in place.members]
+        if self.notices is not None:
+            self.notices.node = place.rank
         self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
         text = f"node {place.rank} of {len(hosts)}: {', '.join(hosts)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fleetrun import __version__
@@ -23,6 +23,7 @@ from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, PodEvent, code_o
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Restart
 from fleetrun.pod.process import Exit
+from fleetrun.pod.spec import ContainerSpec
 from fleetrun.record.journal import encoded, plain
 
 _LONGEST_WAIT = 5.0  # seconds that the end of a launch waits for the last messages; a signal ends it
@@ -42,6 +43,8 @@ class Notices:
         warn: Callable[[str], None],
     ) -> None:
         """Starts the notifier process. Raises LaunchError."""
+        self.node = 0
+        """The rank of this machine."""
         self._speaks = True
         self._where: Mapping[str, Any] = {}
         self._settings = settings
@@ -68,7 +71,9 @@ class Notices:
         by_itself = alone or self._settings.run_mode.has_servers
         match event:
             case Failure(decision=Restart() as decision) if by_itself and not event.tolerated:
-                self._restart("restart", _sentence(event.ended), decision, **_of(event.ended))
+                ended = event.ended
+                named = {**_process(ended.spec), "code": code_of(ended)}
+                self._restart("restart", _sentence(ended), decision, **named)
             case Hang(decision=Restart() as decision) if alone:
                 self._restart("hang", event.cause, decision)
 
@@ -84,17 +89,19 @@ class Notices:
         self,
         code: int,
         reason: str,
-        cause: str,
         restarts: int,
+        report: Sequence[str],
+        first: ContainerSpec | None,
         *,
         requested: bool,
         summary: str,
-        **fields: Any,
     ) -> None:
-        """The job has ended. `cause` is the last line of the report, `summary` what was reached."""
+        """The job has ended, as `LaunchSession.over` is told. `summary`: what was reached."""
         if not self._speaks:
             return
-        fields |= {"code": code, "restarts": restarts, **self._where}
+        cause = report[-1] if report else reason
+        process = {} if first is None else _process(first)
+        fields = {**process, "code": code, "restarts": restarts, **self._where}
         took = describe_duration(time.time() - self._began)
         took += f" and {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
         if code == 0:
@@ -114,7 +121,7 @@ class Notices:
             self._say("waiting until the last notification is sent; Ctrl-C stops waiting")
         if not companion.close(_LONGEST_WAIT - _SILENT_WAIT, urgent):
             names = written_notifiers(self._settings.notify)
-            self._warn(f"{names}: the last notification may not have been sent within {_LONGEST_WAIT:g} s")
+            self._warn(f"{names}: the last notification may not have been sent")
 
     def _restart(self, event: str, sentence: str, decision: Restart, **fields: Any) -> None:
         text = f"restarts ({decision.number} of {decision.limit}): {sentence}"
@@ -133,7 +140,7 @@ class Notices:
             "job": job,
             "pod": self._pod,
             "host": host,
-            "node": 0,
+            "node": self.node,
             "reason": "",
             "code": None,
             "restarts": 0,
@@ -165,9 +172,8 @@ def _sentence(ended: Ended) -> str:
     return cause_line(JobResult(code=code_of(ended), cause=ended), read_tail(ended.spec.log))
 
 
-def _of(ended: Ended) -> Mapping[str, Any]:
-    spec = ended.spec
-    return {"container": spec.name, "rank": spec.rank, "log": str(spec.log), "code": code_of(ended)}
+def _process(spec: ContainerSpec) -> dict[str, Any]:
+    return {"container": spec.name, "rank": None if spec.label else spec.rank, "log": str(spec.log)}
 
 
 def encoded_line(value: Any) -> bytes:

@@ -213,7 +213,8 @@ class LaunchSession:
         spares may import for `warm_up`. Raises LaunchError for what cannot be.
         """
         self._ask_others = ask_others
-        if self._exports:
+        settings = self.settings
+        if settings.tensorboard is not None or settings.metrics_port is not None or settings.export:
             self._export(spec)
         if self.settings.notify:
             from fleetrun.launcher.notices import Notices  # late: most launches tell nobody
@@ -458,18 +459,8 @@ class LaunchSession:
         if code and report:
             _tell_parent(report)
         if self.notices is not None:
-            named = {} if first is None else _fields_of(first)
-            self.notices.over(
-                code,
-                reason,
-                report[-1] if report else reason,
-                restarts,
-                requested=requested,
-                summary=self.summary(self._pod.spec, restarts) if self._pod is not None else "",
-                container=named.get("name"),
-                rank=named.get("rank"),
-                log=named.get("log"),
-            )
+            summary = self.summary(self._pod.spec, restarts) if self._pod is not None else ""
+            self.notices.over(code, reason, restarts, report, first, requested=requested, summary=summary)
 
     def close(self) -> None:
         """After the last process. May be called twice. While an error is handled, the error is recorded as
@@ -495,11 +486,6 @@ class LaunchSession:
         if self.notices is not None:
             self.notices.close(self._interrupts.urgent)
         self.journal.close()
-
-    @property
-    def _exports(self) -> bool:
-        settings = self.settings
-        return settings.tensorboard is not None or settings.metrics_port is not None or bool(settings.export)
 
     def _warn(self, text: str) -> None:
         self._console.warning(printable(text))
