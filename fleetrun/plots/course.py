@@ -404,21 +404,23 @@ def _thinned(most: int, times: list[float], *columns: list[float]) -> list[list[
 def middle(
     curves: Sequence[Curve | Series], values: Sequence[Sequence[float]], bins: int
 ) -> tuple[list[float], list[float]]:
-    """The median curve: times, and for each of `bins` equal spans the median of the curves' means in it. NaN
-    if fewer than half of the curves have a value there.
+    """The median curve: for each of `bins` equal spans the mean time of its points, and the median of the
+    curves' means in it. NaN if fewer than half of the curves have a value there.
     """
     times = [time for curve in curves for time in curve.times]
     if not times:
         return [], []
     begin, span = min(times), (max(times) - min(times)) / bins or 1.0
     cells: list[dict[int, list[float]]] = [{} for _ in range(bins + 1)]
+    when: list[list[float]] = [[] for _ in range(bins + 1)]
     for number, (curve, ys) in enumerate(zip(curves, values, strict=True)):
         for time, y in zip(curve.times, ys, strict=True):
             if not math.isnan(y):
                 cells[int((time - begin) / span)].setdefault(number, []).append(y)
+                when[int((time - begin) / span)].append(time)
     known = [[_mean(ys) for ys in cell.values()] for cell in cells]
     return (
-        [begin + (number + 0.5) * span for number in range(len(cells))],
+        [_mean(at) if at else begin + (number + 0.5) * span for number, at in enumerate(when)],
         [median(each) if len(each) > len(curves) / 2 else math.nan for each in known],
     )
 

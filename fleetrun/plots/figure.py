@@ -73,7 +73,7 @@ SPENT = {
 _BEFORE_STEPS = (Kind.WAITING, Kind.START, Kind.IMPORTS, Kind.RENDEZVOUS, Kind.SETUP)
 _INK, _FAINT, _RESTART, _HANG = "#333333", "#DDDDDD", "#555555", "#1A1A1A"
 _SHADE = "#F3F0F8"  # of the start-up, behind the lines
-_WIDEST_LINE, _THINNEST_LINE = 5.0, 1.3
+_WIDEST_LINE, _THINNEST_LINE = 4.2, 1.3
 _LETTER = 0.0085  # the width of a letter as a part of a panel
 FEW = len(PALETTE)
 """Up to so many processes have a colour and a name each; more are thin lines from dark to bright, and a
@@ -340,7 +340,8 @@ def _lines(
             marker="." if dots else None, markevery=dots, markersize=max(4, 2 * width),
         )  # fmt: skip
     if many:
-        times, ys = middle(curves, values, _BINS)
+        longest = max((len(each.times) for each in curves), default=0)
+        times, ys = middle(curves, values, max(1, min(_BINS, 2 * longest // 3)))  # a report in each span
         xs = [(time - course.begin) / scale for time in times]
         panel.plot(xs, ys, color="white", linewidth=3.2)
         panel.plot(xs, ys, color="black", linewidth=1.6)
@@ -479,7 +480,7 @@ def _legends(
                 marks.append(Patch(color=SPENT[kind], label=label))
     if len(curves) > FEW:
         marks.append(Line2D([], [], color="black", linewidth=1.6, label="median"))
-        _ladder(figure, panels, curves, colours)
+        _ladder(figure, panels, curves, colours, beside_another=bool(course.late))
     elif curves:
         named = [
             Line2D([], [], color=colour, label=curve.title)
@@ -492,7 +493,10 @@ def _legends(
     figure.legend(handles=marks, loc="outside lower left", ncols=6)
 
 
-def _ladder(figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], colours: Sequence[str]) -> None:
+def _ladder(
+    figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], colours: Sequence[str],
+    *, beside_another: bool,
+) -> None:  # fmt: skip
     """The colours of the ranks as a scale beside all panels, so that their time axes stay aligned."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
@@ -500,7 +504,8 @@ def _ladder(figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], col
 
     ranks = [each.rank for each in curves]
     shades = ScalarMappable(Normalize(min(ranks), max(ranks)), ListedColormap(list(colours)))
-    bar = figure.colorbar(shades, ax=list(panels), label="rank", aspect=40, pad=0.01)
+    pad = 0.12 if beside_another else 0.01
+    bar = figure.colorbar(shades, ax=list(panels), label="rank", aspect=40, pad=pad)
     bar.outline.set_visible(False)
     bar.locator = MaxNLocator(nbins=8, integer=True)
     bar.update_ticks()

@@ -266,7 +266,7 @@ def test_the_middle_of_many():
     curves = [curve([float(rank)] * 11, rank) for rank in (1, 2, 9)]
     times, values = middle(curves, [each.losses for each in curves], 5)
     assert set(values) == {2.0}
-    assert times == pytest.approx([1, 3, 5, 7, 9, 11])
+    assert times == pytest.approx([0.5, 2.5, 4.5, 6.5, 8.5, 10]), "the mean times of its points"
 
 
 def test_there_is_none_where_most_say_nothing():

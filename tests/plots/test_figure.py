@@ -63,6 +63,13 @@ def test_many_processes_are_a_ladder_with_the_slowest_by_name(tmp_path):
     assert found.count("trainer 6") == 1
 
 
+def test_the_median_of_few_reports_is_one_line():
+    drawn = draw(course(training([f"trainer.{rank}" for rank in range(12)])), "", "")
+    (median,) = [line for line in panel_of(drawn, "loss").lines if line.get_color() == "black"]
+    assert len(median.get_ydata()) > 4
+    assert not any(map(math.isnan, median.get_ydata()))
+
+
 def panel_of(drawn, label):
     return next(each for each in drawn.axes if each.get_ylabel() == label)
 
@@ -222,6 +229,18 @@ def test_late_ranks_are_a_heat_map(tmp_path, looks):
     assert values[2].min() == 50.0
     assert values[:2].max() == 0.0
     drawn.savefig(tmp_path / "late.png")
+
+
+def test_two_scales_of_colours_are_beside_each_other(tmp_path):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    late = [event(60, "lateness", late=[{"rank": 2, "share": 0.5}])]
+    drawn = draw(course([*training([f"trainer.{rank}" for rank in range(12)]), *late]), "ads", "")
+    drawn.savefig(tmp_path / "scales.png")
+    renderer = FigureCanvasAgg(drawn).get_renderer()
+    bars = [axes.get_tightbbox(renderer) for axes in drawn.axes if axes.get_label() == "<colorbar>"]
+    assert len(bars) == 2
+    assert not bars[0].overlaps(bars[1])
 
 
 def test_no_colour_means_two_things():
