@@ -110,8 +110,8 @@ RUNTIME_PARTS = {
 
 # Of what is below it the console takes values, and the loop; nothing that acts.
 CONSOLE_TAKES = {
-    "fleetrun.envs.contract", "fleetrun.pod.container", "fleetrun.pod.loop", "fleetrun.pod.policy",
-    "fleetrun.pod.events", "fleetrun.pod.spec",
+    "fleetrun.envs.contract", "fleetrun.envs.variables", "fleetrun.pod.container", "fleetrun.pod.loop",
+    "fleetrun.pod.policy", "fleetrun.pod.events", "fleetrun.pod.spec",
 }  # fmt: skip
 
 

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
+from fleetrun.envs.settings.write_job_file import text_to_carry
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
@@ -27,6 +29,15 @@ from fleetrun.record.faults import excluded, faults_path, read_kept
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
 """This very fleetrun, for machines that share this one's files."""
+
+
+_OF_THE_SUBMISSION = (
+    "scheduler", "scheduler_option", "image", "dry_run", "json", "save", "env", "config",
+)  # fmt: skip
+"""Options that the machines do not get as words."""
+
+_LARGEST_VARIABLE = 100_000
+"""Bytes; Linux takes 128 KiB."""
 
 
 class Output(Protocol):
@@ -60,8 +71,9 @@ class Console(Protocol):
 class Submission:
     """A job to hand to an engine.
 
-    `words` are the options as words of a command line, by name, wherever they were chosen. `token` is the
-    secret of the job.
+    `words` are the options as words of a command line, by name, wherever they were chosen; `job_file` are the
+    tables that no option can express. `passed_on` are the variables that --env takes from this environment.
+    `token` is the secret of the job.
     """
 
     settings: LaunchSettings
@@ -70,13 +82,27 @@ class Submission:
     console: Console
     signals: Signals
     guard: Guard
+    passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
+    job_file: Mapping[str, Any] = field(default_factory=dict, repr=False)
     token: str | None = None
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """Variables for the fleetrun on each machine: those of --env, and the job file. Raises UsageError."""
+        text = text_to_carry(self.job_file)
+        if len(text.encode("utf-8", "surrogateescape")) > _LARGEST_VARIABLE:
+            raise UsageError(
+                f"the tables of the job file have {len(text)} characters; the limit of one variable is "
+                f"{_LARGEST_VARIABLE} bytes",
+                hint="Start the job with its file on each machine, or shorten [environment] and [roles].",
+            )
+        return {**self.passed_on, **({JOB_FILE: text} if text else {})}
 
     def command(self, *but: str) -> tuple[str, ...]:
         """The words after `fleetrun` on a machine of the job: without the engine's options and those of
         `but`.
         """
-        left_out = {"scheduler", "scheduler_option", "image", "dry_run", "json", "save", *but}
+        left_out = {*_OF_THE_SUBMISSION, *but}
         options = [word for name, word in self.words.items() if name not in left_out]
         if self.settings.script_in_job_file:
             return tuple(options)

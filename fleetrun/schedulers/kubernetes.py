@@ -7,12 +7,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT
+from fleetrun.envs.variables import looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus
@@ -23,7 +24,7 @@ from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm. It
-    is not placed on nodes of `but`.
+    is not placed on nodes of `but`. The variables `secrets` are in the Secret `env_secret`.
     """
 
     image: str
@@ -32,6 +33,8 @@ class Pod:
     resources: Mapping[str, Any]
     grace: int
     token_secret: str = ""
+    env_secret: str = ""
+    secrets: tuple[str, ...] = ()
     python: str | None = None
     shm: str = ""
     but: tuple[str, ...] = ()
@@ -73,7 +76,12 @@ class Pod:
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "FLEETRUN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ]
-        env += [{"name": name, "value": value} for name, value in self.environment.items()]
+        env += [
+            {"name": name, "value": value.replace("$(", "$$(")} for name, value in self.environment.items()
+        ]
+        for name in self.secrets:
+            key = {"secretKeyRef": {"name": self.env_secret, "key": name}}
+            env.append({"name": name, "valueFrom": key})
         if self.token_secret:
             key = {"secretKeyRef": {"name": self.token_secret, "key": "token"}}
             env.append({"name": "FLEETRUN_TOKEN", "valueFrom": key})
@@ -135,11 +143,37 @@ def build_manifests(job: Submission, options: Options) -> list[Document]:
         raise UsageError(f"--scheduler_option kind={kind}: it must be job, jobset or trainjob")
     name = _name(options.take("name") or _own_name(job))
     namespace = options.take("namespace")
-    documents = _KINDS[kind](job, options, name)
+    documents = [*_secret(job, name), *_KINDS[kind](job, options, name)]
     if namespace:
         for document in documents:
             document["metadata"]["namespace"] = namespace
     return documents
+
+
+def _secret(job: Submission, name: str) -> list[Document]:
+    """With the variables of --env NAME that look like secrets; --dry_run shows no value."""
+    names = _secret_names(job)
+    if not names:
+        return []
+    shown = dict.fromkeys(names, "******") if job.settings.dry_run else job.passed_on
+    values = {each: shown[each] for each in names}
+    head = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(f"{name}-env"), "type": "Opaque"}
+    return [{**head, "stringData": values}]
+
+
+def _secret_names(job: Submission) -> tuple[str, ...]:
+    return tuple(each for each in job.passed_on if looks_secret(each))
+
+
+def _environment(job: Submission) -> dict[str, str]:
+    """Of the container: [environment] of the job file, and --env. What else only a job file can say is there
+    as one variable.
+    """
+    said = {name: value for name, value in job.job_file.items() if name != "environment"}
+    rest = replace(job, passed_on={}, job_file=said).carried
+    secret = _secret_names(job)
+    passed_on = {name: value for name, value in job.passed_on.items() if name not in secret}
+    return {**passed_on, **job.job_file.get("environment", {}), **rest}
 
 
 def manifests_text(documents: list[Document]) -> str:
@@ -200,7 +234,9 @@ def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str
     return Pod(
         image=settings.image or "",
         command=(*options.program(("fleetrun",)), *job.command(*_SETTLED)),
-        environment=place,
+        environment=_environment(job) | place,
+        env_secret=f"{name}-env",
+        secrets=_secret_names(job),
         token_secret=options.take("token-secret"),
         resources=_resources(job, options),
         grace=math.ceil(groups * settings.stop_timeout) + 20,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fleetrun.envs.contract import agreed_port, join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import FLEETRUN, Options, Submission, excluded_nodes, gpus, processes
@@ -170,7 +171,8 @@ class Slurm:
             job.print(script)
             return 0
         argv = ("sbatch", "--parsable")
-        answer = base.run_program(argv, script, job.environ, job.signals, job.guard)
+        environ = {**job.environ, **job.passed_on}
+        answer = base.run_program(argv, script, environ, job.signals, job.guard)
         if answer.code != 0 and not answer.out:
             raise LaunchError(f"sbatch did not take the job: {answer.err.strip() or f'code {answer.code}'}")
         number = answer.out.strip().partition(";")[0]
@@ -195,12 +197,30 @@ def batch_script(job: Submission) -> str:
     unset = job.variables(*settled)
     if unset:
         lines.append(f"unset {' '.join(unset)}")
+    lines += _carried(job)
     words = (*program, *job.command(*settled))
     lines.append(
         f"exec {shlex.join(srun(job))} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
         f"    {' '.join(map(quoted, words))}"
     )
     return "\n".join(lines) + "\n"
+
+
+def _carried(job: Submission) -> Iterator[str]:
+    """The job file; values of --env NAME stand in no script."""
+    text = job.carried.get(JOB_FILE)
+    if text is not None:
+        yield f"export {JOB_FILE}={quoted(text)}"
+    if text is not None or job.passed_on:
+        yield "export SLURM_EXPORT_ENV=ALL"  # srun would leave out what sbatch was told to
+
+
+def _exported(names: Collection[str], asked: str | None) -> str | None:
+    """sbatch's --export with these variables; it passes on all variables unless it is told otherwise."""
+    if asked is None or not names or asked.upper().startswith("ALL"):
+        return asked
+    others = [] if asked.upper() in ("NONE", "NIL") else [asked]
+    return ",".join((*others, *names))
 
 
 def _directives(job: Submission, options: Options) -> Iterator[str]:
@@ -224,7 +244,9 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     wanted["open-mode"] = "append"  # a requeued job appends to its file
     if outlives_a_node(job):
         wanted["no-kill"] = ""
-    for name, value in (wanted | options.rest()).items():
+    given = options.rest()
+    export = _exported(job.passed_on.keys(), given.get("export"))
+    for name, value in (wanted | given | ({} if export is None else {"export": export})).items():
         yield _directive(name, value)
 
 

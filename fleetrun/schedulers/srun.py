@@ -52,6 +52,9 @@ class Srun:
         job.console.info(f"On the nodes of Slurm job {job.environ['SLURM_JOB_ID']}: srun")
         unset = job.variables("rank", *settled_by_step(job))
         environ = {name: value for name, value in job.environ.items() if name not in unset}
+        environ |= job.carried
+        if job.carried:
+            environ["SLURM_EXPORT_ENV"] = "ALL"
         try:
             os.execvpe(argv[0], argv, environ)
         except OSError as error:

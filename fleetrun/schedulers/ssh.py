@@ -375,7 +375,7 @@ class HostGroup:
 # ---- The engine
 
 _TOKEN = "FLEETRUN_TOKEN"
-_MOST_CHARACTERS = 8_000  # what goes into a pipe at once, however it is escaped
+_MOST_BYTES = 60_000  # of the orders: what goes into a pipe at once
 
 
 class Ssh:
@@ -430,16 +430,14 @@ def _remote_command(job: Submission, options: Options, host: str) -> str:
 
 
 def _environment(job: Submission, options: Options) -> dict[str, str]:
-    """Variables that go along: the secret, and those of `env=NAME,NAME`. They travel on stdin."""
-    names = [name for name in options.take("env").split(",") if name]
-    missing = [name for name in names if name not in job.environ]
-    if missing:
-        raise UsageError(f"--scheduler_option env={missing[0]}: that variable is not set here")
-    env = {name: job.environ[name] for name in names} | ({_TOKEN: job.token} if job.token else {})
-    if sum(len(name) + len(value) for name, value in env.items()) > _MOST_CHARACTERS:
-        raise UsageError(
-            f"--scheduler_option env: these variables are larger than {_MOST_CHARACTERS} characters"
-        )
+    """Variables that go along: the secret, those of --env, and the job file. They travel on stdin."""
+    names = options.take("env")
+    if names:
+        raise UsageError(f"--scheduler_option env={names}: that is an option now", hint=f"--env {names}")
+    env = job.carried | ({_TOKEN: job.token} if job.token else {})
+    size = len(json.dumps(env))
+    if size > _MOST_BYTES:
+        raise UsageError(f"--env and the job file come to {size} bytes; ssh carries {_MOST_BYTES}")
     return env
 
 

@@ -319,7 +319,8 @@ def generator() -> Iterator[int]:
         (print, {"kwargs": 5}, r"kwargs is 5; it must be a dict"),
         (print, {"kwargs": {1: 2}}, r"kwargs is \{1: 2\}; it must be a dict"),
         (print, {"env": {"A": None}}, r"env\['A'\] is None"),
-        (print, {"env": ["A=1"]}, r"env is \['A=1'\]"),
+        (print, {"env": "A=1"}, r"env is 'A=1'; it must be a dict .* or a list"),
+        ("x.py", {"env": ["A_TOKEN=1"]}, "A_TOKEN=...: the name looks like a secret"),
     ],
 )
 def test_what_python_cannot_ask_for(folder, program, options, named):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.job_file import job_file_of_variable
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import Guard, Signals
@@ -58,7 +59,9 @@ def environment_of(container: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.kubernetes
-@pytest.mark.parametrize("words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4"), (*BASE, "--spares=2")])
+@pytest.mark.parametrize(
+    "words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4"), (*BASE, "--spares=2", "--env=A=1")]
+)
 def test_job_and_service_are_what_the_api_takes(words: tuple[str, ...]):
     validate = pytest.importorskip("kubernetes_validate", reason="the dev-k8s extra is not installed")
     for document in documents(*words):
@@ -135,6 +138,30 @@ def test_what_a_pod_finds_are_its_options():
     texts = {name: value for name, value in environ.items() if isinstance(value, str)}
     found = {name: placed.text for name, placed in place({**texts, "JOB_COMPLETION_INDEX": "3"}).items()}
     assert found == {"nnodes": "4", "rank": "3", "master": "train-0.train:6768", "job_id": "train"}
+
+
+def test_variables_of_the_job_are_those_of_its_containers():
+    environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hunter2"}
+    words = (*BASE, "--env=A=$(B)", "--env=NCCL_*,HF_TOKEN")
+    made = submission(*words, "train.py", environ=environ)
+    secret, _, main = build_manifests(made, made.options)
+    (container,) = pod_of(main)["containers"]
+    found = environment_of(container)
+    assert (found["A"], found["NCCL_DEBUG"]) == ("$$(B)", "INFO")
+    assert found["HF_TOKEN"] == {"secretKeyRef": {"name": "train-env", "key": "HF_TOKEN"}}
+    assert (secret["metadata"]["name"], secret["stringData"]) == ("train-env", {"HF_TOKEN": "hunter2"})
+    assert "--env" not in " ".join(container["command"])
+    dry = submission(*words, "--dry_run", "train.py", environ=environ)
+    assert "hunter2" not in manifests_text(build_manifests(dry, dry.options))
+
+
+def test_what_only_a_job_file_says_of_roles_is_a_variable():
+    file = {"environment": {"A": "1"}, "roles": {"evaluator": {"script": "e.py", "count": 1}}}
+    made = submission(*BASE, "train.py", job_file=file)
+    found = environment_of(pod_of(build_manifests(made, made.options)[1])["containers"][0])
+    assert found["A"] == "1"
+    assert [each.script for each in job_file_of_variable(found).roles] == ["e.py"]
+    assert job_file_of_variable(found).environment == ()
 
 
 def test_a_store_in_etcd_is_where_they_meet_if_given():

@@ -20,7 +20,7 @@ from tests.support.sshd import Sshd
 from tests.support.submissions import printed, submission
 from tests.support.waiting import eventually
 
-VARIABLES = "env=FLEETTEST_TOKEN,FLEETTEST_NEWS,FLEETTEST_GATE,PYTHONPATH"
+VARIABLES = "--env=FLEETTEST_*,FLEETTEST_TOKEN,PYTHONPATH"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
@@ -34,9 +34,10 @@ class OverSsh:
 
     def start(self, *words: str, hosts: tuple[str, ...] = HOSTS, **options: str) -> Launch:
         given = {"config": str(self.server.config), **options}
-        settings = [VARIABLES, *(f"{name}={value}" for name, value in given.items())]
+        settings = [f"{name}={value}" for name, value in given.items()]
         return self.fleetrun.start(
             "--scheduler=ssh",
+            VARIABLES,
             f"--ips={','.join(hosts)}",
             *([f"--master={self.master}"] if len(hosts) > 1 else []),
             "--max_restart=0",
@@ -111,7 +112,9 @@ def test_a_dry_run_prints_the_clients_without_the_secret():
     [
         ((), "needs --ips"),
         (("--ips=h1", "--scheduler_option", "prot=22"), "prot: ssh has no such option"),
-        (("--ips=h1", "--scheduler_option", "env=NO_SUCH"), "env=NO_SUCH: that variable is not set here"),
+        (("--ips=h1", "--scheduler_option", "env=A"), "env=A: that is an option now"),
+        (("--ips=h1", "--env", "NO_SUCH"), "NO_SUCH: that variable is not set here"),
+        (("--ips=h1", "--env", f"A={'x' * 70_000}"), "come to .* bytes; ssh carries 60000"),
     ],
 )
 def test_what_cannot_be_is_an_error(words: tuple[str, ...], message: str):
@@ -242,7 +245,7 @@ def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: Ove
     read, write = os.pipe()
     launch = over_ssh.fleetrun.start(
         "--scheduler=ssh", "--ips=127.0.0.1", "--scheduler_option", f"config={over_ssh.server.config}",
-        "--scheduler_option", VARIABLES, script, stdout=write,
+        VARIABLES, script, stdout=write,
     )  # fmt: skip
     os.close(write)
     launch.until_told("printed")

@@ -41,6 +41,7 @@ from fleetrun.envs.settings.parsing import (
     nonempty,
 )
 from fleetrun.envs.settings.toml import key_lines, nearest_line
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
 
 # ---- Documents: regular files of a bounded size, TOML, with those that they include
@@ -107,7 +108,10 @@ def _included(document: TomlDocument) -> list[str]:
 
 def read_document(name: str, origin: str = "--config") -> TomlDocument:
     """One file. Raises UsageError."""
-    text = _text(name, origin)
+    return _document(name, _text(name, origin), origin)
+
+
+def _document(name: str, text: str, origin: str) -> TomlDocument:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -402,6 +406,12 @@ def load_job_file(name: str, environ: Mapping[str, str], origin: str = "--config
     key.
     """
     return _Reader(merged(read_documents(name, origin)), environ).job_file()
+
+
+def job_file_of_variable(environ: Mapping[str, str]) -> JobFile:
+    """The one that an engine has put into the environment. Raises UsageError."""
+    document = _document(JOB_FILE, environ[JOB_FILE], "variable")
+    return _Reader(merged([document]), environ).job_file()
 
 
 class _Reader:

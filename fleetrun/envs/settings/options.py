@@ -340,6 +340,10 @@ class LaunchSettings:
     job_id: str = _job(
         "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
         help="Name of the job; the names of its log files begin with it.")
+    env: tuple[str, ...] = _job(
+        (), parsing.variables, "NAME[=VALUE]", repeats=True,
+        help="A variable for all processes: NAME=VALUE; NAME or a pattern such as 'NCCL_*' passes on those "
+             "of this environment, secrets by NAME only.")
     timeout: float | None = _job(
         None, parsing.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
         help="Stop a job that runs longer than this, with exit code 124.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fleetrun.envs import contract
+from fleetrun.envs import contract, variables
 from fleetrun.envs.channels import inside_container
 from fleetrun.envs.contract import Mode, NodeLoss, Role, join_endpoint
 from fleetrun.envs.settings.command_line import (
@@ -26,6 +26,7 @@ from fleetrun.envs.settings.options import (
     PREFIXES,
     SERVERS,
     TORCHRUN,
+    EnvironmentItems,
     FileOption,
     JobFile,
     LaunchSettings,
@@ -80,21 +81,27 @@ def resolve(
     overruled = _overruled(choices, SERVERS, reason)
     roles, remarks = _roles_for_mode(file.roles, mode, overruled, line.script is not None)
     script, args = _script_of(line, file, roles, mode)
+    environment = _environment(choices, file.environment)
     return Resolved(
         settings=LaunchSettings(
             script=script,
             script_args=args,
             script_in_job_file=line.script is None and not file.typable,
-            environment=file.environment,
+            environment=environment,
             roles=roles,
             **_values(choices, mode),
             run_mode=mode,
         ),
         origins={name: choice.origin for name, choice in choices.items()}
         | ({"run_mode": reason.origin} if reason else {})
+        | ({"environment": choices["env"].origin} if environment != file.environment else {})
         | _places(file, line),
         notices=(*notices, *remarks),
-        words={name: c.word for name, c in choices.items() if name != "config" or not file.typable},
+        words={
+            name: choice.word
+            for name, choice in choices.items()
+            if (name != "config" or not file.typable) and (name != "env" or choice.value)
+        },
         engine=frozenset(name for name, choice in choices.items() if choice.source is Source.ENGINE),
     )
 
@@ -238,6 +245,23 @@ def _without_spares(nodes: Choice, spares: Choice) -> Choice:
     if fewest < 1:
         raise UsageError(f"{spares}: there are {nodes.text} machines ({nodes.origin}), none is left")
     return replace(nodes, value=(fewest, most), text=":".join(map(str, dict.fromkeys((fewest, most)))))
+
+
+def _environment(choices: Choices, of_file: EnvironmentItems) -> EnvironmentItems:
+    """The job file's variables with those of --env NAME=VALUE. What is left of --env are names and patterns.
+
+    Raises UsageError.
+    """
+    given = choices.get("env")
+    if given is None:
+        return of_file
+    typed = variables.assignments(given.value, _BY_VARIABLE)
+    names = tuple(dict.fromkeys(word for word in given.value if "=" not in word))
+    choices["env"] = replace(given, value=names, text=",".join(names))
+    return tuple((dict(of_file) | typed).items())
+
+
+_BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
 
 
 # ---- The mode
