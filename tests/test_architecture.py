@@ -34,7 +34,7 @@ PARTS = {
     "exporters": {"progress", "proc", "host", "pod", "envs", "errors"},
     "plots": {"record", "errors"},
     "elastic": {"record", "plan", "host", "pod", "envs", "errors"},
-    "schedulers": {"record", "pod", "envs", "errors"},
+    "schedulers": {"values", "record", "pod", "envs", "errors"},
     "launcher": {
         "schedulers", "elastic", "exporters", "stacks", "control", "progress", "record", "console", "pod",
         "plan", "host", "files", "shadow", "values", "envs", "errors",

@@ -4,6 +4,7 @@ hosts.
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
 import socket
@@ -16,7 +17,9 @@ from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import FLEETRUN, Options, Submission, excluded_nodes, gpus, processes
-from fleetrun.schedulers.srun import is_switch, outlives_a_node, settled_by_step, srun
+from fleetrun.schedulers.srun import is_switch, outlives_a_node, settled_by_step, srun, unpacking
+from fleetrun.schedulers.tree import Tree
+from fleetrun.schedulers.tree import of_job as tree_of_job
 
 # ---- Slurm's short way to write hosts: `n[1-2,07],m3` is n1, n2, n07 and m3. Pure.
 
@@ -159,6 +162,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 # ---- submission
 
+_LARGEST_ARCHIVE = 3 << 20
+"""Characters; Slurm takes scripts of 4 MiB, unless max_script_size says otherwise."""
+
 
 class Slurm:
     """`--scheduler slurm`: a batch script, printed or given to sbatch."""
@@ -191,6 +197,7 @@ def batch_script(job: Submission) -> str:
             hint="--nnodes says how many; --scheduler_option nodelist=h1,h2 which.",
         )
     options = job.options
+    job, tree = tree_of_job(job)
     program = options.program(FLEETRUN)
     lines = ["#!/bin/bash", *_directives(job, options)]
     settled = ("rank", "devices", *settled_by_step(job))
@@ -199,11 +206,30 @@ def batch_script(job: Submission) -> str:
         lines.append(f"unset {' '.join(unset)}")
     lines += _carried(job)
     words = (*program, *job.command(*settled))
+    if tree is not None:
+        lines += _unpacked(job, tree)
+        words = tree.command(options.python, str(Path(job.settings.log_dir).absolute()), words)
     lines.append(
         f"exec {shlex.join(srun(job))} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
         f"    {' '.join(map(quoted, words))}"
     )
     return "\n".join(lines) + "\n"
+
+
+def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
+    """The archive in the script itself, which is all that sbatch takes along. Raises UsageError."""
+    with tree.archive() as archive:
+        text = base64.encodebytes(archive.read()).decode()
+    if len(text) > _LARGEST_ARCHIVE:
+        raise UsageError(
+            f"--sync {job.settings.sync} is {tree.text}, packed {len(text) >> 10} KiB; "
+            f"a batch script can have {_LARGEST_ARCHIVE >> 10} KiB of it",
+            hint="Inside an allocation (`salloc fleetrun --sync . train.py`) there is no such limit.",
+        )
+    words = unpacking(job, tree, "unpack64")
+    yield f"{shlex.join(words)} <<'CODE' || exit\n{text}CODE"
+    yield "export PADDLE_JOB_ID=${PADDLE_JOB_ID:-$SLURM_JOB_ID}  # not that of a second step"
+    job.console.info(f"Code: {tree.text}, in the batch script")
 
 
 def _carried(job: Submission) -> Iterator[str]:

@@ -135,7 +135,14 @@ def test_options_of_sbatch_pass_through_and_win():
 )
 def test_variables_are_passed_on_by_name_only(export: str | None, written: str | None):
     given = () if export is None else ("--scheduler_option", f"export={export}")
-    job = submission("--env=HF_TOKEN", "--env=A=x y", *given, "train.py", environ={"HF_TOKEN": "hunter2"})
+    job = submission(
+        "--scheduler=slurm",
+        "--env=HF_TOKEN",
+        "--env=A=x y",
+        *given,
+        "train.py",
+        environ={"HF_TOKEN": "hunter2"},
+    )
     script = batch_script(job)
     lines = [
         line.partition("export=")[2].strip('"') for line in script.splitlines() if "#SBATCH --ex" in line

@@ -543,6 +543,10 @@ class LaunchSettings:
     scheduler_option: tuple[str, ...] = _engine(
         (), parsing.assignment, "NAME=VALUE", repeats=True,
         help="An option of the engine, as partition=gpu for slurm.")
+    sync: str | None = _engine(
+        None, parsing.nonempty, "DIR",
+        help="Run in a copy of this folder on each machine, without what .gitignore names; '.' is the "
+             "current folder.")
     image: str | None = _engine(
         None, parsing.nonempty, "IMAGE", env=("FLEETRUN_IMAGE",),
         help="Container image, for --scheduler kubernetes.")

@@ -483,6 +483,11 @@ def _check_machines(choices: Choices) -> list[str]:
         raise UsageError(f"{choices['standalone']} is for one machine, but {_reason(choices)} is for several")
     if "image" in choices and ("scheduler" not in choices or choices["scheduler"].value != "kubernetes"):
         raise UsageError(f"{choices['image']} needs --scheduler kubernetes")
+    if "sync" in choices and ("scheduler" not in choices or choices["scheduler"].value == "local"):
+        raise UsageError(
+            f"{choices['sync']} needs --scheduler ssh, slurm, srun or kubernetes",
+            hint="Without an engine, each machine runs its own files.",
+        )
     if "scheduler_option" in choices and "scheduler" not in choices:
         raise UsageError(f"{choices['scheduler_option']} needs --scheduler")
     master = choices.get("master")

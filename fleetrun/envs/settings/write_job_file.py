@@ -167,6 +167,7 @@ EXAMPLES: Mapping[str, str] = {
     "nic": '"eth0"',
     "token_file": '"secret.txt"',
     "scheduler_option": '{partition = "gpu", time = "1:00:00"}',
+    "sync": '"."',
     "image": '"registry/train:1"',
 }
 """Values of options that have no default, or one that does not show the syntax."""
