@@ -1,0 +1,133 @@
+"""What the Python of this machine has installed, and in what the machines of a job differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from fleetrun.values import dataclass
+
+MOST = 16 << 10
+"""Characters of a packed value: about 1500 packages. Of a larger one only torch is told."""
+
+_DIST = ".dist-info"
+_SHOWN = 4  # packages that differ
+MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """`packages` are the installed distributions: versions by normalized name."""
+
+    python: str
+    packages: Mapping[str, str]
+
+
+def installed(path: Sequence[str] | None = None) -> Software:
+    """Of this Python. Only the names of folders are read: milliseconds for hundreds of packages."""
+    packages: dict[str, str] = {}
+    for folder in sys.path if path is None else path:
+        try:
+            with os.scandir(folder or ".") as entries:
+                found = [each.name.removesuffix(_DIST) for each in entries if each.name.endswith(_DIST)]
+        except OSError:
+            continue
+        for each in found:
+            name, _, version = each.rpartition("-")
+            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)  # the first one is imported
+    return Software(".".join(map(str, sys.version_info[:3])), packages)
+
+
+def packed(software: Software) -> str:
+    """As a short text."""
+    import zlib  # late, as below: only jobs on several machines need them
+    from base64 import b64encode
+
+    packages = dict(sorted(software.packages.items()))
+    for said in (packages, {name: packages[name] for name in ("torch",) if name in packages}):
+        text = b64encode(zlib.compress(json.dumps([software.python, said]).encode())).decode()
+        if len(text) <= MOST:
+            break
+    return text
+
+
+def unpacked(text: str) -> Software | None:
+    """None for what was not packed by this version."""
+    import zlib
+    from base64 import b64decode
+
+    try:
+        unpacker = zlib.decompressobj()
+        python, packages = json.loads(unpacker.decompress(b64decode(text), 64 * MOST))
+        return Software(str(python), {str(name): str(version) for name, version in packages.items()})
+    except (ValueError, TypeError, AttributeError, RecursionError, zlib.error):
+        return None
+
+
+# ---- Differences
+
+
+def differences(texts: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Of nodes, each with its name and its packed software: what may break a job (another minor version of
+    Python or torch), and the rest, as parts of sentences. Both are empty when all have the same.
+    """
+    if len({text for _, text in texts}) < 2:
+        return [], []
+    nodes = [(name, known) for name, text in texts if (known := unpacked(text)) is not None]
+    serious: list[str] = []
+    other: list[str] = []
+    for what, of in (("Python", lambda each: each.python), ("torch", _torch)):
+        said = _spread(nodes, of)
+        if said:
+            worst = len({_minor(of(each)) for _, each in nodes}) > 1
+            (serious if worst else other).append(f"{what} is {said}")
+    packages = differing_packages(nodes)
+    return serious, [*other, *([packages] if packages else [])]
+
+
+def differing_packages(nodes: Sequence[tuple[str, Software]]) -> str:
+    """`2 packages differ: numpy is 1.26.4 on h2, 2.1.0 on the others; rich is missing on h2`, without torch.
+    Of nodes with few packages nothing is known but torch.
+    """
+    listed = [(name, each) for name, each in nodes if each.packages.keys() - {"torch"}]
+    names = sorted({name for _, each in listed for name in each.packages} - {"torch"})
+    found = {name: said for name in names if (said := _spread(listed, _version_of(name)))}
+    if not found:
+        return ""
+    shown = [f"{name} is {said}" for name, said in list(found.items())[:_SHOWN]]
+    more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    count = "1 package differs" if len(found) == 1 else f"{len(found)} packages differ"
+    return f"{count}: {'; '.join(shown)}{more}"
+
+
+def _torch(software: Software) -> str:
+    return software.packages.get("torch", MISSING)
+
+
+def _version_of(package: str) -> Callable[[Software], str]:
+    return lambda software: software.packages.get(package, MISSING)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _spread(nodes: Sequence[tuple[str, Software]], of: Callable[[Software], str]) -> str:
+    """`2.12.0 on h2, 2.13.0 on the others`; empty where all have the same. Of two that are as frequent, the
+    others are those of the first node.
+    """
+    counts = Counter(of(each) for _, each in nodes)
+    if len(counts) < 2:
+        return ""
+    (usual, _) = counts.most_common(1)[0]
+    parts = []
+    for value in counts:
+        if value != usual:
+            names = [name for name, each in nodes if of(each) == value]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"{value} on {', '.join(names[:3])}{more}")
+    return f"{', '.join(parts)}, {usual} on the others"
