@@ -9,7 +9,7 @@ and runs a command there.
 
 Of a tree there is in ~/.cache/fleetrun/code/:
 
-    DIGEST          the folder, renamed from DIGEST.new when it is complete
+    DIGEST          the folder, renamed from DIGEST.*.new when it is complete
     DIGEST.json     size and time of each of its files; locked (shared) by each job that runs in it
     DIGEST.lock     locked by the process that unpacks
 """
@@ -36,6 +36,7 @@ _KEPT = 8  # trees; older ones are removed, if nothing else is in them and no jo
 _RECENT = 3600.0  # seconds after its last use in which a tree is not removed
 _PIECE = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
 
 class TreeError(Exception):
@@ -70,7 +71,7 @@ def folder_of_trees() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache"
     found = Path(home) / "fleetrun" / "code"
     try:
-        found.mkdir(parents=True, exist_ok=True)
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(found, os.W_OK):
             return found
     except OSError as error:
@@ -113,7 +114,9 @@ def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
     Raises TreeError, and OSError where a disk is full.
     """
     with (trees / f"{digest}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another launch may be sending the same
+        if _locked(lock, fcntl.LOCK_EX):  # another launch may be sending the same
+            for left in trees.glob(f"{digest}.*.new"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
         if is_there(trees, digest):
             while archive.read(_PIECE):  # who sends it waits for that
                 pass
@@ -123,22 +126,35 @@ def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
     _prune(trees, but=digest)
 
 
+def _locked(file: IO[Any] | int, how: int) -> bool:
+    """False where files cannot be locked. Raises BlockingIOError."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
 def _unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
-    new, there = trees.resolve() / f"{digest}.new", trees / digest
-    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    there = trees / digest
+    new = trees.resolve() / f"{digest}.{os.uname().nodename}-{os.getpid()}.new"
+    text = trees / f"{new.name.removesuffix('.new')}.facts"
     try:
         new.mkdir()
         names = _extract(archive, new, digest)
-        if there.is_dir():
-            _replace_changed(new, there, names)
-        else:
+        text.write_text(json.dumps({name: _facts(new / name) for name in names}))
+        try:
             new.rename(there)
-        facts = {name: _facts(there / name) for name in names}
-        text = trees / f"{digest}.json.new"
-        text.write_text(json.dumps(facts))
-        text.rename(trees / f"{digest}.json")
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            _replace_changed(new, there, names)
+        text.rename(trees / f"{digest}.json")  # last: without it nothing is there
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        text.unlink(missing_ok=True)
 
 
 def _extract(archive: IO[bytes], folder: Path, digest: str) -> list[str]:
@@ -221,14 +237,15 @@ def _prune(trees: Path, but: str) -> None:
                 _remove(trees, digest)
     for path in trees.glob("*.new"):  # of a process that was killed
         with contextlib.suppress(OSError), (trees / f"{path.name.partition('.')[0]}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path)
+            if _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(path)
 
 
 def _remove(trees: Path, digest: str) -> None:
     """Unless a job runs there, or has left something. Raises OSError."""
     with (trees / f"{digest}.json").open("r+b") as used:
-        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _locked(used, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return
         known = json.load(used)
         if not is_there(trees, digest) or any(name not in known for name in _files(trees / digest)):
             return
@@ -257,7 +274,7 @@ def enter(trees: Path, digest: str, inside: str, logs: str, argv: Sequence[str])
     """
     try:
         used = os.open(trees / f"{digest}.json", os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(used, fcntl.LOCK_SH)
+        _locked(used, fcntl.LOCK_SH)
         os.utime(used)
         logs = str(Path.cwd() / logs)
         os.chdir(trees / digest / inside)

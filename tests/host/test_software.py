@@ -67,8 +67,10 @@ def test_what_is_no_such_text_is_nothing(text: str):
         (Software("3.11.7", SAME), [], []),
         (Software("3.11.9", SAME), [], ["Python is 3.11.9 on node 1, 3.11.7 on the others"]),
         (Software("3.12.1", SAME), ["Python is 3.12.1 on node 1, 3.11.7 on the others"], []),
-        (Software("3.11.7", SAME | {"torch": "2.13.1"}), [], ["torch is 2.13.1 on node 1, CPU on the others"]),
-        (Software("3.11.7", SAME | {"torch": "2.12.0"}), ["torch is 2.12.0 on node 1, CPU on the others"], []),
+        (Software("3.11.7", {**SAME, "torch": "2.13.1"}), [],
+         ["torch is 2.13.1 on node 1, CPU on the others"]),
+        (Software("3.11.7", {**SAME, "torch": "2.12.0"}),
+         ["torch is 2.12.0 on node 1, CPU on the others"], []),
         (Software("3.11.7", {"numpy": "2.1.0"}), ["torch is missing on node 1, CPU on the others"], []),
         (
             Software("3.11.7", {"torch": "2.13.0+cpu", "rich": "14"}), [],

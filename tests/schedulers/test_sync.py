@@ -65,7 +65,7 @@ def test_only_hosts_without_it_get_it_and_a_half_unpacked_one_is_no_tree(over_ss
     assert sync(over_ssh).code == 0
     trees = over_ssh.server.trees(HOSTS[1])
     digest = max(trees.glob("*.json"), key=lambda path: path.stat().st_mtime).stem
-    (trees / digest).rename(trees / f"{digest}.new")
+    (trees / digest).rename(trees / f"{digest}.h-1.new")
     launch = sync(over_ssh)
     assert launch.code == 0, launch
     assert "sent to 1 of 2 hosts; 1 had it" in launch.err

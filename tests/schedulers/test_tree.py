@@ -277,7 +277,7 @@ def test_a_process_that_is_killed_while_it_unpacks_leaves_no_tree(project: Path,
     process.stdin.write(data[: len(data) // 2])
     process.stdin.flush()
     folder = trees / "fleetrun" / "code"
-    eventually(lambda: (folder / f"{found.digest}.new" / "a").exists())
+    eventually(lambda: list(folder.glob(f"{found.digest}.*.new/a")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdin.close()
