@@ -44,12 +44,13 @@ def installed(path: Sequence[str] | None = None) -> Software:
 
 def packed(software: Software) -> str:
     """As a short text."""
-    import zlib  # late, as below: only jobs on several machines need them
-    from base64 import b64encode
+    import zlib  # late, as below: only jobs on several machines need it
+    from binascii import b2a_base64
 
     packages = dict(sorted(software.packages.items()))
     for said in (packages, {name: packages[name] for name in ("torch",) if name in packages}):
-        text = b64encode(zlib.compress(json.dumps([software.python, said]).encode())).decode()
+        data = zlib.compress(json.dumps([software.python, said]).encode())
+        text = b2a_base64(data, newline=False).decode()
         if len(text) <= MOST:
             break
     return text
@@ -58,11 +59,10 @@ def packed(software: Software) -> str:
 def unpacked(text: str) -> Software | None:
     """None for what was not packed by this version."""
     import zlib
-    from base64 import b64decode
+    from binascii import a2b_base64
 
     try:
-        unpacker = zlib.decompressobj()
-        python, packages = json.loads(unpacker.decompress(b64decode(text), 64 * MOST))
+        python, packages = json.loads(zlib.decompressobj().decompress(a2b_base64(text), 64 * MOST))
         return Software(str(python), {str(name): str(version) for name, version in packages.items()})
     except (ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         return None

@@ -273,6 +273,12 @@ def test_errors_are_those_of_the_command_line(folder, options, words):
     assert type(error).__name__ == ("UsageError" if words else "ScriptNotFoundError")
 
 
+def test_env_may_be_a_list_of_words(folder, capsys):
+    (folder / "train.py").write_text("import os; print(os.environ['A'], os.environ['B'])")
+    fleetrun.run("train.py", env=["A=1,2", "B=x", "P*"])
+    assert "1,2 x" in capsys.readouterr().out.splitlines()
+
+
 def test_values_become_the_words_of_a_command_line():
     options = {
         "nnodes": (2, 4),

@@ -1,6 +1,7 @@
 """Where Slurm's variables put a process, and batch scripts. `test_slurm_cluster.py` has the real one."""
 
 import itertools
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -153,6 +154,14 @@ def test_variables_are_passed_on_by_name_only(export: str | None, written: str |
     said = f'{script.partition("exec srun")[0]}printf %s "${JOB_FILE}"'
     done = subprocess.run(["bash", "-c", said], capture_output=True, text=True, check=True)
     assert job_file_of_variable({JOB_FILE: done.stdout}).environment == (("A", "x y"),)
+
+
+def test_a_tree_that_no_script_can_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("data").write_bytes(os.urandom(3 << 20))
+    with pytest.raises(UsageError, match=r"--sync \. is 2 files, .* a batch script can have 3072 KiB of it"):
+        batch_script(submission("--scheduler=slurm", "--sync=.", "train.py"))
 
 
 def test_a_range_without_a_meeting_point_is_what_slurm_has_room_for():

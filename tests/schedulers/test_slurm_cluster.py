@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -190,6 +191,7 @@ def test_a_submitted_job_runs_in_a_copy_of_the_files_with_its_variables(on_slurm
     folder = on_slurm.fleetrun.folder
     script = Path(on_slurm.fleetrun.script(IN_TREE))
     (folder / ".gitignore").write_text("job.*\nslurm-*\n.*\n")
+    (folder / "data").write_bytes(os.urandom(2_000_000))  # as base64 near the limit
     words = ("--sync=.", "--env=A=x y", "--env=B_TOKEN", "--scheduler_option", "output=job.out")
     export = ("--scheduler_option", "export=NONE")
     launch = on_slurm.fleetrun.start(
@@ -203,7 +205,7 @@ def test_a_submitted_job_runs_in_a_copy_of_the_files_with_its_variables(on_slurm
     told = sorted(launch.until_told("in", 2))
     trees = on_slurm.cluster.folder / "cache" / "fleetrun" / "code"
     assert all(f" {trees}/" in each and each.endswith(" x y hunter2") for each in told), told
-    assert "Code: 1 file, " in launch.err
+    assert "Code: 2 files, " in launch.err
     assert list((folder / "log").glob(f"{job}.*.trainer.0.log")), "named by Slurm's job, in this folder"
     assert "hunter2" not in "".join(path.read_text() for path in (folder / "log").glob("*.jsonl"))
 
