@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, plural, warned
 from fleetrun.doctor.node_records import Link, NodeRecord
-from fleetrun.host.software import differing_packages, unpacked
+from fleetrun.host.software import differing_packages, kinds
 
 SLOW_TRIP = 0.005
 SLOW_LINK = 12.5e6  # 100 Mbit/s
@@ -31,7 +31,7 @@ def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
         cards, "python", lambda card: ".".join(card.python.split(".")[:2]), warned,
         "What one machine pickles another may not read.",
     )  # fmt: skip
-    known = [(card.title, found) for card in cards if (found := unpacked(card.software)) is not None]
+    known = kinds([(card.title, card.software) for card in cards])
     if known:
         different = differing_packages(known)
         yield (

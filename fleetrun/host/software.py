@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from fleetrun.values import dataclass
@@ -70,42 +69,50 @@ def unpacked(text: str) -> Software | None:
 
 # ---- Differences
 
+Kinds = Sequence[tuple[Sequence[str], Software]]
+"""Nodes by name, and what all of them have."""
 
-def differences(texts: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Of nodes, each with its name and its packed software: what may break a job (another minor version of
-    Python or torch), and the rest, as parts of sentences. Both are empty when all have the same.
+
+def kinds(texts: Sequence[tuple[str, str]]) -> Kinds:
+    """Of nodes, each with its name and its packed software. Those whose text says nothing are left out."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts:
+        names.setdefault(text, []).append(name)
+    return [(those, known) for text, those in names.items() if (known := unpacked(text)) is not None]
+
+
+def differences(found: Kinds) -> tuple[list[str], list[str]]:
+    """What may break a job (another minor version of Python or torch), and the rest, as parts of sentences.
+    Both are empty when all have the same.
     """
-    if len({text for _, text in texts}) < 2:
-        return [], []
-    nodes = [(name, known) for name, text in texts if (known := unpacked(text)) is not None]
     serious: list[str] = []
     other: list[str] = []
-    for what, of in (("Python", lambda each: each.python), ("torch", _torch)):
-        said = _spread(nodes, of)
+    for what, of in (("Python", _python), ("torch", _version_of("torch"))):
+        said = _spread(found, of)
         if said:
-            worst = len({_minor(of(each)) for _, each in nodes}) > 1
+            worst = len({_minor(of(each)) for _, each in found}) > 1
             (serious if worst else other).append(f"{what} is {said}")
-    packages = differing_packages(nodes)
+    packages = differing_packages(found)
     return serious, [*other, *([packages] if packages else [])]
 
 
-def differing_packages(nodes: Sequence[tuple[str, Software]]) -> str:
-    """`2 packages differ: numpy is 1.26.4 on h2, 2.1.0 on the others; rich is missing on h2`, without torch.
-    Of nodes with few packages nothing is known but torch.
+def differing_packages(found: Kinds) -> str:
+    """`2 packages differ: numpy is 1.26.4 on h2, 2.1.0 on the others; rich is missing on h2, ...`, without
+    torch. Empty: none.
     """
-    listed = [(name, each) for name, each in nodes if each.packages.keys() - {"torch"}]
+    listed = [(those, each) for those, each in found if each.packages.keys() - {"torch"}]
     names = sorted({name for _, each in listed for name in each.packages} - {"torch"})
-    found = {name: said for name in names if (said := _spread(listed, _version_of(name)))}
-    if not found:
+    differ = {name: said for name in names if (said := _spread(listed, _version_of(name)))}
+    if not differ:
         return ""
-    shown = [f"{name} is {said}" for name, said in list(found.items())[:_SHOWN]]
-    more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    count = "1 package differs" if len(found) == 1 else f"{len(found)} packages differ"
+    shown = [f"{name} is {said}" for name, said in list(differ.items())[:_SHOWN]]
+    more = f"; {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
+    count = "1 package differs" if len(differ) == 1 else f"{len(differ)} packages differ"
     return f"{count}: {'; '.join(shown)}{more}"
 
 
-def _torch(software: Software) -> str:
-    return software.packages.get("torch", MISSING)
+def _python(software: Software) -> str:
+    return software.python
 
 
 def _version_of(package: str) -> Callable[[Software], str]:
@@ -116,18 +123,20 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _spread(nodes: Sequence[tuple[str, Software]], of: Callable[[Software], str]) -> str:
+def _spread(found: Kinds, of: Callable[[Software], str]) -> str:
     """`2.12.0 on h2, 2.13.0 on the others`; empty where all have the same. Of two that are as frequent, the
     others are those of the first node.
     """
-    counts = Counter(of(each) for _, each in nodes)
-    if len(counts) < 2:
+    nodes: dict[str, list[str]] = {}
+    for those, each in found:
+        nodes.setdefault(of(each), []).extend(those)
+    if len(nodes) < 2:
         return ""
-    (usual, _) = counts.most_common(1)[0]
-    parts = []
-    for value in counts:
-        if value != usual:
-            names = [name for name, each in nodes if of(each) == value]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            parts.append(f"{value} on {', '.join(names[:3])}{more}")
-    return f"{', '.join(parts)}, {usual} on the others"
+    usual = max(nodes, key=lambda value: len(nodes[value]))
+    parts = [f"{value} on {_listed(those)}" for value, those in nodes.items() if value != usual]
+    return f"{', '.join([*parts[:_SHOWN], *(['...'] if len(parts) > _SHOWN else [])])}, {usual} on the others"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"

@@ -31,7 +31,7 @@ from fleetrun.envs.contract import TOKEN, NodeLoss, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
-from fleetrun.host.software import differences, installed, packed
+from fleetrun.host.software import differences, installed, kinds, packed
 from fleetrun.launcher.node_check import NodeCheck
 from fleetrun.launcher.prepare import (
     check_followed,
@@ -569,7 +569,8 @@ class _NodeEvents:
         if place.rank != 0:
             return
         titled = [(_place(each.name, rank), each.software) for rank, each in enumerate(place.members)]
-        serious, other = differences([each for each in titled if each[1]])
+        same = len({text for _, text in titled}) == 1
+        serious, other = ([], []) if same else differences(kinds(titled))
         if (serious, other) != self._differences:
             self._differences = serious, other
             self.nodes.differ(serious, other)

@@ -26,6 +26,7 @@ LARGEST = 512 << 20
 """Bytes of all files together."""
 
 _NEVER = frozenset({".git", "__pycache__"})
+_OF_ANOTHER = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"})  # a hook has them
 _PIECE = 1 << 20
 _SAMPLE = 64 << 10
 _IGNORE = "What .gitignore names stays here."
@@ -59,8 +60,8 @@ class Tree:
 
     def renamed(self, script: str) -> str:
         """An absolute path into this tree, as one from where the job runs."""
-        path = Path(script)
-        if not path.is_absolute() or not path.is_relative_to(self.root):
+        path = Path(script).parent.resolve() / Path(script).name
+        if not Path(script).is_absolute() or not path.is_relative_to(self.root):
             return script
         return os.path.relpath(path, self.root / self.inside)
 
@@ -150,7 +151,9 @@ def of_job(job: Submission) -> tuple[Submission, Tree | None]:
     if is_file and within not in names:
         raise UsageError(f"--sync {settings.sync} does not have {settings.script}", hint=_IGNORE)
     if tree.outside:
-        job.console.info(f"Links that lead out of {settings.sync} stay links: {', '.join(tree.outside[:5])}")
+        named = ", ".join(name if name.isprintable() else ascii(name) for name in tree.outside[:5])
+        more = f" and {len(tree.outside) - 5} more" if len(tree.outside) > 5 else ""
+        job.console.info(f"Links that lead out of {settings.sync} stay links: {named}{more}")
     words = {name: word for name, word in job.words.items() if name != "log_dir"}
     job_file = _renamed_in(job.job_file, tree)
     return replace(
@@ -186,7 +189,7 @@ def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
     root, here = root.resolve(), here.resolve()
     if not here.is_relative_to(root):
         raise UsageError(f"--sync {folder}: the job starts in {here}, which is not in that folder")
-    entries = _entries(root, logs)
+    entries = _entries(root, logs.resolve())
     _check_size(folder, entries)
     found = Digest()
     for entry in entries:
@@ -241,11 +244,12 @@ def _names(root: Path, prefix: str) -> Iterator[str]:
 
 def _listed_by_git(folder: Path) -> list[str] | None:
     """What git tracks, or would add; None outside of a repository, and without git. Raises UsageError."""
+    environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
     argv = ("git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     try:
         done = subprocess.run(
             argv,
-            env={**os.environ, "LC_ALL": "C"},
+            env=environ | {"LC_ALL": "C"},
             capture_output=True,
             stdin=subprocess.DEVNULL,
             check=False,

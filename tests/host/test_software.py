@@ -16,6 +16,7 @@ from fleetrun.host.software import (
     differences,
     differing_packages,
     installed,
+    kinds,
     packed,
     unpacked,
 )
@@ -25,7 +26,7 @@ SAME = {"torch": "2.13.0+cpu", "numpy": "2.1.0"}
 
 
 def told(*software: Software) -> tuple[list[str], list[str]]:
-    return differences([(f"node {rank}", packed(each)) for rank, each in enumerate(software)])
+    return differences(kinds([(f"node {rank}", packed(each)) for rank, each in enumerate(software)]))
 
 
 def test_it_is_what_importlib_finds():
@@ -58,7 +59,7 @@ def test_it_comes_back_and_of_too_many_torch_is_left():
 @pytest.mark.parametrize("text", ["", "x", "A" * 100, b64encode(zlib.compress(b"[1]")).decode(), "\udc80"])
 def test_what_is_no_such_text_is_nothing(text: str):
     assert unpacked(text) is None
-    assert differences([("node 0", packed(Software("3.11.7", SAME))), ("node 1", text)]) == ([], [])
+    assert differences(kinds([("node 0", packed(Software("3.11.7", SAME))), ("node 1", text)])) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,8 @@ def test_what_differs_is_said_of_the_few(other: Software, serious: list[str], re
 def test_many_are_counted():
     one = Software("3.11.7", {f"p{number}": "1" for number in range(9)})
     other = Software("3.11.7", {f"p{number}": "2" for number in range(9)})
-    said = differing_packages([("a", one), *[(name, other) for name in "bcdef"]])
+    said = differing_packages([("a", one), ("bcdef", other)])
     assert said.startswith("9 packages differ: p0 is 1 on a, 2 on the others; p1 is ")
     assert said.endswith("; 5 more")
-    said = differing_packages([*[(name, one) for name in "bcdef"], *[(name, other) for name in "ghijkl"]])
+    said = differing_packages([("bcdef", one), ("ghijkl", other)])
     assert "p0 is 1 on b, c, d and 2 more, 2 on the others" in said
