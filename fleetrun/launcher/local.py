@@ -12,7 +12,7 @@ from pathlib import Path
 from fleetrun.console import narrator
 from fleetrun.console.console import LEVELS, Console, QuietConsole, sinks, terminal_columns, wants_colour
 from fleetrun.envs.contract import TOKEN
-from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved
+from fleetrun.envs.settings.options import BY_VARIABLE, LaunchSettings, Resolved
 from fleetrun.envs.settings.show import banner as banner_rows
 from fleetrun.envs.settings.show import changed, job_file_parts, program
 from fleetrun.envs.variables import chosen
@@ -77,8 +77,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
 
 def _passed_on(settings: LaunchSettings, console: Console) -> Mapping[str, str]:
     """The variables that --env takes from this environment. Raises UsageError."""
-    options = {name: option.name for option in OPTIONS.values() for name in option.env}
-    found = chosen(settings.env, os.environ, options)
+    found = chosen(settings.env, os.environ, BY_VARIABLE)
     if settings.scheduler != "local":  # else the processes inherit them all
         for remark in found.remarks:
             console.warning(remark)

@@ -18,6 +18,7 @@ from typing import Any
 
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Mode, Role
 from fleetrun.envs.settings.options import (
+    BY_VARIABLE,
     OPTIONS,
     RETIRED,
     SERVERS,
@@ -179,7 +180,6 @@ _ROLE_KEYS = ("script", "args", "module", "no_python", "count", "environment", "
 _EVALUATOR_KEYS = (*_ROLE_KEYS, "on")
 _RESOURCES = ("devices", "threads")
 _SPELLINGS = {word: option for word, option in by_spelling(OPTIONS.values()).items() if word[0] != "-"}
-_BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
 
 Key = tuple[str, ...]
 """`("option", name)`, `("script",)`, `("environment", NAME)`, `("role", role, "script")`, ..."""
@@ -273,8 +273,8 @@ def _environment(entry: Entry, key: Key) -> Iterator[tuple[Key, Entry]]:
         name = path[-1]
         if not name or "=" in name or not name.isprintable():
             raise each.wrong("is not a valid variable name")
-        if name in _BY_VARIABLE:
-            raise each.wrong(f"is an option of fleetrun: write {_BY_VARIABLE[name]} = ... instead")
+        if name in BY_VARIABLE:
+            raise each.wrong(f"is an option of fleetrun: write {BY_VARIABLE[name]} = ... instead")
         if name in OWNED or name.startswith(OWNED_PREFIXES):
             raise each.wrong("is set by fleetrun for each process")
         yield (*key, name), each

@@ -598,6 +598,9 @@ class LaunchSettings:
 
 OPTIONS = options_of(LaunchSettings)
 
+BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
+"""The option that each variable sets."""
+
 
 # ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them
 

@@ -19,6 +19,7 @@ from fleetrun.envs.settings.command_line import (
     parsed,
 )
 from fleetrun.envs.settings.options import (
+    BY_VARIABLE,
     DEVICE_KINDS,
     NOTHING,
     OPTIONS,
@@ -255,13 +256,10 @@ def _environment(choices: Choices, of_file: EnvironmentItems) -> EnvironmentItem
     given = choices.get("env")
     if given is None:
         return of_file
-    typed = variables.assignments(given.value, _BY_VARIABLE)
+    typed = variables.assignments(given.value, BY_VARIABLE)
     names = tuple(dict.fromkeys(word for word in given.value if "=" not in word))
     choices["env"] = replace(given, value=names, text=",".join(names))
     return tuple((dict(of_file) | typed).items())
-
-
-_BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
 
 
 # ---- The mode
