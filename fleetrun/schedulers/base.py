@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
-from fleetrun.envs.settings.write_job_file import text_to_carry
 from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
@@ -90,6 +89,8 @@ class Submission:
     @property
     def carried(self) -> dict[str, str]:
         """Variables for the fleetrun on each machine: those of --env, and the job file. Raises UsageError."""
+        from fleetrun.envs.settings.write_job_file import text_to_carry  # late: a launch in a job has none
+
         text = text_to_carry(self.job_file)
         if len(text.encode("utf-8", "surrogateescape")) > _LARGEST_VARIABLE:
             raise UsageError(

@@ -4,7 +4,6 @@ to kubectl.
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -189,6 +188,8 @@ class Code:
 
 def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
     """The archive in pieces, each in a ConfigMap. Raises UsageError."""
+    import base64  # late: only --sync needs it
+
     with tree.archive() as archive:
         data = archive.read()
     if len(data) > _LARGEST_CODE:

@@ -4,7 +4,6 @@ hosts.
 
 from __future__ import annotations
 
-import base64
 import re
 import shlex
 import socket
@@ -218,6 +217,8 @@ def batch_script(job: Submission) -> str:
 
 def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
     """The archive in the script itself, which is all that sbatch takes along. Raises UsageError."""
+    import base64  # late: only --sync needs it
+
     with tree.archive() as archive:
         text = base64.encodebytes(archive.read()).decode()
     if len(text) > _LARGEST_ARCHIVE:

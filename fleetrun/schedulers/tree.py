@@ -4,23 +4,23 @@ and the archive. `tree_remote.py` is what runs on those machines.
 
 from __future__ import annotations
 
-import gzip
 import os
 import stat
 import subprocess
-import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fleetrun import values
 from fleetrun.errors import UsageError
 from fleetrun.schedulers.base import Submission
 from fleetrun.schedulers.tree_remote import Digest
+
+if TYPE_CHECKING:
+    import tarfile
 
 LARGEST = 512 << 20
 """Bytes of all files together."""
@@ -72,12 +72,17 @@ class Tree:
 
     def _level(self) -> int:
         """Of compression; 0 where the largest files do not shrink, as their beginnings tell."""
+        import zlib
+
         largest = sorted((each for each in self.entries if each.kind in "fx"), key=lambda each: -each.size)
         samples = [next(_pieces(self.root / each.name), b"")[:_SAMPLE] for each in largest[:16] if each.size]
         return int(sum(len(zlib.compress(each, 1)) for each in samples) < 0.9 * sum(map(len, samples)))
 
     def archive(self) -> IO[bytes]:
         """A temporary file with all of it. Raises UsageError when files have changed since."""
+        import gzip  # late, as tarfile: a launch inside of an engine's job loads this module
+        import tarfile
+
         found = Digest()
         file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         with (
@@ -96,6 +101,8 @@ class Tree:
 
 def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool:
     """False for a file that has another size by now."""
+    import tarfile
+
     member = tarfile.TarInfo(entry.name)
     member.mode = 0o755 if entry.kind in "xd" else 0o644
     if entry.kind in "ld":

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -48,7 +47,9 @@ class TreeError(Exception):
 
 class Digest:
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+        from hashlib import blake2b  # late: a launch inside of an engine's job loads this module
+
+        self._hash = blake2b(digest_size=16)
 
     def add(self, name: str, kind: str, size: int) -> None:
         """An entry; `size` bytes of content follow. `kind`: f, x (executable), l (link) or d (folder)."""

@@ -240,6 +240,23 @@ def test_the_secret_is_there_and_in_no_command_line(over_ssh: OverSsh):
 
 @pytest.mark.ssh
 @pytest.mark.slow
+def test_what_only_a_job_file_says_reaches_hosts_without_the_file(over_ssh: OverSsh):
+    script = over_ssh.script("tell('has', os.environ.get('A'), os.environ.get('B'))")
+    file = over_ssh.fleetrun.folder / "job.toml"
+    text = f'script = "{script}"\n[environment]\nA = "x y"\nB = "file"\n[roles.evaluator]\ncount = 1\n'
+    file.write_text(text)
+    launch = over_ssh.run(f"--config={file}", "--env=B=typed", "--env=FLEETRUN_NO=1")
+    assert (launch.code, "FLEETRUN_NO" in launch.said) == (2, True), launch
+    launch = over_ssh.run(f"--config={file}", "--env=B=typed")
+    assert launch.code == 0, launch
+    assert sorted(launch.told("has")) == [
+        f"{name} has x y typed" for name in ("evaluator.0", "trainer.0", "trainer.1")
+    ]
+    assert not list(over_ssh.fleetrun.folder.glob("log/*.job.toml"))
+
+
+@pytest.mark.ssh
+@pytest.mark.slow
 def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: OverSsh):
     script = over_ssh.script("for n in range(200_000):\n    print('line', n)\ntell('printed')")
     read, write = os.pipe()
