@@ -122,4 +122,4 @@ def _fitting(pattern: str, environ: Mapping[str, str], options: Collection[str])
 
 def _nearby(name: str, environ: Mapping[str, str]) -> str:
     near = similar(name, list(environ), cutoff=0.75)
-    return f"Did you mean {near[0]}?" if near else f"Set it with --env {name}=VALUE, or leave it out."
+    return f"Did you mean {near[0]}?" if near else "Export it in this shell, or leave it out."

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fleetrun import values
+from fleetrun.envs.settings.options import OPTIONS
 from fleetrun.errors import UsageError
 from fleetrun.schedulers.base import Submission
 from fleetrun.schedulers.tree_remote import Digest
@@ -196,7 +197,7 @@ def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
     root, here = root.resolve(), here.resolve()
     if not here.is_relative_to(root):
         raise UsageError(f"--sync {folder}: the job starts in {here}, which is not in that folder")
-    entries = _entries(root, logs.resolve())
+    entries = _entries(root, [logs.resolve(), *_older_logs(here)])
     _check_size(folder, entries)
     found = Digest()
     for entry in entries:
@@ -206,12 +207,18 @@ def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
     return Tree(root=root, inside=inside, entries=entries, digest=found.text, outside=outside)
 
 
-def _entries(root: Path, logs: Path) -> tuple[Entry, ...]:
-    left_out = _NEVER
-    in_logs = f"{logs.relative_to(root)}/" if logs.is_relative_to(root) and logs != root else None
+def _older_logs(here: Path) -> list[Path]:
+    """The default log directory, where it has been one."""
+    default = here / str(OPTIONS["log_dir"].default)
+    return [default] if any(default.glob("*.events.jsonl")) else []
+
+
+def _entries(root: Path, logs: Sequence[Path]) -> tuple[Entry, ...]:
+    inner = [each for each in logs if each.is_relative_to(root) and each != root]
+    in_logs = tuple(f"{each.relative_to(root)}/" for each in inner)
     found: dict[str, Entry] = {}
     for name in _names(root, ""):
-        if left_out.intersection(name.split("/")) or (in_logs and f"{name}/".startswith(in_logs)):
+        if _NEVER.intersection(name.split("/")) or f"{name}/".startswith(in_logs):
             continue
         entry = _entry(root, name)
         if entry is not None:

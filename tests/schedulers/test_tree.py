@@ -70,6 +70,13 @@ def test_what_gitignore_names_and_logs_stay_here(project: Path, repository: bool
     assert names() == [".gitignore", "a/.gitignore", "a/keep.bin", "build", "train.py"]
 
 
+def test_logs_of_earlier_launches_stay_here_too(project: Path):
+    make("log/default.x.events.jsonl", "log/default.x.trainer.0.log", "a/log/code.py", "train.py")
+    assert [each.name for each in read_tree(".", project / "other").entries] == ["a/log/code.py", "train.py"]
+    Path("log/default.x.events.jsonl").unlink()
+    assert len(read_tree(".", project / "other").entries) == 3, "a folder of that name may be code"
+
+
 def test_of_a_repository_tracked_files_count_and_deleted_ones_do_not(project: Path):
     git("init")
     make("tracked.bin", "deleted", "new")
