@@ -212,30 +212,31 @@ def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
     ]
 
 
+def _variables(job: Submission) -> dict[str, str]:
+    """Of --env, and [environment] of the job file."""
+    return {**job.passed_on, **job.job_file.get("environment", {})}
+
+
+def _secret_names(job: Submission) -> tuple[str, ...]:
+    return tuple(filter(looks_secret, _variables(job)))
+
+
 def _secret(job: Submission, name: str) -> list[Document]:
-    """With the variables of --env NAME that look like secrets; --dry_run shows no value."""
-    names = _secret_names(job)
-    if not names:
+    """With the variables that look like secrets; --dry_run shows no value."""
+    values = {each: _variables(job)[each] for each in _secret_names(job)}
+    if not values:
         return []
-    shown = dict.fromkeys(names, "******") if job.settings.dry_run else job.passed_on
-    values = {each: shown[each] for each in names}
+    if job.settings.dry_run:
+        values = dict.fromkeys(values, "******")
     head = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(f"{name}-env"), "type": "Opaque"}
     return [{**head, "stringData": values}]
 
 
-def _secret_names(job: Submission) -> tuple[str, ...]:
-    return tuple(each for each in job.passed_on if looks_secret(each))
-
-
 def _environment(job: Submission) -> dict[str, str]:
-    """Of the container: [environment] of the job file, and --env. What else only a job file can say is there
-    as one variable.
-    """
+    """Of the container. What else only a job file can say is there as one variable."""
     said = {name: value for name, value in job.job_file.items() if name != "environment"}
     rest = replace(job, passed_on={}, job_file=said).carried
-    secret = _secret_names(job)
-    passed_on = {name: value for name, value in job.passed_on.items() if name not in secret}
-    return {**passed_on, **job.job_file.get("environment", {}), **rest}
+    return {name: value for name, value in _variables(job).items() if not looks_secret(name)} | rest
 
 
 def manifests_text(documents: list[Document]) -> str:

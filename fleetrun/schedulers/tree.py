@@ -77,7 +77,8 @@ class Tree:
 
         largest = sorted((each for each in self.entries if each.kind in "fx"), key=lambda each: -each.size)
         samples = [next(_pieces(self.root / each.name), b"")[:_SAMPLE] for each in largest[:16] if each.size]
-        return int(sum(len(zlib.compress(each, 1)) for each in samples) < 0.9 * sum(map(len, samples)))
+        whole = sum(map(len, samples))
+        return int(whole < _SAMPLE or sum(len(zlib.compress(each, 1)) for each in samples) < 0.9 * whole)
 
     def archive(self) -> IO[bytes]:
         """A temporary file with all of it. Raises UsageError when files have changed since."""

@@ -157,10 +157,15 @@ def test_variables_of_the_job_are_those_of_its_containers():
 
 
 def test_what_only_a_job_file_says_of_roles_is_a_variable():
-    file = {"environment": {"A": "1"}, "roles": {"evaluator": {"script": "e.py", "count": 1}}}
+    file = {
+        "environment": {"A": "1", "B_KEY": "hunter2"},
+        "roles": {"evaluator": {"script": "e.py", "count": 1}},
+    }
     made = submission(*BASE, "train.py", job_file=file)
-    found = environment_of(pod_of(build_manifests(made, made.options)[1])["containers"][0])
+    secret, _, main = build_manifests(made, made.options)
+    found = environment_of(pod_of(main)["containers"][0])
     assert found["A"] == "1"
+    assert found["B_KEY"]["secretKeyRef"]["name"] == secret["metadata"]["name"]
     assert [each.script for each in job_file_of_variable(found).roles] == ["e.py"]
     assert job_file_of_variable(found).environment == ()
 
