@@ -379,6 +379,7 @@ class HostGroup:
 # ---- The engine
 
 _TOKEN = "FLEETRUN_TOKEN"
+_LARGE = 16 << 20  # bytes of an archive that may take a while
 _MOST_BYTES = 60_000  # of the orders: what goes into a pipe at once
 
 
@@ -423,11 +424,13 @@ def _send(job: Submission, options: Options, tree: Tree) -> None:
     without = [host for host, answer in on_all("has", hosts, None).items() if answer.code]
     if without:
         with tree.archive() as archive:
+            if os.fstat(archive.fileno()).st_size > _LARGE:
+                job.console.info(f"Code: {tree.text}, being sent to {', '.join(without)}")
             on_all("unpack", without, archive)
     had = len(hosts) - len(without)
     there = f"; {had} had it" if had and without else ""
     plural = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
-    sent = f"sent to {len(without)} of {plural}" if without else f"all of {plural} had it"
+    sent = f"sent to {len(without)} of {plural}" if without else f"{plural} had it"
     job.console.info(f"Code: {tree.text}, {sent}{there}")
 
 

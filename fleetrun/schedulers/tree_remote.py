@@ -123,7 +123,7 @@ def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
                 pass
         else:
             _unpack(trees, digest, archive)
-    os.utime(trees / f"{digest}.json")
+        os.utime(trees / f"{digest}.json")
     _prune(trees, but=digest)
 
 
@@ -244,8 +244,8 @@ def _prune(trees: Path, but: str) -> None:
 
 def _remove(trees: Path, digest: str) -> None:
     """Unless a job runs there, or has left something. Raises OSError."""
-    with (trees / f"{digest}.json").open("r+b") as used:
-        if not _locked(used, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with (trees / f"{digest}.json").open("r+b") as used, (trees / f"{digest}.lock").open("w") as lock:
+        if not all(_locked(each, fcntl.LOCK_EX | fcntl.LOCK_NB) for each in (used, lock)):
             return
         known = json.load(used)
         if not is_there(trees, digest) or any(name not in known for name in _files(trees / digest)):
@@ -305,7 +305,10 @@ def main(argv: Sequence[str]) -> int:
     verb, *words = argv
     trees = folder_of_trees()
     if verb == "has":
-        return 0 if is_there(trees, words[0]) else NOT_HERE
+        if not is_there(trees, words[0]):
+            return NOT_HERE
+        os.utime(trees / f"{words[0]}.json")  # it stays until the job begins
+        return 0
     if verb == "enter":
         digest, inside, logs, *command = words
         enter(trees, digest, inside, logs, command)

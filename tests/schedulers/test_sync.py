@@ -54,7 +54,7 @@ def test_every_host_runs_the_files_of_this_one(over_ssh: OverSsh, project: Path)
     assert list((project / "log").glob("*.trainer.0.log")), "logs are where the job was started"
     again = sync(over_ssh)
     assert again.code == 0, again
-    assert "all of 2 hosts had it" in again.err
+    assert "bytes, 2 hosts had it" in again.err
     (project / "helper.py").write_text("WORD = 'two'\n")
     changed = sync(over_ssh)
     assert [told.split()[-1] for told in changed.told("in")] == ["two", "two"], changed
