@@ -17,6 +17,7 @@ from fleetrun.envs.settings.job_file import option_texts
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, TORCHRUN, by_spelling, normal
 from fleetrun.envs.settings.parsing import InvalidValue
 from fleetrun.envs.settings.show import FUNCTION
+from fleetrun.envs.variables import is_fleetruns
 from fleetrun.errors import UsageError
 from fleetrun.function import Call
 from fleetrun.job import Events, Job, Result
@@ -25,6 +26,7 @@ from fleetrun.record.journal import Event
 T = TypeVar("T")
 OptionValue = str | int | float | bool | os.PathLike[str] | Sequence[Any] | Mapping[str, Any] | None
 Program = str | os.PathLike[str] | None
+Environment = Mapping[str, str] | Sequence[str] | None
 
 
 @overload
@@ -34,7 +36,7 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    env: Mapping[str, str] | None = None,
+    env: Environment = None,
     display: str = "auto",
     **options: OptionValue,
 ) -> Result[T]: ...
@@ -47,7 +49,7 @@ def run(
     args: Sequence[Any] = (),
     kwargs: None = None,
     *,
-    env: Mapping[str, str] | None = None,
+    env: Environment = None,
     display: str = "auto",
     **options: OptionValue,
 ) -> Result[None]: ...
@@ -59,7 +61,7 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    env: Mapping[str, str] | None = None,
+    env: Environment = None,
     display: str = "auto",
     **options: OptionValue,
 ) -> Result[Any]:
@@ -73,7 +75,7 @@ def run(
     """
     __tracebackhide__ = True  # IPython and pytest show the caller's frame
     _check_arguments(args, kwargs, env)
-    labelled = "follow" in options or "FLEETRUN_FOLLOW" in {**os.environ, **(env or {})}
+    labelled = "follow" in options or "FLEETRUN_FOLLOW" in {**os.environ, **_added(env)}
     show = display_of(display, labelled=labelled)
     job = launch(program, args, kwargs, env=env, **options)
     try:
@@ -93,7 +95,7 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    env: Mapping[str, str] | None = None,
+    env: Environment = None,
     **options: OptionValue,
 ) -> Job[T]: ...
 
@@ -105,7 +107,7 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: None = None,
     *,
-    env: Mapping[str, str] | None = None,
+    env: Environment = None,
     **options: OptionValue,
 ) -> Job[None]: ...
 
@@ -116,14 +118,15 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    env: Mapping[str, str] | None = None,
+    env: Environment = None,
     **options: OptionValue,
 ) -> Job[Any]:
     """Start a job and return at once.
 
     `program` is a function, which each process of the job calls with `args` and `kwargs`, or a script, which
     gets `args` as its words (with `module=True`: the name of a module; None: the script of the job file
-    `config`). `env` adds to the variables that the processes inherit from this one.
+    `config`). `env` is a dict of variables that the processes have besides those that they inherit from this
+    one (with `scheduler`, those on all machines), or a list of words as after --env: `["NCCL_*", "A=1"]`.
 
     Each option of the command line is a keyword of its Python name (`nproc_per_node=2`, `hang_timeout="10m"`,
     `nnodes=(2, 4)`): a value as a job file takes it, in the same units, seconds for times. A function is not
@@ -134,21 +137,22 @@ def launch(
     """
     _check_arguments(args, kwargs, env)
     engine = _engine_of(options)
-    options, env = _secrets_apart(options, env)
-    words = [f"--display={'plain' if engine else 'json'}", *option_words(options)]
+    options, hidden = _secrets_apart(options)
+    words = [f"--display={'plain' if engine else 'json'}", *_env_words(env, engine), *option_words(options)]
+    added = {**_added(env), **hidden}
     if "log_level" not in map(normal, options):
         words.append("--log_level=WARNING")
     if not callable(program):
         if kwargs:
             raise UsageError("kwargs are for a function; a script has only args")
-        return Job(_with_script(words, program, args), env, engine=engine)
+        return Job(_with_script(words, program, args), added, engine=engine)
     if engine:
         raise UsageError(f"{engine} runs scripts: a function is known to this machine only")
     _check_for_function(program, options)
     if not {"max_restart", "max_restarts"} & set(map(normal, options)):
         words.append("--max_restart=0")
     call = Call(program, args, kwargs)
-    return Job([*words, "-m", FUNCTION, str(call.folder), call.name], env, call=call)
+    return Job([*words, "-m", FUNCTION, str(call.folder), call.name], added, call=call)
 
 
 def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:
@@ -158,9 +162,9 @@ def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:
         isinstance(kwargs, Mapping) and all(isinstance(each, str) for each in kwargs)
     ):
         raise UsageError(f"kwargs is {kwargs!r}; it must be a dict from names to values")
-    if env is not None and not isinstance(env, Mapping):
-        raise UsageError(f"env is {env!r}; it must be a dict from names to values")
-    for name, value in (env or {}).items():
+    if env is not None and (isinstance(env, str | bytes) or not isinstance(env, Mapping | Sequence)):
+        raise UsageError(f"env is {env!r}; it must be a dict from names to values, or a list of words")
+    for name, value in _added(env).items():
         if value is None:
             raise UsageError(
                 f"env[{name!r}] is None; it must be a text",
@@ -168,8 +172,22 @@ def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:
             )
 
 
+def _env_words(env: Environment, engine: str) -> list[str]:
+    """On this machine processes inherit what the launcher has; an engine has to be told what to pass on."""
+    if not isinstance(env, Mapping):
+        return [f"--env={word}" for word in env or ()]
+    names = [name for name in env if name not in _VARIABLES and not is_fleetruns(name)]
+    return [f"--env={name}" for name in names] if engine else []
+
+
+def _added(env: Environment) -> Mapping[str, str]:
+    """Variables for the launcher, from which the processes inherit them."""
+    return env if isinstance(env, Mapping) else {}
+
+
 # ---- The command line
 
+_VARIABLES = {name for option in (*OPTIONS.values(), *TORCHRUN.values()) for name in option.env}
 _KEYWORDS = by_spelling((*OPTIONS.values(), *TORCHRUN.values()))
 _NOT_HERE = {
     "display": "the events say what happens",
@@ -208,10 +226,8 @@ def option_words(options: Mapping[str, OptionValue]) -> list[str]:
     return words
 
 
-def _secrets_apart(
-    options: Mapping[str, OptionValue], env: Mapping[str, str] | None
-) -> tuple[dict[str, OptionValue], Mapping[str, str] | None]:
-    """Options that may be secrets go into the environment: all users see the words of a command line."""
+def _secrets_apart(options: Mapping[str, OptionValue]) -> tuple[dict[str, OptionValue], dict[str, str]]:
+    """Options that may be secrets, as variables: all users see the words of a command line."""
     secret = {
         keyword: option
         for keyword in options
@@ -224,8 +240,7 @@ def _secrets_apart(
                 variables[option.env[0]] = option.joint.join(option_texts(option, _plain(value)))
             except InvalidValue as error:
                 raise UsageError(f"{keyword} {error}") from None
-    kept = {keyword: value for keyword, value in options.items() if keyword not in secret}
-    return kept, {**(env or {}), **variables} if variables else env
+    return {keyword: value for keyword, value in options.items() if keyword not in secret}, variables
 
 
 def _plain(value: Any) -> Any:

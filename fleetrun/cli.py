@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from fleetrun import __version__, verbs
+from fleetrun.envs.channels import inside_container
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import Choice
 from fleetrun.envs.settings.options import NOTHING, JobFile, Resolved
 from fleetrun.envs.settings.resolve import EngineValues, no_engine, resolve
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, ScriptNotFoundError
 
 Run = Callable[[Resolved], int]
@@ -96,12 +98,16 @@ def _save(resolved: Resolved, name: str) -> None:
 
 
 def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> JobFile:
-    """The job file of --config, if there is one."""
+    """The job file of --config, or of the engine that started this process, if there is one."""
     named = line.last("config")
-    if named is None:
+    carried = environ.get(JOB_FILE, "") and not inside_container(environ)
+    if named is None and not carried:
         return NOTHING
     # Late: a launch without a job file needs no TOML reader.
-    from fleetrun.envs.settings.job_file import load_job_file
+    from fleetrun.envs.settings.job_file import job_file_of_variable, load_job_file
+
+    if named is None:
+        return job_file_of_variable(environ)
 
     return load_job_file(named.text, environ, named.origin)
 

@@ -36,7 +36,7 @@ PARTS = {
     "notifiers": {"plugins", "pod", "errors"},
     "plots": {"record", "errors"},
     "elastic": {"record", "plan", "host", "pod", "envs", "errors"},
-    "schedulers": {"record", "pod", "plugins", "envs", "errors"},
+    "schedulers": {"values", "record", "pod", "plugins", "envs", "errors"},
     "launcher": {
         "schedulers", "elastic", "exporters", "stacks", "control", "progress", "record", "console", "pod",
         "plan", "host", "files", "shadow", "values", "envs", "errors",
@@ -112,8 +112,8 @@ RUNTIME_PARTS = {
 
 # Of what is below it the console takes values, and the loop; nothing that acts.
 CONSOLE_TAKES = {
-    "fleetrun.envs.contract", "fleetrun.pod.container", "fleetrun.pod.loop", "fleetrun.pod.policy",
-    "fleetrun.pod.events", "fleetrun.pod.spec",
+    "fleetrun.envs.contract", "fleetrun.envs.variables", "fleetrun.pod.container", "fleetrun.pod.loop",
+    "fleetrun.pod.policy", "fleetrun.pod.events", "fleetrun.pod.spec",
 }  # fmt: skip
 
 

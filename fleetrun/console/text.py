@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fleetrun.envs.variables import looks_secret
 from fleetrun.files import open_plain
 from fleetrun.values import dataclass
 
@@ -274,18 +275,13 @@ def _end_of_traceback(lines: list[str], start: int) -> int:
 # ---- Secrets in environment variables. Every listing of an environment goes through `masked`.
 
 MASK = "******"
-_LOOKS_SECRET = (
-    r"(?i)(?:^|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASS|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|\d|$)"
-    r"|SECRET|PASSW|TOKEN|CREDENTIAL|APIKEY|ACCOUNTKEY|^(?:FLEETRUN_)?NOTIFY$"
-)
-_NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "TOKENIZERS_PARALLELISM"})
 _URL_PASSWORD = r"(://[^/\s:@]*:)[^/\s@]+@"
 
 
 def masked(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy to show: values whose names look secret are masked, and so are passwords inside URLs."""
     return {
-        name: MASK if _is_secret(name) and value else re.sub(_URL_PASSWORD, rf"\1{MASK}@", value)
+        name: MASK if looks_secret(name) and value else re.sub(_URL_PASSWORD, rf"\1{MASK}@", value)
         for name, value in environ.items()
     }
 
@@ -312,7 +308,7 @@ def without_secrets(text: str, environ: Mapping[str, str]) -> str:
     """
     text = re.sub(_KEYS, MASK, re.sub(_URL_PASSWORD, rf"\1{MASK}@", text))
     text = _without_named(text)
-    values = {value for name, value in environ.items() if _is_secret(name) and len(value) >= _SHORTEST}
+    values = {value for name, value in environ.items() if looks_secret(name) and len(value) >= _SHORTEST}
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
@@ -322,7 +318,7 @@ def _without_named(text: str) -> str:
     pieces: list[str] = []
     done = 0
     for found in re.finditer(_NAMED, text):
-        if found.start() < done or not _is_secret(found["name"].replace("-", "_")):
+        if found.start() < done or not looks_secret(found["name"].replace("-", "_")):
             continue
         assigned = found["between"].strip(" \t\\\"',") != ""
         if not assigned and not found["dashes"]:
@@ -350,7 +346,3 @@ def _end_of_value(text: str, start: int, quote: str) -> int:
 
 _LONGEST_SECRET = 20_000  # characters
 _SHORTEST = 6  # characters of a secret value: shorter ones are in any text
-
-
-def _is_secret(name: str) -> bool:
-    return name not in _NOT_SECRET and re.search(_LOOKS_SECRET, name) is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, plural, warned
 from fleetrun.doctor.node_records import Link, NodeRecord
+from fleetrun.host.software import differing_packages, kinds
 
 SLOW_TRIP = 0.005
 SLOW_LINK = 12.5e6  # 100 Mbit/s
@@ -30,6 +31,14 @@ def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
         cards, "python", lambda card: ".".join(card.python.split(".")[:2]), warned,
         "What one machine pickles another may not read.",
     )  # fmt: skip
+    known = kinds([(card.title, card.software) for card in cards])
+    if known:
+        different = differing_packages(known)
+        yield (
+            warned("packages", different, "Install the same versions everywhere.")
+            if different
+            else passed("packages", "the same everywhere")
+        )
     if any(card.kinds for card in cards):
         yield _same(cards, "devices", lambda card: _counted(card.kinds), warned, "The slowest sets the pace.")
         yield _same(cards, "driver", lambda card: card.driver, warned, "Install the same driver everywhere.")

@@ -28,6 +28,7 @@ from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
+from fleetrun.host.software import installed, packed
 from fleetrun.plan.topology import Host
 from fleetrun.pod.loop import Loop, Timer
 
@@ -395,6 +396,7 @@ def _card(
         kinds=tuple(gpu.name for gpu in driver.gpus) if driver is not None else (),
         trainers=plan.wanted.trainers,
         script=_digest(resolved.settings.script),
+        software=packed(installed()) if torch is not None else "",
         options=agreed(resolved),
         findings=findings,
     )

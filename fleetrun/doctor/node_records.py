@@ -11,6 +11,7 @@ from typing import Any
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import InvalidValue
+from fleetrun.host import software
 
 MOST_BYTES = 1 << 20
 _MOST_FINDINGS = 40
@@ -24,7 +25,8 @@ class BadNodeRecordError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """One machine. `port` and `ticket` let another measure the link to it; `kinds` are the names of
-    its devices, `script` is a digest of the script's file; `options` as they would be typed.
+    its devices, `script` is a digest of the script's file, `software` what is installed (`host.software`);
+    `options` as they would be typed.
     """
 
     id: str
@@ -41,6 +43,7 @@ class NodeRecord:
     kinds: tuple[str, ...] = ()
     trainers: int = 0
     script: str = ""
+    software: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -89,6 +92,7 @@ def unpack(data: bytes) -> NodeRecord:
         port=port,
         trainers=_number(row, "trainers"),
         kinds=tuple(_cut(str(each)) for each in _list(row, "kinds")[:64]),
+        software=str(row.get("software", ""))[: software.MOST],
         options={_cut(str(name)): _cut(str(text)) for name, text in options.items()},
         findings=tuple(_finding(each) for each in findings[:_MOST_FINDINGS]),
     )

@@ -32,8 +32,16 @@ from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError, StoreLostError
 from fleetrun.host.network import LOOPBACK, Ports
+from fleetrun.host.software import differences, installed, kinds, packed
 from fleetrun.launcher.node_check import NodeCheck
-from fleetrun.launcher.prepare import check_followed, equipped, offer_of, pod_name, print_plan
+from fleetrun.launcher.prepare import (
+    check_followed,
+    equipped,
+    offer_of,
+    pod_name,
+    print_plan,
+    runs_python,
+)
 from fleetrun.launcher.session import (
     WIDE,
     LaunchSession,
@@ -216,6 +224,7 @@ def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -
         machine=next(filter(None, map(os.environ.get, _MACHINE_NAMES)), "") or "",
         options=agreed(resolved),
         faults=faults,
+        software=packed(installed()) if runs_python(resolved.settings) else "",
     )
 
 
@@ -466,6 +475,14 @@ class NodeReporter:
         again = "" if generation == 1 else f" (generation {generation})"
         self._console.info(f"Node {rank} of {size}{again}: {_listed(hosts)}")
 
+    def differ(self, serious: Sequence[str], other: Sequence[str]) -> None:
+        """In what the machines have installed."""
+        if serious:
+            what = printable("; ".join(serious))
+            self._console.error(f"the machines differ: {what}. The job may hang or fail")
+        if other:
+            self._console.warning(f"the machines differ: {printable('; '.join(other))}")
+
     def stopping(self, node: str, rank: int, headline: str, answer: str, requested: bool = False) -> None:
         tell = self._console.info if requested else self._console.warning
         tell(f"{headline_on_node(node, rank, headline)}; {answer}")
@@ -536,6 +553,7 @@ class _NodeEvents:
         self._settings = settings
         self._job_status = job_status
         self._known: MachineFaults = ()
+        self._differences: tuple[list[str], list[str]] = [], []
         self._has_met = False
         self.notices: Notices | None = None
         """With --notify."""
@@ -573,9 +591,23 @@ class _NodeEvents:
             self.notices.node = place.rank
         self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
+        self._compare(place)
         text = f"node {place.rank} of {len(hosts)}: {', '.join(hosts)}"
         there = placed(self._settings, [each.offer for each in place.members[:_MOST_NOTED]])
         self._note(text=text, generation=place.generation, rank=place.rank, nodes=hosts, processes=there)
+
+    def _compare(self, place: Assignment) -> None:
+        """What the machines have installed: node 0 says in what they differ, once."""
+        if place.rank != 0:
+            return
+        titled = [(_place(each.name, rank), each.software) for rank, each in enumerate(place.members)]
+        same = len({text for _, text in titled}) == 1
+        serious, other = ([], []) if same else differences(kinds(titled))
+        if (serious, other) != self._differences:
+            self._differences = serious, other
+            self.nodes.differ(serious, other)
+            for text in (*serious, *other):
+                self._note(text=f"the machines differ: {text}")
 
     def stopping(self, cause: Cause, restart: bool) -> None:
         answer = self._answer(cause.why, restart)

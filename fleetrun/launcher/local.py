@@ -12,9 +12,10 @@ from pathlib import Path
 from fleetrun.console import narrator
 from fleetrun.console.console import LEVELS, Console, QuietConsole, sinks, terminal_columns, wants_colour
 from fleetrun.envs.contract import TOKEN
-from fleetrun.envs.settings.options import Resolved
+from fleetrun.envs.settings.options import BY_VARIABLE, LaunchSettings, Resolved
 from fleetrun.envs.settings.show import banner as banner_rows
-from fleetrun.envs.settings.show import changed, program
+from fleetrun.envs.settings.show import changed, job_file_parts, program
+from fleetrun.envs.variables import chosen
 from fleetrun.host.network import Ports
 from fleetrun.launcher.prepare import (
     check_followed,
@@ -53,8 +54,9 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     try:
         take_token(settings, os.environ, console.warning)
         take_notify(settings, os.environ)
+        passed_on = _passed_on(settings, console) if settings.env else {}
         if settings.scheduler != "local":
-            return _submit(resolved, console, signals, guard)
+            return _submit(resolved, console, signals, guard, passed_on)
         check_program(settings)
         if not settings.dry_run:
             resolved = with_writable_logs(resolved, console.warning)
@@ -75,16 +77,26 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         console.drain(interrupts.urgent)
 
 
-def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard) -> int:
-    """Hand the job to a scheduler."""
-    from fleetrun.envs.settings.write_job_file import words_to_carry  # late: one machine needs none of these
-    from fleetrun.schedulers.base import Submission, submit
+def _passed_on(settings: LaunchSettings, console: Console) -> Mapping[str, str]:
+    """The variables that --env takes from this environment. Raises UsageError."""
+    found = chosen(settings.env, os.environ, BY_VARIABLE)
+    if settings.scheduler != "local":  # else the processes inherit them all
+        for remark in found.remarks:
+            console.warning(remark)
+    return found.values
 
-    if "config" in resolved.words and not resolved.settings.dry_run:
-        logs.make_log_dir(Path(resolved.settings.log_dir))
+
+def _submit(
+    resolved: Resolved, console: Console, signals: Signals, guard: Guard, passed_on: Mapping[str, str]
+) -> int:
+    """Hand the job to a scheduler."""
+    from fleetrun.schedulers.base import Submission, submit  # late: one machine needs none
+
     job = Submission(
         settings=resolved.settings,
-        words=words_to_carry(resolved),
+        words=resolved.words,
+        passed_on=passed_on,
+        job_file=job_file_parts(resolved.settings),
         environ=os.environ,
         console=console,
         signals=signals,

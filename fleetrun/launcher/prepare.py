@@ -130,6 +130,11 @@ def check_program(settings: LaunchSettings) -> None:
                 )
 
 
+def runs_python(settings: LaunchSettings) -> bool:
+    """Whether a process of this job runs under this Python."""
+    return any(process_command(settings, role)[0] == sys.executable for role in _roles(settings))
+
+
 def name_clash(settings: LaunchSettings, environ: Mapping[str, str]) -> Shadow | None:
     """Another `trainers` that keeps a script of this job from importing what it names."""
     environ = {**environ, **dict(settings.environment)}

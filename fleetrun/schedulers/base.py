@@ -5,6 +5,7 @@ imported when it is needed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -14,10 +15,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from fleetrun import plugins
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
@@ -27,6 +29,15 @@ from fleetrun.record.faults import excluded, faults_path, read_kept
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
 """This very fleetrun, for machines that share this one's files."""
+
+
+_OF_THE_SUBMISSION = (
+    "scheduler", "scheduler_option", "image", "dry_run", "json", "save", "env", "config", "sync",
+)  # fmt: skip
+"""Options that the machines do not get as words."""
+
+_LARGEST_VARIABLE = 100_000
+"""Bytes; Linux takes 128 KiB."""
 
 
 class Output(Protocol):
@@ -60,8 +71,9 @@ class Console(Protocol):
 class Submission:
     """A job to hand to an engine.
 
-    `words` are the options as words of a command line, by name, wherever they were chosen. `token` is the
-    secret of the job.
+    `words` are the options as words of a command line, by name, wherever they were chosen; `job_file` are the
+    tables that no option can express. `passed_on` are the variables that --env takes from this environment.
+    `token` is the secret of the job.
     """
 
     settings: LaunchSettings
@@ -70,13 +82,29 @@ class Submission:
     console: Console
     signals: Signals
     guard: Guard
+    passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
+    job_file: Mapping[str, Any] = field(default_factory=dict, repr=False)
     token: str | None = None
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """Variables for the fleetrun on each machine: those of --env, and the job file. Raises UsageError."""
+        from fleetrun.envs.settings.write_job_file import text_to_carry  # late: a launch in a job has none
+
+        text = text_to_carry(self.job_file)
+        if len(text.encode("utf-8", "surrogateescape")) > _LARGEST_VARIABLE:
+            raise UsageError(
+                f"the tables of the job file have {len(text)} characters; the limit of one variable is "
+                f"{_LARGEST_VARIABLE} bytes",
+                hint="Start the job with its file on each machine, or shorten [environment] and [roles].",
+            )
+        return {**self.passed_on, **({JOB_FILE: text} if text else {})}
 
     def command(self, *but: str) -> tuple[str, ...]:
         """The words after `fleetrun` on a machine of the job: without the engine's options and those of
         `but`.
         """
-        left_out = {"scheduler", "scheduler_option", "image", "dry_run", "json", "save", *but}
+        left_out = {*_OF_THE_SUBMISSION, *but}
         options = [word for name, word in self.words.items() if name not in left_out]
         if self.settings.script_in_job_file:
             return tuple(options)
@@ -123,6 +151,11 @@ class Options:
 
     def truth(self, name: str) -> bool:
         return self.take(name).lower() in ("1", "true", "yes", "on")
+
+    @property
+    def python(self) -> str:
+        """The Python of the machines, which has fleetrun: `python=PATH`, or this one."""
+        return self.given.get("python") or sys.executable
 
     def program(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """How fleetrun is started there: `python=PATH`, `command=WORDS`, or the default."""
@@ -238,34 +271,76 @@ def run_program(
     """Run a program with this on its stdin. Raises LaunchError when there is none, and KeyboardInterrupt when
     a signal came before its end, or the guard is gone: then it has ended too.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as given:
         given.write(text.encode("utf-8", "surrogateescape"))
-        given.seek(0)
+        return run_programs({"": argv}, given, environ, signals, guard)[""]
+
+
+def run_programs(
+    commands: Mapping[str, Sequence[str]],
+    given: IO[bytes] | None,
+    environ: Mapping[str, str],
+    signals: Signals,
+    guard: Guard,
+) -> dict[str, Answer]:
+    """Run programs at the same time, each with this file on its stdin. Raises as `run_program`."""
+    with contextlib.ExitStack() as stack:
+        running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]] = {}
         try:
-            process = subprocess.Popen(argv, env=environ, stdin=given, stdout=out, stderr=err)
+            for name, argv in commands.items():
+                out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+                running[name] = _started(argv, given, environ, out, err), out, err
         except OSError as error:
-            raise LaunchError(f"cannot run {argv[0]}: {error.strerror}", hint="Is it installed?") from None
-        if not _ended(process, signals, guard):
+            _end_all([process for process, _, _ in running.values()])
+            why = f"cannot run {argv[0]}: {error.strerror}"
+            raise LaunchError(why, hint="Is it installed?") from None
+        if not _ended([process for process, _, _ in running.values()], signals, guard):
             raise KeyboardInterrupt
-        return Answer(process.returncode, _text(out), _text(err))
+        return {
+            name: Answer(process.returncode, _text(out), _text(err))
+            for name, (process, out, err) in running.items()
+        }
 
 
-def _ended(process: subprocess.Popen[bytes], signals: Signals, guard: Guard) -> bool:
-    """Whether it came to its own end."""
+def _started(
+    argv: Sequence[str], given: IO[bytes] | None, environ: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """With its own position in the file: it is opened again. Raises OSError."""
+    source = os.devnull if given is None else f"/proc/self/fd/{given.fileno()}"
+    if given is not None:
+        given.flush()
+    with Path(source).open("rb") as stdin:
+        return subprocess.Popen(
+            argv, env=environ, stdin=stdin, stdout=out, stderr=err, start_new_session=True
+        )  # a terminal's Ctrl-C is this process's to see
+
+
+def _ended(processes: Sequence[subprocess.Popen[bytes]], signals: Signals, guard: Guard) -> bool:
+    """Whether they came to their own end."""
     poll = select.poll()
-    pidfd = os.pidfd_open(process.pid)
-    poll.register(pidfd, select.POLLIN)
-    poll.register(signals.fileno(), select.POLLIN)
-    poll.register(guard.fileno(), select.POLLIN)
+    left = {os.pidfd_open(process.pid) for process in processes}
+    for fd in (*left, signals.fileno(), guard.fileno()):
+        poll.register(fd, select.POLLIN)
     try:
-        while not any(fd == pidfd for fd, _ in poll.poll()):
-            if asked_to_end(signals.read()) or guard.gone:
-                process.terminate()
+        while left:
+            for fd in left.intersection(fd for fd, _ in poll.poll()):
+                left.remove(fd)
+                poll.unregister(fd)
+                os.close(fd)
+            if left and (asked_to_end(signals.read()) or guard.gone):
                 return False
         return True
     finally:
+        for fd in left:
+            os.close(fd)
+        _end_all(processes)
+
+
+def _end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()  # of one that has ended this does nothing
+    for process in processes:
         process.wait()
-        os.close(pidfd)
 
 
 def asked_to_end(numbers: bytes) -> list[int]:

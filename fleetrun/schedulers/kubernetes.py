@@ -7,16 +7,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT
+from fleetrun.envs.variables import looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus
+from fleetrun.schedulers.tree import Tree
+from fleetrun.schedulers.tree import of_job as tree_of_job
 
 # ---- The pod of a job
 
@@ -24,7 +27,8 @@ from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm. It
-    is not placed on nodes of `but`.
+    is not placed on nodes of `but`. The variables `secrets` are in the Secret `env_secret`,
+    the archive of --sync in the ConfigMaps `code`.
     """
 
     image: str
@@ -34,6 +38,9 @@ class Pod:
     grace: int
     token_secret: str = ""
     notify_secret: str = ""
+    env_secret: str = ""
+    secrets: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
     python: str | None = None
     shm: str = ""
     but: tuple[str, ...] = ()
@@ -43,13 +50,18 @@ class Pod:
         memory = {"medium": "Memory"} | ({"sizeLimit": self.shm} if self.shm else {})
         container = self.container()
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
+        volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": memory}]
+        if self.code:
+            container["volumeMounts"].append({"name": "code", "mountPath": _CODE, "readOnly": True})
+            sources = [{"configMap": {"name": name}} for name in self.code]
+            volumes.append({"name": "code", "projected": {"sources": sources}})
         return {
             **({} if subdomain is None else {"subdomain": subdomain}),
             **({"affinity": self._affinity()} if self.but else {}),
             "restartPolicy": "Never",  # a policy on exit codes needs it
             "terminationGracePeriodSeconds": self.grace,
             "containers": [container],
-            "volumes": [{"name": "shm", "emptyDir": memory}],
+            "volumes": volumes,
         }
 
     def _affinity(self) -> dict[str, Any]:
@@ -75,7 +87,12 @@ class Pod:
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "FLEETRUN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ]
-        env += [{"name": name, "value": value} for name, value in self.environment.items()]
+        env += [
+            {"name": name, "value": value.replace("$(", "$$(")} for name, value in self.environment.items()
+        ]
+        for name in self.secrets:
+            key = {"secretKeyRef": {"name": self.env_secret, "key": name}}
+            env.append({"name": name, "valueFrom": key})
         if self.token_secret:
             key = {"secretKeyRef": {"name": self.token_secret, "key": "token"}}
             env.append({"name": "FLEETRUN_TOKEN", "valueFrom": key})
@@ -140,11 +157,91 @@ def build_manifests(job: Submission, options: Options) -> list[Document]:
         raise UsageError(f"--scheduler_option kind={kind}: it must be job, jobset or trainjob")
     name = _name(options.take("name") or _own_name(job))
     namespace = options.take("namespace")
-    documents = _KINDS[kind](job, options, name)
+    if job.settings.sync is not None and kind == "trainjob":
+        raise UsageError("--sync is for kind=job and jobset; a TrainJob needs the code in its image")
+    job, tree = tree_of_job(job)
+    code = None if tree is None else Code(tree, _code(job, tree, name))
+    carried = [*_secret(job, name), *(code.documents if code is not None else ())]
+    documents = [*carried, *_KINDS[kind](job, options, name, code)]
     if namespace:
         for document in documents:
             document["metadata"]["namespace"] = namespace
     return documents
+
+
+_CODE = "/etc/fleetrun/code"
+_LARGEST_CODE = 1 << 20
+_PART = 160 << 10
+"""Bytes: `kubectl apply` writes a copy of each ConfigMap into an annotation, of 256 KiB at most in base64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The working tree and its ConfigMaps."""
+
+    tree: Tree
+    documents: list[Document]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each["metadata"]["name"] for each in self.documents)
+
+    def command(self, job: Submission, argv: tuple[str, ...]) -> tuple[str, ...]:
+        python = job.options.given.get("python", "python3")
+        return self.tree.command(python, job.settings.log_dir, argv, "start", _CODE)
+
+
+def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
+    """The archive in pieces, each in a ConfigMap. Raises UsageError."""
+    import base64  # late: only --sync needs it
+
+    with tree.archive() as archive:
+        data = archive.read()
+    if len(data) > _LARGEST_CODE:
+        raise UsageError(
+            f"--sync {job.settings.sync} is {tree.text}, packed {len(data) >> 10} KiB; "
+            f"ConfigMaps are for {_LARGEST_CODE >> 10} KiB of it",
+            hint="Build an image with the code: FROM the present one, COPY . /workspace, WORKDIR /workspace.",
+        )
+    parts = [data[start : start + _PART] for start in range(0, len(data), _PART)]
+    job.console.info(f"Code: {tree.text}, in {len(parts)} ConfigMap{'' if len(parts) == 1 else 's'}")
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": _metadata(name) | {"name": f"{name}-code-{tree.digest[:8]}-{number}"},
+            "binaryData": {f"part-{number:02}": base64.b64encode(part).decode()},
+            "immutable": True,
+        }
+        for number, part in enumerate(parts)
+    ]
+
+
+def _variables(job: Submission) -> dict[str, str]:
+    """Of --env, and [environment] of the job file."""
+    return {**job.passed_on, **job.job_file.get("environment", {})}
+
+
+def _secret_names(job: Submission) -> tuple[str, ...]:
+    return tuple(filter(looks_secret, _variables(job)))
+
+
+def _secret(job: Submission, name: str) -> list[Document]:
+    """With the variables that look like secrets; --dry_run shows no value."""
+    values = {each: _variables(job)[each] for each in _secret_names(job)}
+    if not values:
+        return []
+    if job.settings.dry_run:
+        values = dict.fromkeys(values, "******")
+    head = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(f"{name}-env"), "type": "Opaque"}
+    return [{**head, "stringData": values}]
+
+
+def _environment(job: Submission) -> dict[str, str]:
+    """Of the container. What else only a job file can say is there as one variable."""
+    said = {name: value for name, value in job.job_file.items() if name != "environment"}
+    rest = replace(job, passed_on={}, job_file=said).carried
+    return {name: value for name, value in _variables(job).items() if not looks_secret(name)} | rest
 
 
 def manifests_text(documents: list[Document]) -> str:
@@ -191,7 +288,9 @@ def _store(master: str, host: Callable[[int], str]) -> str:
     return ",".join(f"{host(number)}:{STORE_PORT}" for number in range(int(master.removeprefix(EMBEDDED))))
 
 
-def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str]) -> Pod:
+def _pod(
+    job: Submission, options: Options, name: str, host: Callable[[int], str], code: Code | None = None
+) -> Pod:
     """`host` gives the host name of a pod by its number. Raises UsageError."""
     settings = job.settings
     if settings.notify and not options.given.get("notify-secret"):
@@ -207,10 +306,14 @@ def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str
     place["FLEETRUN_PLACE_JOB"] = name
     # One group of processes after the other: trainers, then their servers.
     groups = 2 if settings.run_mode.has_servers else 1
+    command = (*options.program(("fleetrun",)), *job.command(*_SETTLED))
     return Pod(
         image=settings.image or "",
-        command=(*options.program(("fleetrun",)), *job.command(*_SETTLED)),
-        environment=place,
+        command=command if code is None else code.command(job, command),
+        code=() if code is None else code.names,
+        environment=_environment(job) | place,
+        env_secret=f"{name}-env",
+        secrets=_secret_names(job),
         token_secret=options.take("token-secret"),
         notify_secret=options.take("notify-secret"),
         resources=_resources(job, options),
@@ -293,8 +396,8 @@ def _deadline(job: Submission) -> Document:
     )
 
 
-def _job(job: Submission, options: Options, name: str) -> list[Document]:
-    pod = _pod(job, options, name, lambda number: f"{name}-{number}.{name}")
+def _job(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
+    pod = _pod(job, options, name, lambda number: f"{name}-{number}.{name}", code)
     spec = _deadline(job) | _retries(job) | _job_spec(job, pod, subdomain=name)
     service = {
         "apiVersion": "v1",
@@ -310,11 +413,11 @@ def _job(job: Submission, options: Options, name: str) -> list[Document]:
     return [service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(name), "spec": spec}]
 
 
-def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
+def _jobset(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
     """All pods are created again when one, or more than there are spares, has failed for good: up to
     --max_restart times.
     """
-    pod = _pod(job, options, name, lambda number: f"{name}-node-0-{number}.{name}")
+    pod = _pod(job, options, name, lambda number: f"{name}-node-0-{number}.{name}", code)
     # JobSet sets the subdomain itself.
     retries = _retries(job) if job.settings.spares else {"backoffLimit": 0}
     node = retries | _deadline(job) | _job_spec(job, pod, subdomain=None)
@@ -341,7 +444,7 @@ def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
     return [document]
 
 
-def _trainjob(job: Submission, options: Options, name: str) -> list[Document]:
+def _trainjob(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
     """The runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*)."""
     if job.settings.spares:
         raise UsageError(f"--spares {job.settings.spares}: a TrainJob takes part with all of its nodes")
@@ -371,7 +474,7 @@ def _trainjob(job: Submission, options: Options, name: str) -> list[Document]:
     return [document]
 
 
-_KINDS: Mapping[str, Callable[[Submission, Options, str], list[Document]]] = {
+_KINDS: Mapping[str, Callable[[Submission, Options, str, Code | None], list[Document]]] = {
     "job": _job,
     "jobset": _jobset,
     "trainjob": _trainjob,

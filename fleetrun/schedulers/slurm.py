@@ -12,10 +12,13 @@ from pathlib import Path
 
 from fleetrun.envs.contract import agreed_port, join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import FLEETRUN, Options, Submission, excluded_nodes, gpus, processes
-from fleetrun.schedulers.srun import is_switch, outlives_a_node, settled_by_step, srun
+from fleetrun.schedulers.srun import is_switch, outlives_a_node, settled_by_step, srun, unpacking
+from fleetrun.schedulers.tree import Tree
+from fleetrun.schedulers.tree import of_job as tree_of_job
 
 # ---- Slurm's short way to write hosts: `n[1-2,07],m3` is n1, n2, n07 and m3. Pure.
 
@@ -158,6 +161,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 # ---- submission
 
+_LARGEST_ARCHIVE = 3 << 20
+"""Characters; Slurm takes scripts of 4 MiB, unless max_script_size says otherwise."""
+
 
 class Slurm:
     """`--scheduler slurm`: a batch script, printed or given to sbatch."""
@@ -170,7 +176,8 @@ class Slurm:
             job.print(script)
             return 0
         argv = ("sbatch", "--parsable")
-        answer = base.run_program(argv, script, job.environ, job.signals, job.guard)
+        environ = {**job.environ, **job.passed_on}
+        answer = base.run_program(argv, script, environ, job.signals, job.guard)
         if answer.code != 0 and not answer.out:
             raise LaunchError(f"sbatch did not take the job: {answer.err.strip() or f'code {answer.code}'}")
         number = answer.out.strip().partition(";")[0]
@@ -189,18 +196,58 @@ def batch_script(job: Submission) -> str:
             hint="--nnodes says how many; --scheduler_option nodelist=h1,h2 which.",
         )
     options = job.options
+    job, tree = tree_of_job(job)
     program = options.program(FLEETRUN)
     lines = ["#!/bin/bash", *_directives(job, options)]
     settled = ("rank", "devices", *settled_by_step(job))
     unset = job.variables(*settled)
     if unset:
         lines.append(f"unset {' '.join(unset)}")
+    lines += _carried(job)
     words = (*program, *job.command(*settled))
+    if tree is not None:
+        lines += _unpacked(job, tree)
+        words = tree.command(options.python, str(Path(job.settings.log_dir).absolute()), words)
     lines.append(
         f"exec {shlex.join(srun(job))} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
         f"    {' '.join(map(quoted, words))}"
     )
     return "\n".join(lines) + "\n"
+
+
+def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
+    """The archive in the script itself, which is all that sbatch takes along. Raises UsageError."""
+    import base64  # late: only --sync needs it
+
+    with tree.archive() as archive:
+        text = base64.encodebytes(archive.read()).decode()
+    if len(text) > _LARGEST_ARCHIVE:
+        raise UsageError(
+            f"--sync {job.settings.sync} is {tree.text}, packed {len(text) >> 10} KiB; "
+            f"a batch script can have {_LARGEST_ARCHIVE >> 10} KiB of it",
+            hint="Inside an allocation (`salloc fleetrun --sync . train.py`) there is no such limit.",
+        )
+    words = unpacking(job, tree, "unpack64")
+    yield f"{shlex.join(words)} <<'CODE' || exit\n{text}CODE"
+    yield "export PADDLE_JOB_ID=${PADDLE_JOB_ID:-$SLURM_JOB_ID}  # not that of a second step"
+    job.console.info(f"Code: {tree.text}, in the batch script")
+
+
+def _carried(job: Submission) -> Iterator[str]:
+    """The job file; values of --env NAME stand in no script."""
+    text = job.carried.get(JOB_FILE)
+    if text is not None:
+        yield f"export {JOB_FILE}={quoted(text)}"
+    if text is not None or job.passed_on:
+        yield "export SLURM_EXPORT_ENV=ALL"  # srun would leave out what sbatch was told to
+
+
+def _exported(names: Collection[str], asked: str | None) -> str | None:
+    """sbatch's --export with these variables; it passes on all variables unless it is told otherwise."""
+    if asked is None or not names or asked.upper().startswith("ALL"):
+        return asked
+    others = [] if asked.upper() in ("NONE", "NIL") else [asked]
+    return ",".join((*others, *names))
 
 
 def _directives(job: Submission, options: Options) -> Iterator[str]:
@@ -224,7 +271,9 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     wanted["open-mode"] = "append"  # a requeued job appends to its file
     if outlives_a_node(job):
         wanted["no-kill"] = ""
-    for name, value in (wanted | options.rest()).items():
+    given = options.rest()
+    export = _exported(job.passed_on.keys(), given.get("export"))
+    for name, value in (wanted | given | ({} if export is None else {"export": export})).items():
         yield _directive(name, value)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.schedulers.base import FLEETRUN, Submission
+from fleetrun.schedulers.base import FLEETRUN, Submission, run_programs
+from fleetrun.schedulers.tree import Tree
+from fleetrun.schedulers.tree import of_job as tree_of_job
 
 _SRUN = (
     "srun",
@@ -43,15 +46,21 @@ class Srun:
 
     def submit(self, job: Submission) -> int:
         """Becomes srun: its exit code is the largest of those of the nodes, which end with the same one."""
-        argv = command(job)
+        job, tree = tree_of_job(job)
+        argv = command(job, tree)
         if job.settings.dry_run:
             import shlex
 
             job.print(f"{shlex.join(argv)}\n")
             return 0
+        if tree is not None:
+            _send(job, tree)
         job.console.info(f"On the nodes of Slurm job {job.environ['SLURM_JOB_ID']}: srun")
         unset = job.variables("rank", *settled_by_step(job))
         environ = {name: value for name, value in job.environ.items() if name not in unset}
+        environ |= job.carried
+        if job.carried:
+            environ["SLURM_EXPORT_ENV"] = "ALL"
         try:
             os.execvpe(argv[0], argv, environ)
         except OSError as error:
@@ -60,23 +69,48 @@ class Srun:
             ) from None
 
 
+def unpacking(job: Submission, tree: Tree, verb: str) -> tuple[str, ...]:
+    """srun, whose stdin goes to all nodes."""
+    words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
+    return (*_SRUN[:2], "--kill-on-bad-exit=1", *words)
+
+
+def _send(job: Submission, tree: Tree) -> None:
+    """To all nodes of the step that follows. Raises LaunchError."""
+    nodes = _nodes(job)
+    first, *rest = unpacking(job, tree, "unpack")
+    argv = (first, f"--nodes={nodes}", f"--ntasks={nodes}", *rest)
+    with tree.archive() as archive:
+        answer = run_programs({"": argv}, archive, job.environ, job.signals, job.guard)[""]
+    if answer.code:
+        said = next((line for line in answer.err.splitlines() if "fleetrun: error: " in line), answer.err)
+        raise LaunchError(f"the code did not get to all nodes: {said.strip() or f'code {answer.code}'}")
+    job.console.info(f"Code: {tree.text}, sent to {nodes} node{'' if nodes == '1' else 's'}")
+
+
+def _nodes(job: Submission) -> str:
+    if job.settings.nnodes != (1, 1):
+        return str(job.settings.nnodes[1] + job.settings.spares)
+    return job.environ.get("SLURM_JOB_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
+
+
 def is_switch(value: str) -> bool:
     """Whether `NAME=value` means Slurm's bare `--NAME`."""
     return value.lower() in ("", "true", "yes")
 
 
-def command(job: Submission) -> list[str]:
+def command(job: Submission, tree: Tree | None = None) -> list[str]:
     """srun and the words for it. Raises UsageError outside an allocation."""
     environ, options = job.environ, job.options
-    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
+    nodes = _nodes(job)
     if not nodes or not environ.get("SLURM_JOB_ID"):
         raise UsageError(
             "--scheduler srun is for the nodes of a Slurm job, and this process is in none",
             hint="--scheduler slurm submits one.",
         )
-    if job.settings.nnodes != (1, 1):
-        nodes = str(job.settings.nnodes[1] + job.settings.spares)
-    program = options.program(FLEETRUN)
+    words = (*options.program(FLEETRUN), *job.command("rank", *settled_by_step(job)))
+    if tree is not None:
+        words = tree.command(options.python, str(Path(job.settings.log_dir).absolute()), words)
     cpus = environ.get("SLURM_CPUS_PER_TASK")
     return [
         *srun(job),
@@ -86,8 +120,7 @@ def command(job: Submission) -> list[str]:
         "--input=none",  # it is not in the foreground of the terminal
         *([f"--cpus-per-task={cpus}"] if cpus else []),
         *(f"--{name}" if is_switch(value) else f"--{name}={value}" for name, value in options.rest().items()),
-        *program,
-        *job.command("rank", *settled_by_step(job)),
+        *words,
     ]
 
 

@@ -14,17 +14,21 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
-from fleetrun.schedulers.base import Console, Options, Submission, asked_to_end
+from fleetrun.schedulers.base import Answer, Console, Options, Submission, asked_to_end, run_programs
 from fleetrun.schedulers.ssh_remote import BEGUN, ENDED, MARK
+from fleetrun.schedulers.tree import Tree
+from fleetrun.schedulers.tree import of_job as tree_of_job
+from fleetrun.schedulers.tree_remote import NOT_HERE
 
 # ---- One host
 
@@ -376,7 +380,8 @@ class HostGroup:
 # ---- The engine
 
 _TOKEN = "FLEETRUN_TOKEN"
-_MOST_CHARACTERS = 8_000  # what goes into a pipe at once, however it is escaped
+_LARGE = 16 << 20  # bytes of an archive that may take a while
+_MOST_BYTES = 60_000  # of the orders: what goes into a pipe at once
 
 
 class Ssh:
@@ -388,17 +393,64 @@ class Ssh:
         settings, options = job.settings, job.options
         if not settings.ips:
             raise UsageError("--scheduler ssh needs --ips: the hosts to start on")
+        job, tree = tree_of_job(job)
         env = _environment(job, options)
-        commands = {host: client_command(job, options, host) for host in settings.ips}
+        if tree is not None and options.take("dir"):
+            raise UsageError("--sync and --scheduler_option dir exclude each other: the job runs in the copy")
+        commands = {
+            host: client_command(job, options, host, _remote_command(job, options, host, tree))
+            for host in settings.ips
+        }
         options.refuse_rest("ssh")
         if settings.dry_run:
             job.print("".join(f"{shlex.join(argv)}\n" for argv in commands.values()))
             return 0
+        if tree is not None:
+            _send(job, options, tree)
         pace = Pace(heartbeat_timeout=settings.heartbeat_timeout, stop_timeout=settings.stop_timeout)
         return HostGroup(job.console, job.signals, job.guard, pace).run(commands, env)
 
 
-def client_command(job: Submission, options: Options, host: str) -> list[str]:
+def _send(job: Submission, options: Options, tree: Tree) -> None:
+    """The tree to the hosts that do not have it, over connections of their own. Raises LaunchError."""
+
+    def on_all(verb: str, hosts: Iterable[str], given: IO[bytes] | None) -> dict[str, Answer]:
+        words = (options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
+        commands = {host: client_command(job, options, host, shlex.join(words)) for host in hosts}
+        answers = run_programs(commands, given, job.environ, job.signals, job.guard)
+        _check_answers(answers, 0 if given is not None else NOT_HERE)
+        return answers
+
+    hosts = job.settings.ips
+    without = [host for host, answer in on_all("has", hosts, None).items() if answer.code]
+    if without:
+        with tree.archive() as archive:
+            if os.fstat(archive.fileno()).st_size > _LARGE:
+                job.console.info(f"Code: {tree.text}, being sent to {', '.join(without)}")
+            on_all("unpack", without, archive)
+    had = len(hosts) - len(without)
+    there = f"; {had} had it" if had and without else ""
+    plural = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
+    sent = f"sent to {len(without)} of {plural}" if without else f"{plural} had it"
+    job.console.info(f"Code: {tree.text}, {sent}{there}")
+
+
+def _check_answers(answers: Mapping[str, Answer], other: int) -> None:
+    """Raises LaunchError for the first host whose answer is neither 0 nor `other`, and names all."""
+    wrong = {host: answer for host, answer in answers.items() if answer.code not in (0, other)}
+    if not wrong:
+        return
+    host, answer = next(iter(wrong.items()))
+    said = tuple(filter(None, map(str.strip, answer.err.splitlines())))
+    also = f" (and {', '.join(list(wrong)[1:])})" if len(wrong) > 1 else ""
+    if answer.code in (_SSH_FAILED, 126, 127) or "No module named" in answer.err:
+        verdict = judge_end(host, SshExit(False, None, answer.code, said))
+        raise LaunchError(verdict.message + also)
+    why = (said[-1] if said else f"code {answer.code}").removeprefix("fleetrun: error: ")
+    raise LaunchError(f"{host}{also}: the code did not get there: {why}")
+
+
+def client_command(job: Submission, options: Options, host: str, remote: str) -> list[str]:
     """The command line of the ssh client for a host. Nothing secret is in it."""
     alive = max(1, round(job.settings.heartbeat_timeout / 3))
     argv = ["ssh", "-T"]
@@ -416,10 +468,10 @@ def client_command(job: Submission, options: Options, host: str) -> list[str]:
         value = options.take(name)
         if value:
             argv += [flag, value]
-    return [*argv, "--", host.strip("[]"), _remote_command(job, options, host)]
+    return [*argv, "--", host.strip("[]"), remote]
 
 
-def _remote_command(job: Submission, options: Options, host: str) -> str:
+def _remote_command(job: Submission, options: Options, host: str, tree: Tree | None) -> str:
     """For the login shell there, whichever it is: it only starts sh."""
     python = options.take("python", sys.executable)
     folder = options.take("dir") or str(Path.cwd())
@@ -427,21 +479,22 @@ def _remote_command(job: Submission, options: Options, host: str) -> str:
     # A host that is listed under two names must know which of them it is.
     fleetrun = (python, "-m", "fleetrun", f"--host={host}", *words)
     remote = (python, "-m", "fleetrun.schedulers.ssh_remote", "--")
+    if tree is not None:
+        logs = str(Path(job.settings.log_dir).absolute())
+        return shlex.join(tree.command(python, logs, (*remote, *fleetrun)))
     return shlex.join(["sh", "-c", f"cd {shlex.quote(folder)} && exec {shlex.join((*remote, *fleetrun))}"])
 
 
 def _environment(job: Submission, options: Options) -> dict[str, str]:
-    """Variables that go along: the secret, and those of `env=NAME,NAME`. They travel on stdin."""
-    names = [name for name in options.take("env").split(",") if name]
-    missing = [name for name in names if name not in job.environ]
-    if missing:
-        raise UsageError(f"--scheduler_option env={missing[0]}: that variable is not set here")
-    env = {name: job.environ[name] for name in names} | ({_TOKEN: job.token} if job.token else {})
+    """Variables that go along: the secret, those of --env, and the job file. They travel on stdin."""
+    names = options.take("env")
+    if names:
+        raise UsageError(f"--scheduler_option env={names}: that is an option now", hint=f"--env {names}")
+    env = job.carried | ({_TOKEN: job.token} if job.token else {})
     env |= {NOTIFY: job.environ[NOTIFY]} if NOTIFY in job.environ else {}
-    if sum(len(name) + len(value) for name, value in env.items()) > _MOST_CHARACTERS:
-        raise UsageError(
-            f"--scheduler_option env: these variables are larger than {_MOST_CHARACTERS} characters"
-        )
+    size = len(json.dumps(env))
+    if size > _MOST_BYTES:
+        raise UsageError(f"--env and the job file come to {size} bytes; ssh carries {_MOST_BYTES}")
     return env
 
 

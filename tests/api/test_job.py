@@ -140,20 +140,19 @@ def test_a_launcher_that_is_killed_is_an_error(folder):
 def test_an_engine_runs_a_script_on_several_machines(folder, capsys):
     if reason := sshd_parts.missing():
         pytest.skip(reason)
-    (folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])")
+    (folder / "train.py").write_text("import os; print('rank', os.environ['RANK'], os.environ['A_TOKEN'])")
     with sshd_parts.sshd() as server:
-        options = {"config": server.config, "env": "PYTHONPATH"}
         result = fleetrun.run(
             "train.py",
             scheduler="ssh",
             ips=["127.0.0.1", "127.0.0.2"],
             master=f"127.0.0.1:{free_port()}",
-            scheduler_option={name: str(value) for name, value in options.items()},
-            env={"PYTHONPATH": "/"},
+            scheduler_option={"config": str(server.config)},
+            env={"PYTHONPATH": "/", "A_TOKEN": "x", "FLEETRUN_TOKEN": "the-secret-of-this-job"},
             follow="all",
         )
         assert (result.exit_code, result.values, result.logs) == (0, [], {})
-        assert {"127.0.0.1 | rank 0", "127.0.0.2 | rank 1"} <= set(capsys.readouterr().out.splitlines())
+        assert {"127.0.0.1 | rank 0 x", "127.0.0.2 | rank 1 x"} <= set(capsys.readouterr().out.splitlines())
         job = fleetrun.launch("train.py", scheduler="ssh", ips=["127.0.0.3"], scheduler_option=["prot=1"])
         with pytest.raises(fleetrun.UsageError, match="prot"):
             job.wait()

@@ -273,6 +273,12 @@ def test_errors_are_those_of_the_command_line(folder, options, words):
     assert type(error).__name__ == ("UsageError" if words else "ScriptNotFoundError")
 
 
+def test_env_may_be_a_list_of_words(folder, capsys):
+    (folder / "train.py").write_text("import os; print(os.environ['A'], os.environ['B'])")
+    fleetrun.run("train.py", env=["A=1,2", "B=x", "P*"])
+    assert "1,2 x" in capsys.readouterr().out.splitlines()
+
+
 def test_values_become_the_words_of_a_command_line():
     options = {
         "nnodes": (2, 4),
@@ -324,7 +330,8 @@ def generator() -> Iterator[int]:
         (print, {"kwargs": 5}, r"kwargs is 5; it must be a dict"),
         (print, {"kwargs": {1: 2}}, r"kwargs is \{1: 2\}; it must be a dict"),
         (print, {"env": {"A": None}}, r"env\['A'\] is None"),
-        (print, {"env": ["A=1"]}, r"env is \['A=1'\]"),
+        (print, {"env": "A=1"}, r"env is 'A=1'; it must be a dict .* or a list"),
+        ("x.py", {"env": ["A_TOKEN=1"]}, "A_TOKEN=...: the name looks like a secret"),
     ],
 )
 def test_what_python_cannot_ask_for(folder, program, options, named):

@@ -9,6 +9,7 @@ import pytest
 from fleetrun.doctor import judge_group
 from fleetrun.doctor.facts import Finding, Verdict, warned
 from fleetrun.doctor.node_records import Link, NodeRecord
+from fleetrun.host.software import Software, packed
 
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
 
@@ -50,6 +51,14 @@ def test_what_nobody_has_is_not_mentioned() -> None:
     plain = replace(ONE, nccl="", kinds=(), script="", torch="")
     checks = [each.check for each in judge_group.versions([plain, replace(plain, id="b")])]
     assert checks == ["fleetrun", "python"]
+
+
+def test_packages_that_differ_are_told_as_a_launch_tells_them() -> None:
+    one, other = (replace(card, software=packed(Software("3", {"a": card.id}))) for card in (ONE, OTHER))
+    (finding,) = (each for each in judge_group.versions([one, other]) if each.check == "packages")
+    assert finding.verdict is WARN
+    assert finding.found == "1 package differs: a is b on h2 (10.0.0.2), a on the others"
+    assert bad(judge_group.versions([one, one])) == {}
 
 
 def test_options_that_differ_are_named_with_their_machines() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from fleetrun.elastic.meeting import CLOSE_TIMEOUT
 from fleetrun.host.network import addresses
-from tests.support.command import Fleetrun, Launch
+from tests.support.command import Fleetrun, Launch, environment
 from tests.support.ports import free_port
 from tests.support.traces import wait_until
 
@@ -57,6 +57,27 @@ def test_two_nodes_are_one_job(fleetrun: Fleetrun):
     same = {line.partition(" all ")[2] for each in launches for line in each.told(" all ")}
     assert len(same) == 1, same
     assert len(same.pop().split()[0].split(",")) == 4
+
+
+def test_machines_with_other_packages_are_told(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script(TELL)
+    other = fleetrun.folder / "other"
+    for name in ("torch-1.2.3", "Some_Package-4.5"):
+        (other / f"{name}.dist-info").mkdir(parents=True)
+    path = f"{environment()['PYTHONPATH']}:{other}"
+    first = nodes.start("--rank", "0", script)
+    second = nodes.start("--rank", "1", script, env={"PYTHONPATH": path})
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert re.search(
+        r"LAUNCH ERROR .* the machines differ: torch is 1.2.3 on node 1, .+, 2\.\S+ on the others", first.err
+    )
+    assert re.search(
+        r"LAUNCH WARNING .* 1 package differs: some-package is 4.5 on node 1, .+, missing on", first.err
+    )
+    assert first.err.index("the machines differ") < first.err.index("Watching Pod")
+    assert "differ" not in second.err
+    assert "the machines differ: torch" in fleetrun.run("report", "--log_dir", "log/1").out
 
 
 def test_ranks_that_were_asked_for(fleetrun: Fleetrun):

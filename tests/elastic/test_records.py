@@ -86,6 +86,15 @@ def test_a_topology_is_read_as_it_was_written_but_for_what_all_have_in_common():
     ]
 
 
+def test_what_nodes_have_installed_is_in_a_topology_once_for_each_kind():
+    nodes = [replace(NODE, id=str(number), software=f"s{number % 20}" * 100) for number in range(100)]
+    data = records.pack_topology(nodes)
+    assert zlib.decompress(data).count(b"s3" * 100) == 1
+    read = records.read_topology(data)
+    assert [node.software for node in read[:3]] == [node.software for node in nodes[:3]]
+    assert {node.software for node in read} == {f"s{kind}" * 100 for kind in range(16)} | {""}
+
+
 def test_fields_of_a_later_version_are_left_out():
     fields = json.loads(records.pack(ROUND)) | {"colour": "red"}
     assert records.read_round(json.dumps(fields).encode()) == ROUND

@@ -1,54 +1,56 @@
 """Job files on their way to an engine's machines: there they say what they said here, and nothing twice."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from fleetrun.envs.settings.command_line import read
-from fleetrun.envs.settings.job_file import load_job_file
+from fleetrun.envs.settings.job_file import job_file_of_variable
 from fleetrun.envs.settings.resolve import resolve
-from fleetrun.envs.settings.write_job_file import words_to_carry
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
+from fleetrun.schedulers.base import Submission
 from tests.jobfile.folder import resolved
+from tests.support.submissions import submission_of
 
 OPTIONS = "script = 'a.py'\nargs = ['${LR}']\nscheduler = 'slurm'\nmax_restart = 2\n"
 ROLES = "[environment]\nA = '${LR}'\n[roles.evaluator]\nscript = 'e.py'\n"
 
 
+def job(text: str, words: str = "", **environ: str) -> Submission:
+    environ = {"LR": "1", **environ}
+    return submission_of(resolved(text, words, environ=environ), environ)
+
+
 def test_what_options_can_say_goes_as_words():
-    job = resolved(OPTIONS, environ={"LR": "1"})
-    assert words_to_carry(job) == {"scheduler": "--scheduler=slurm", "max_restart": "--max_restart=2"}
-    assert not Path("log").exists()
+    made = job(OPTIONS)
+    assert made.command() == ("--max_restart=2", "--", "a.py", "1")
+    assert made.carried == {}
 
 
-@pytest.mark.parametrize("words", ["", "typed.py x"])
-def test_the_rest_goes_as_a_file(words):
-    job = resolved(OPTIONS + ROLES, words, environ={"LR": "1"})
-    Path("log").mkdir()
-    carried = words_to_carry(job)
-    path = Path(carried["config"].removeprefix("--config="))
-    assert path.parent == Path.cwd() / "log"
-    script = () if job.settings.script_in_job_file else (job.settings.script, *job.settings.script_args)
-    there = resolve(
-        read([word for name, word in carried.items() if name != "scheduler"] + list(script)),
-        {"LR": "2"},
-        file=load_job_file(str(path), {"LR": "2"}),
-    )
+@pytest.mark.parametrize("words", ["", "typed.py x", "--env A=2 --env B=${X}"])
+def test_the_rest_goes_as_a_variable(words):
+    made = job(OPTIONS + ROLES, words)
+    environ = {"LR": "2", **made.carried}
+    there = resolve(read(made.command()), environ, file=job_file_of_variable(environ))
 
     def plain(settings):
         roles = tuple(dataclasses.replace(wish, where="") for wish in settings.roles)
-        return dataclasses.replace(settings, roles=roles, config=None, scheduler="local")
+        return dataclasses.replace(settings, roles=roles, config=None, scheduler="local", env=())
 
-    assert plain(there.settings) == plain(job.settings)
-    assert words_to_carry(job)["config"] != carried["config"], "each launch has its own"
-
-
-def test_a_dry_run_writes_nothing():
-    assert "config" in words_to_carry(resolved(OPTIONS + ROLES, "--dry_run", environ={"LR": "1"}))
-    assert not Path("log").exists()
+    assert plain(there.settings) == plain(made.settings)
 
 
-def test_pods_do_not_see_it():
-    with pytest.raises(UsageError, match=r"--config job.toml: \[environment\] and \[roles\]"):
-        words_to_carry(resolved(OPTIONS + ROLES, "--scheduler kubernetes --image i", environ={"LR": "1"}))
+def test_variables_of_this_environment_go_with_it():
+    made = job(OPTIONS, "--env NCCL_*,LR --env HF_TOKEN", NCCL_A="1", NCCL_TOKEN="x", HF_TOKEN="y")
+    assert made.carried == {"NCCL_A": "1", "LR": "1", "HF_TOKEN": "y"}
+
+
+def test_one_that_no_variable_can_hold_is_refused():
+    with pytest.raises(UsageError, match=r"the tables of the job file have \d+ characters; the limit"):
+        _ = job(OPTIONS + f"[environment]\nA = '{'x' * 60_000}'\nB = '{'x' * 60_000}'\n").carried
+
+
+def test_a_job_file_that_is_no_toml_is_named():
+    with pytest.raises(UsageError, match=f"^{JOB_FILE}:1: invalid TOML"):
+        job_file_of_variable({JOB_FILE: "x"})

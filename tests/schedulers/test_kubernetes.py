@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.job_file import job_file_of_variable
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import Guard, Signals
@@ -58,7 +60,9 @@ def environment_of(container: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.kubernetes
-@pytest.mark.parametrize("words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4"), (*BASE, "--spares=2")])
+@pytest.mark.parametrize(
+    "words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4"), (*BASE, "--spares=2", "--env=A=1")]
+)
 def test_job_and_service_are_what_the_api_takes(words: tuple[str, ...]):
     validate = pytest.importorskip("kubernetes_validate", reason="the dev-k8s extra is not installed")
     for document in documents(*words):
@@ -135,6 +139,35 @@ def test_what_a_pod_finds_are_its_options():
     texts = {name: value for name, value in environ.items() if isinstance(value, str)}
     found = {name: placed.text for name, placed in place({**texts, "JOB_COMPLETION_INDEX": "3"}).items()}
     assert found == {"nnodes": "4", "rank": "3", "master": "train-0.train:6768", "job_id": "train"}
+
+
+def test_variables_of_the_job_are_those_of_its_containers():
+    environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hunter2"}
+    words = (*BASE, "--env=A=$(B)", "--env=NCCL_*,HF_TOKEN")
+    made = submission(*words, "train.py", environ=environ)
+    secret, _, main = build_manifests(made, made.options)
+    (container,) = pod_of(main)["containers"]
+    found = environment_of(container)
+    assert (found["A"], found["NCCL_DEBUG"]) == ("$$(B)", "INFO")
+    assert found["HF_TOKEN"] == {"secretKeyRef": {"name": "train-env", "key": "HF_TOKEN"}}
+    assert (secret["metadata"]["name"], secret["stringData"]) == ("train-env", {"HF_TOKEN": "hunter2"})
+    assert "--env" not in " ".join(container["command"])
+    dry = submission(*words, "--dry_run", "train.py", environ=environ)
+    assert "hunter2" not in manifests_text(build_manifests(dry, dry.options))
+
+
+def test_what_only_a_job_file_says_of_roles_is_a_variable():
+    file = {
+        "environment": {"A": "1", "B_KEY": "hunter2"},
+        "roles": {"evaluator": {"script": "e.py", "count": 1}},
+    }
+    made = submission(*BASE, "train.py", job_file=file)
+    secret, _, main = build_manifests(made, made.options)
+    found = environment_of(pod_of(main)["containers"][0])
+    assert found["A"] == "1"
+    assert found["B_KEY"]["secretKeyRef"]["name"] == secret["metadata"]["name"]
+    assert [each.script for each in job_file_of_variable(found).roles] == ["e.py"]
+    assert job_file_of_variable(found).environment == ()
 
 
 def test_a_store_in_etcd_is_where_they_meet_if_given():
@@ -263,6 +296,68 @@ def test_what_cannot_be_is_an_error(words: tuple[str, ...], message: str):
     made = submission(*words, "train.py")
     with pytest.raises(UsageError, match=message):
         build_manifests(made, made.options)
+
+
+# ---- the working tree
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import os\nprint('in', os.getcwd(), os.environ['A'])\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.kubernetes
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_its_archive_is_in_config_maps(project: Path, kind: str):
+    validate = pytest.importorskip("kubernetes_validate", reason="the dev-k8s extra is not installed")
+    (project / "data").write_bytes(os.urandom(300_000))
+    made = documents(*BASE, "--sync=.", kind=kind)
+    maps = [each for each in made if each["kind"] == "ConfigMap"]
+    assert len(maps) == 2
+    for each in maps:
+        validate.validate(each, validate.latest_version(), strict=True)
+        assert len(json.dumps(each)) < 256 << 10, "kubectl apply keeps a copy in an annotation"
+    pod = pod_of(made[-1])
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "code")
+    names = [each["configMap"]["name"] for each in volume["projected"]["sources"]]
+    assert names == [each["metadata"]["name"] for each in maps]
+
+
+@pytest.mark.slow
+def test_a_pod_runs_in_the_tree_that_it_unpacks(project: Path, tmp_path: Path):
+    """The command of a container here, with its files at another place."""
+    (project / "data").write_bytes(os.urandom(300_000))
+    *maps, _, main = documents("--scheduler=kubernetes", "--image=i", "--nnodes=1", "--sync=.", "--env=A=1")
+    parts, start = tmp_path / "parts", tmp_path / "start"
+    for folder in (parts, start):
+        folder.mkdir()
+    for each in maps:
+        for name, text in each["binaryData"].items():
+            (parts / name).write_bytes(base64.b64decode(text))
+    container = pod_of(main)["containers"][0]
+    where = {"python3": sys.executable, "/etc/fleetrun/code": str(parts)}
+    command = [where.get(word, word) for word in container["command"]]
+    command[command.index("fleetrun")] = str(Path(sys.executable).with_name("fleetrun"))
+    values = {name: value for name, value in environment_of(container).items() if isinstance(value, str)}
+    env = {"PATH": os.environ["PATH"], "HOME": "/proc/none", "TMPDIR": str(tmp_path), **values}
+    done = subprocess.run(command, env=env, cwd=start, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:1] == ["in"]
+    assert f"{tmp_path}/fleetrun-code-{os.getuid()}/" in done.stdout
+    assert list((start / "log").glob("*.trainer.0.log"))
+
+
+def test_one_that_is_too_large_needs_an_image(project: Path):
+    (project / "data").write_bytes(os.urandom(1_200_000))
+    with pytest.raises(UsageError, match="ConfigMaps are for 1024 KiB") as caught:
+        documents(*BASE, "--sync=.")
+    assert "image" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="--sync is for kind=job and jobset"):
+        documents(*BASE, "--sync=.", kind="trainjob")
 
 
 # ---- handing over

@@ -1,12 +1,15 @@
 """Where Slurm's variables put a process, and batch scripts. `test_slurm_cluster.py` has the real one."""
 
 import itertools
+import os
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from fleetrun.envs.settings.job_file import job_file_of_variable
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
 from fleetrun.record.faults import MachineFault, faults_path, keep
 from fleetrun.schedulers import srun
@@ -125,6 +128,40 @@ def test_options_of_sbatch_pass_through_and_win():
     assert found["requeue"] == ""
     assert found["ntasks-per-node"] == "2"
     assert found["comment"] == r'"a \"b\""'
+
+
+@pytest.mark.parametrize(
+    ("export", "written"),
+    [(None, None), ("ALL", "ALL"), ("NONE", "HF_TOKEN"), ("A,B=1", "A,B=1,HF_TOKEN")],
+)
+def test_variables_are_passed_on_by_name_only(export: str | None, written: str | None):
+    given = () if export is None else ("--scheduler_option", f"export={export}")
+    job = submission(
+        "--scheduler=slurm",
+        "--env=HF_TOKEN",
+        "--env=A=x y",
+        *given,
+        "train.py",
+        environ={"HF_TOKEN": "hunter2"},
+    )
+    script = batch_script(job)
+    lines = [
+        line.partition("export=")[2].strip('"') for line in script.splitlines() if "#SBATCH --ex" in line
+    ]
+    assert lines == ([] if written is None else [written])
+    assert "hunter2" not in script
+    assert "SLURM_EXPORT_ENV=ALL" in script
+    said = f'{script.partition("exec srun")[0]}printf %s "${JOB_FILE}"'
+    done = subprocess.run(["bash", "-c", said], capture_output=True, text=True, check=True)
+    assert job_file_of_variable({JOB_FILE: done.stdout}).environment == (("A", "x y"),)
+
+
+def test_a_tree_that_no_script_can_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("data").write_bytes(os.urandom(3 << 20))
+    with pytest.raises(UsageError, match=r"--sync \. is 2 files, .* a batch script can have 3072 KiB of it"):
+        batch_script(submission("--scheduler=slurm", "--sync=.", "train.py"))
 
 
 def test_a_range_without_a_meeting_point_is_what_slurm_has_room_for():

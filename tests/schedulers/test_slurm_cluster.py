@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -179,6 +180,44 @@ def test_a_job_submits_itself_with_all_its_words(on_slurm: OnSlurm):
     assert sorted(launch.told("is")) == [f"trainer.{n} is {n} 2 {n} {words!r}" for n in range(2)]
     assert "output of 0" in on_slurm.output
     assert f"scancel {launch.out.strip()}" in launch.err
+
+
+IN_TREE = (
+    "tell('in', RANK, os.getcwd(), sorted(os.listdir()), os.environ.get('A'), os.environ.get('B_TOKEN'))"
+)
+
+
+def test_a_submitted_job_runs_in_a_copy_of_the_files_with_its_variables(on_slurm: OnSlurm):
+    folder = on_slurm.fleetrun.folder
+    script = Path(on_slurm.fleetrun.script(IN_TREE))
+    (folder / ".gitignore").write_text("job.*\nslurm-*\n.*\n")
+    (folder / "data").write_bytes(os.urandom(2_000_000))  # as base64 near the limit
+    words = ("--sync=.", "--env=A=x y", "--env=B_TOKEN", "--scheduler_option", "output=job.out")
+    export = ("--scheduler_option", "export=NONE")
+    launch = on_slurm.fleetrun.start(
+        "--scheduler=slurm", "--nnodes=2", *words, *export, "--env=FLEETTEST_*,FLEETTEST_TOKEN",
+        "--env=PYTHONPATH,PATH,SLURM_CONF,XDG_CACHE_HOME", str(script),
+        env={**on_slurm.cluster.env, "B_TOKEN": "hunter2"},
+    )  # fmt: skip
+    assert launch.wait() == 0, launch
+    job = launch.out.strip()
+    assert on_slurm.wait(job) == "COMPLETED", on_slurm.output
+    told = sorted(launch.until_told("in", 2))
+    trees = on_slurm.cluster.folder / "cache" / "fleetrun" / "code"
+    assert all(f" {trees}/" in each and each.endswith(" x y hunter2") for each in told), told
+    assert "Code: 2 files, " in launch.err
+    assert list((folder / "log").glob(f"{job}.*.trainer.0.log")), "named by Slurm's job, in this folder"
+    assert "hunter2" not in "".join(path.read_text() for path in (folder / "log").glob("*.jsonl"))
+
+
+def test_an_allocation_gets_the_files_of_its_shell(on_slurm: OnSlurm):
+    script = on_slurm.fleetrun.script(IN_TREE)
+    launch = on_slurm.run("--sync=.", "--env=A=z", script, prefix=("salloc", "--nodes=2"))
+    assert launch.code == 0, launch
+    told = launch.told("in")
+    assert len(told) == 2
+    assert all("/fleetrun/code/" in each and each.endswith(" z None") for each in told)
+    assert "sent to 2 nodes" in launch.err
 
 
 def test_its_exit_code_is_the_jobs(on_slurm: OnSlurm):

@@ -21,7 +21,7 @@ from tests.support.sshd import Sshd
 from tests.support.submissions import printed, submission
 from tests.support.waiting import eventually
 
-VARIABLES = "env=FLEETTEST_TOKEN,FLEETTEST_NEWS,FLEETTEST_GATE,PYTHONPATH"
+VARIABLES = "--env=FLEETTEST_*,FLEETTEST_TOKEN,PYTHONPATH"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
@@ -35,9 +35,10 @@ class OverSsh:
 
     def start(self, *words: str, hosts: tuple[str, ...] = HOSTS, **options: str) -> Launch:
         given = {"config": str(self.server.config), **options}
-        settings = [VARIABLES, *(f"{name}={value}" for name, value in given.items())]
+        settings = [f"{name}={value}" for name, value in given.items()]
         return self.fleetrun.start(
             "--scheduler=ssh",
+            VARIABLES,
             f"--ips={','.join(hosts)}",
             *([f"--master={self.master}"] if len(hosts) > 1 else []),
             "--max_restart=0",
@@ -124,7 +125,9 @@ def test_whom_to_notify_goes_with_the_secret_of_the_job():
     [
         ((), "needs --ips"),
         (("--ips=h1", "--scheduler_option", "prot=22"), "prot: ssh has no such option"),
-        (("--ips=h1", "--scheduler_option", "env=NO_SUCH"), "env=NO_SUCH: that variable is not set here"),
+        (("--ips=h1", "--scheduler_option", "env=A"), "env=A: that is an option now"),
+        (("--ips=h1", "--env", "NO_SUCH"), "NO_SUCH: that variable is not set here"),
+        (("--ips=h1", "--env", f"A={'x' * 70_000}"), "come to .* bytes; ssh carries 60000"),
     ],
 )
 def test_what_cannot_be_is_an_error(words: tuple[str, ...], message: str):
@@ -250,12 +253,29 @@ def test_the_secret_is_there_and_in_no_command_line(over_ssh: OverSsh):
 
 @pytest.mark.ssh
 @pytest.mark.slow
+def test_what_only_a_job_file_says_reaches_hosts_without_the_file(over_ssh: OverSsh):
+    script = over_ssh.script("tell('has', os.environ.get('A'), os.environ.get('B'))")
+    file = over_ssh.fleetrun.folder / "job.toml"
+    text = f'script = "{script}"\n[environment]\nA = "x y"\nB = "file"\n[roles.evaluator]\ncount = 1\n'
+    file.write_text(text)
+    launch = over_ssh.run(f"--config={file}", "--env=B=typed", "--env=FLEETRUN_NO=1")
+    assert (launch.code, "FLEETRUN_NO" in launch.said) == (2, True), launch
+    launch = over_ssh.run(f"--config={file}", "--env=B=typed")
+    assert launch.code == 0, launch
+    assert sorted(launch.told("has")) == [
+        f"{name} has x y typed" for name in ("evaluator.0", "trainer.0", "trainer.1")
+    ]
+    assert not list(over_ssh.fleetrun.folder.glob("log/*.job.toml"))
+
+
+@pytest.mark.ssh
+@pytest.mark.slow
 def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: OverSsh):
     script = over_ssh.script("for n in range(200_000):\n    print('line', n)\ntell('printed')")
     read, write = os.pipe()
     launch = over_ssh.fleetrun.start(
         "--scheduler=ssh", "--ips=127.0.0.1", "--scheduler_option", f"config={over_ssh.server.config}",
-        "--scheduler_option", VARIABLES, script, stdout=write,
+        VARIABLES, script, stdout=write,
     )  # fmt: skip
     os.close(write)
     launch.until_told("printed")

@@ -88,7 +88,11 @@ class Slurm:
         self.nodes = nodes
         self.first = next(iter(nodes.values()))
         self.conf = folder / "slurm.conf"
-        self.env = {"SLURM_CONF": str(self.conf), "PATH": _path()}
+        self.env = {
+            "SLURM_CONF": str(self.conf),
+            "PATH": _path(),
+            "XDG_CACHE_HOME": str(folder / "cache"),  # of --sync; the nodes share it, as a home
+        }
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._write_conf(slurmd_timeout)
 

@@ -32,6 +32,10 @@ PermitRootLogin yes
 MaxStartups 100
 LogLevel VERBOSE
 """
+_OF_ADDRESS = """
+Match LocalAddress {address}
+    SetEnv XDG_CACHE_HOME={folder}/{address}
+"""
 _CLIENT = """
 Host *
     Port {port}
@@ -65,7 +69,13 @@ class Sshd:
         self.trust(folder / "host_key.pub")
         self.config.write_text(_CLIENT.format(port=self.port, folder=folder))
         listen = "\n".join(f"ListenAddress {address}" for address in addresses)
-        (folder / "sshd_config").write_text(_SERVER.format(port=self.port, folder=folder, addresses=listen))
+        text = _SERVER.format(port=self.port, folder=folder, addresses=listen)
+        text += "".join(_OF_ADDRESS.format(address=address, folder=folder) for address in addresses)
+        (folder / "sshd_config").write_text(text)
+
+    def trees(self, address: str) -> Path:
+        """Where a host keeps what --sync has sent."""
+        return self.folder / address / "fleetrun" / "code"
 
     def trust(self, key: Path) -> None:
         """The client knows this key, and no other, as the host's."""

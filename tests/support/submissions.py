@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from fleetrun.envs.settings import command_line
+from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.show import job_file_parts
+from fleetrun.envs.variables import chosen
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Submission
 
@@ -53,9 +56,20 @@ def submission(
 ) -> Submission:
     """The job of `fleetrun *words`. Without signals and guard unless they are given."""
     environ = environ or {}
-    resolved = resolve(command_line.read(words), environ)
-    given = {"console": KeptConsole(), "signals": cast("Any", None), "guard": cast("Any", None)} | parts
-    return Submission(settings=resolved.settings, words=resolved.words, environ=environ, token=token, **given)
+    return submission_of(resolve(command_line.read(words), environ), environ, token=token, **parts)
+
+
+def submission_of(resolved: Resolved, environ: Mapping[str, str], **parts: Any) -> Submission:
+    """The job of these settings."""
+    settings = resolved.settings
+    given = {
+        "console": KeptConsole(),
+        "signals": cast("Any", None),
+        "guard": cast("Any", None),
+        "passed_on": chosen(settings.env, environ, {}).values,
+        "job_file": job_file_parts(settings),
+    }
+    return Submission(settings=settings, words=resolved.words, environ=environ, **(given | parts))
 
 
 def printed(job: Submission) -> str:

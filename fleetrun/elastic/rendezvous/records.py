@@ -58,7 +58,8 @@ class Node:
     """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
     `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
     are those that must be equal on all nodes, as they would be typed; `faults` are those that earlier
-    launches have left on this machine. `has_store`: its launcher hosts the rendezvous store, or a part.
+    launches have left on this machine; `software` is what its Python has (`host.software.packed`).
+    `has_store`: its launcher hosts the rendezvous store, or a part.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Node:
     machine: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     faults: MachineFaults = ()
+    software: str = ""
     has_store: bool = False
 
     @property
@@ -221,12 +223,28 @@ def read_census(data: bytes) -> Census:
     return _decoded(_census, data)
 
 
+_MOST_KINDS = 16
+
+
 def pack_topology(members: Sequence[Node]) -> bytes:
-    """The members in rank order, without what is equal in all (options, version)."""
+    """The members in rank order, without what is equal in all (options, version). Of the software each
+    kind is there once; of more than a few kinds the rest is left out.
+    """
+    kinds = list(dict.fromkeys(each.software for each in members))[:_MOST_KINDS]
+    places = {text: number for number, text in enumerate(kinds)}
     table = [
-        [each.id, each.host, each.name, each.machine, each.rank, each.offer.packed()] for each in members
+        [
+            each.id,
+            each.host,
+            each.name,
+            each.machine,
+            each.rank,
+            each.offer.packed(),
+            places.get(each.software),
+        ]
+        for each in members
     ]
-    return zlib.compress(json.dumps(table, separators=(",", ":")).encode(), 1)
+    return zlib.compress(json.dumps([kinds, table], separators=(",", ":")).encode(), 1)
 
 
 @lru_cache(maxsize=1)
@@ -237,6 +255,7 @@ def read_topology(data: bytes) -> tuple[Node, ...]:
         text = unpacker.decompress(data, MOST_BYTES)
         if unpacker.unconsumed_tail:
             raise BadRecordError(f"a topology of more than {MOST_BYTES} bytes")
+        kinds, table = json.loads(text)
         return tuple(
             Node(
                 id=str(id_),
@@ -245,8 +264,9 @@ def read_topology(data: bytes) -> tuple[Node, ...]:
                 machine=str(machine),
                 rank=int(rank),
                 offer=Offer.unpacked(offer),
+                software="" if kind is None else str(kinds[kind]),
             )
-            for id_, host, name, machine, rank, offer in json.loads(text)
+            for id_, host, name, machine, rank, offer, kind in table
         )
     except (zlib.error, *WRONG) as error:
         raise BadRecordError(str(error) or type(error).__name__) from None
@@ -283,7 +303,7 @@ def _only(fields: Mapping[str, Any], **kinds: Any) -> dict[str, Any]:
 def _node(fields: Mapping[str, Any]) -> Node:
     plain = _only(
         fields, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults,
-        has_store=bool,
+        software=str, has_store=bool,
     )  # fmt: skip
     options = {str(name): str(value) for name, value in fields["options"].items()}
     return Node(**plain, options=options, offer=Offer.unpacked(_offer_row(fields["offer"])))

@@ -18,6 +18,7 @@ from typing import Any
 
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Mode, Role
 from fleetrun.envs.settings.options import (
+    BY_VARIABLE,
     OPTIONS,
     RETIRED,
     SERVERS,
@@ -41,6 +42,7 @@ from fleetrun.envs.settings.parsing import (
     nonempty,
 )
 from fleetrun.envs.settings.toml import key_lines, nearest_line
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
 
 # ---- Documents: regular files of a bounded size, TOML, with those that they include
@@ -107,7 +109,10 @@ def _included(document: TomlDocument) -> list[str]:
 
 def read_document(name: str, origin: str = "--config") -> TomlDocument:
     """One file. Raises UsageError."""
-    text = _text(name, origin)
+    return _document(name, _text(name, origin), origin)
+
+
+def _document(name: str, text: str, origin: str) -> TomlDocument:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -175,7 +180,6 @@ _ROLE_KEYS = ("script", "args", "module", "no_python", "count", "environment", "
 _EVALUATOR_KEYS = (*_ROLE_KEYS, "on")
 _RESOURCES = ("devices", "threads")
 _SPELLINGS = {word: option for word, option in by_spelling(OPTIONS.values()).items() if word[0] != "-"}
-_BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
 
 Key = tuple[str, ...]
 """`("option", name)`, `("script",)`, `("environment", NAME)`, `("role", role, "script")`, ..."""
@@ -269,8 +273,8 @@ def _environment(entry: Entry, key: Key) -> Iterator[tuple[Key, Entry]]:
         name = path[-1]
         if not name or "=" in name or not name.isprintable():
             raise each.wrong("is not a valid variable name")
-        if name in _BY_VARIABLE:
-            raise each.wrong(f"is an option of fleetrun: write {_BY_VARIABLE[name]} = ... instead")
+        if name in BY_VARIABLE:
+            raise each.wrong(f"is an option of fleetrun: write {BY_VARIABLE[name]} = ... instead")
         if name in OWNED or name.startswith(OWNED_PREFIXES):
             raise each.wrong("is set by fleetrun for each process")
         yield (*key, name), each
@@ -402,6 +406,12 @@ def load_job_file(name: str, environ: Mapping[str, str], origin: str = "--config
     key.
     """
     return _Reader(merged(read_documents(name, origin)), environ).job_file()
+
+
+def job_file_of_variable(environ: Mapping[str, str]) -> JobFile:
+    """The one that an engine has put into the environment. Raises UsageError."""
+    document = _document(JOB_FILE, environ[JOB_FILE], "variable")
+    return _Reader(merged([document]), environ).job_file()
 
 
 class _Reader:

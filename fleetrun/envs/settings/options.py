@@ -354,6 +354,10 @@ class LaunchSettings:
     job_id: str = _job(
         "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
         help="Name of the job; the names of its log files begin with it.")
+    env: tuple[str, ...] = _job(
+        (), parsing.variables, "NAME[=VALUE]", repeats=True,
+        help="A variable for all processes: NAME=VALUE; NAME or a pattern such as 'NCCL_*' passes on those "
+             "of this environment, secrets by NAME only.")
     timeout: float | None = _job(
         None, parsing.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
         help="Stop a job that runs longer than this, with exit code 124.")
@@ -564,6 +568,10 @@ class LaunchSettings:
     scheduler_option: tuple[str, ...] = _engine(
         (), parsing.assignment, "NAME=VALUE", repeats=True,
         help="An option of the engine, as partition=gpu for slurm.")
+    sync: str | None = _engine(
+        None, parsing.nonempty, "DIR",
+        help="Run in a copy of this folder on each machine, without what .gitignore names; '.' is the "
+             "current folder.")
     image: str | None = _engine(
         None, parsing.nonempty, "IMAGE", env=("FLEETRUN_IMAGE",),
         help="Container image, for --scheduler kubernetes.")
@@ -614,6 +622,9 @@ class LaunchSettings:
 
 
 OPTIONS = options_of(LaunchSettings)
+
+BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
+"""The option that each variable sets."""
 
 
 # ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them

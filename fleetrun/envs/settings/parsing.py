@@ -28,6 +28,10 @@ _WHOLE = r"[+-]?[0-9]{1,18}"
 _SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(s|m|min|h)?"
 _SIZE = r"(?i)([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*([kmgt]?)(i?b)?"
 _DEVICE = r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
+_VARIABLE = r"[^\W\d][\w.-]*"
+_VARIABLE_PATTERN = (
+    r"[\w.*?\[\]!-]*[A-Za-z_][\w.*?\[\]!-]*"  # not `*` alone: PATH and HOME are each machine's own
+)
 _JOB_ID = r"(?!\.)[\w.-]{1,128}"
 
 SMALLEST_LOG = 4096
@@ -246,6 +250,17 @@ def host_of_url(url: str) -> str:
 def written_notifiers(found: tuple[Addressed, ...]) -> str:
     """To be shown: the hosts of webhooks, and names."""
     return ", ".join(host_of_url(argument) if name == "webhook" else name for name, argument in found)
+
+
+def variables(text: str) -> tuple[str, ...]:
+    """`NAME=VALUE`, or names and patterns of variables joined by commas: `NCCL_*,HF_HOME`."""
+    name, equals, _ = text.partition("=")
+    if equals and re.fullmatch(_VARIABLE, name):
+        return (text,)
+    words = tuple(part.strip() for part in text.split(","))
+    if equals or not all(re.fullmatch(_VARIABLE_PATTERN, word) for word in words):
+        raise InvalidValue("it must be NAME=VALUE, or names and patterns joined by commas, such as NCCL_*")
+    return words
 
 
 def assignments(text: str) -> tuple[tuple[str, str], ...]:

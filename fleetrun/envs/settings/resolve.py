@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fleetrun.envs import contract
+from fleetrun.envs import contract, variables
 from fleetrun.envs.channels import inside_container
 from fleetrun.envs.contract import Mode, NodeLoss, Role, join_endpoint
 from fleetrun.envs.settings.command_line import (
@@ -19,6 +19,7 @@ from fleetrun.envs.settings.command_line import (
     parsed,
 )
 from fleetrun.envs.settings.options import (
+    BY_VARIABLE,
     DEVICE_KINDS,
     NOTHING,
     OPTIONS,
@@ -26,6 +27,7 @@ from fleetrun.envs.settings.options import (
     PREFIXES,
     SERVERS,
     TORCHRUN,
+    EnvironmentItems,
     FileOption,
     JobFile,
     LaunchSettings,
@@ -80,24 +82,28 @@ def resolve(
     overruled = _overruled(choices, SERVERS, reason)
     roles, remarks = _roles_for_mode(file.roles, mode, overruled, line.script is not None)
     script, args = _script_of(line, file, roles, mode)
+    environment = _environment(choices, file.environment)
     return Resolved(
         settings=LaunchSettings(
             script=script,
             script_args=args,
             script_in_job_file=line.script is None and not file.typable,
-            environment=file.environment,
+            environment=environment,
             roles=roles,
             **_values(choices, mode),
             run_mode=mode,
         ),
         origins={name: choice.origin for name, choice in choices.items()}
         | ({"run_mode": reason.origin} if reason else {})
+        | ({"environment": choices["env"].origin} if environment != file.environment else {})
         | _places(file, line),
         notices=(*notices, *remarks),
         words={
             name: choice.word
             for name, choice in choices.items()
-            if not choice.option.secret and (name != "config" or not file.typable)
+            if not choice.option.secret
+            and (name != "config" or not file.typable)
+            and (name != "env" or choice.value)
         },
         engine=frozenset(name for name, choice in choices.items() if choice.source is Source.ENGINE),
     )
@@ -243,6 +249,20 @@ def _without_spares(nodes: Choice, spares: Choice) -> Choice:
     if fewest < 1:
         raise UsageError(f"{spares}: there are {nodes.text} machines ({nodes.origin}), none is left")
     return replace(nodes, value=(fewest, most), text=":".join(map(str, dict.fromkeys((fewest, most)))))
+
+
+def _environment(choices: Choices, of_file: EnvironmentItems) -> EnvironmentItems:
+    """The job file's variables with those of --env NAME=VALUE. What is left of --env are names and patterns.
+
+    Raises UsageError.
+    """
+    given = choices.get("env")
+    if given is None:
+        return of_file
+    typed = variables.assignments(given.value, BY_VARIABLE)
+    names = tuple(dict.fromkeys(word for word in given.value if "=" not in word))
+    choices["env"] = replace(given, value=names, text=",".join(names))
+    return tuple((dict(of_file) | typed).items())
 
 
 # ---- The mode
@@ -467,6 +487,11 @@ def _check_machines(choices: Choices) -> list[str]:
         raise UsageError(f"{choices['standalone']} is for one machine, but {_reason(choices)} is for several")
     if "image" in choices and ("scheduler" not in choices or choices["scheduler"].value != "kubernetes"):
         raise UsageError(f"{choices['image']} needs --scheduler kubernetes")
+    if "sync" in choices and ("scheduler" not in choices or choices["scheduler"].value == "local"):
+        raise UsageError(
+            f"{choices['sync']} needs --scheduler ssh, slurm, srun or kubernetes",
+            hint="Without an engine, each machine runs its own files.",
+        )
     if "scheduler_option" in choices and "scheduler" not in choices:
         raise UsageError(f"{choices['scheduler_option']} needs --scheduler")
     master = choices.get("master")

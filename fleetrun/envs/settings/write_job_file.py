@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import string
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -139,6 +138,7 @@ def create(name: str, text: str, origin: str) -> None:
 COMMAND_LINE_ONLY = frozenset({"config", "save", "dry_run", "json", "legacy", "standalone"})
 
 EXAMPLES: Mapping[str, str] = {
+    "env": '["NCCL_*", "HF_HOME"]',
     "timeout": '"12h"',
     "nproc_per_node": "2",
     "devices": "[0, 1]",
@@ -174,6 +174,7 @@ EXAMPLES: Mapping[str, str] = {
     "nic": '"eth0"',
     "token_file": '"secret.txt"',
     "scheduler_option": '{partition = "gpu", time = "1:00:00"}',
+    "sync": '"."',
     "image": '"registry/train:1"',
 }
 """Values of options that have no default, or one that does not show the syntax."""
@@ -334,27 +335,6 @@ def _write(file: Path, said: Mapping[str, Any]) -> None:
 # ---- The job file for the machines of an engine: without the options, which are passed as words
 
 
-def words_to_carry(resolved: Resolved) -> Mapping[str, str]:
-    """The options as words for other machines. If they need a job file, it is written to the log directory,
-    which the machines share; not with --dry_run.
-
-    Raises UsageError when it cannot be written, or the machines cannot read it.
-    """
-    settings, words = resolved.settings, resolved.words
-    if "config" not in words:
-        return words
-    if settings.scheduler == "kubernetes":
-        raise UsageError(
-            f"{resolved.origins['config']} {settings.config}: [environment] and [roles] do not work on "
-            "kubernetes: its pods cannot read this machine's files",
-            hint="Put the job file into the image and start `fleetrun up FILE` there.",
-        )
-    token = "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(6))
-    path = Path(settings.log_dir).absolute() / f"{settings.job_id}.{token}.job.toml"
-    if not settings.dry_run:
-        create(
-            str(path),
-            tables(job_file_parts(settings), "# The part of this launch that only a job file can express."),
-            "--log_dir:",
-        )
-    return {**words, "config": f"--config={path}"}
+def text_to_carry(said: Mapping[str, Any]) -> str:
+    """What only a job file can say (`show.job_file_parts`), for `JOB_FILE` there. Empty: nothing."""
+    return tables(said, "# What only a job file can say of this launch.") if said else ""

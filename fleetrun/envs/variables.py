@@ -1,0 +1,125 @@
+"""Variables that --env chooses, by name, by pattern, or with a value; and names that look like secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from fleetrun.envs.contract import OWNED, OWNED_PREFIXES
+from fleetrun.errors import UsageError, similar
+from fleetrun.values import dataclass
+
+_LOOKS_SECRET = (
+    r"(?i)(?:^|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASS|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|\d|$)"
+    r"|SECRET|PASSW|TOKEN|CREDENTIAL|APIKEY|ACCOUNTKEY|^(?:FLEETRUN_)?NOTIFY$"
+)
+_NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "TOKENIZERS_PARALLELISM"})
+
+JOB_FILE = "FLEETRUN_JOB_FILE"
+"""The variable with the text of a job file, for a launcher that an engine starts."""
+
+
+def looks_secret(name: str) -> bool:
+    """Whether the value of a variable of this name is not to be shown."""
+    return name not in _NOT_SECRET and re.search(_LOOKS_SECRET, name) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Variables with their values; the secrets that a pattern would have taken, and patterns that fit no
+    variable.
+    """
+
+    values: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to tell the user."""
+        said = [f"--env {pattern} fits no variable that is set here" for pattern in self.unused]
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            said.append(f"--env passes on no secret that is not named: {names}")
+        return said
+
+
+def assignments(words: Iterable[str], options: Mapping[str, str]) -> dict[str, str]:
+    """Those of `words` that are NAME=VALUE. `options` are the options of fleetrun by their variables.
+
+    Raises UsageError for a variable that is not the job's to set, and for a secret: a command line and a job
+    file are no place for it.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            continue
+        _check_name(name, options)
+        if looks_secret(name):
+            raise UsageError(
+                f"--env {name}=...: the name looks like a secret, and other users can see a command line",
+                hint=f"Set it in the environment, and pass on its name: --env {name}",
+            )
+        found[name] = value
+    return found
+
+
+def _check_name(name: str, options: Mapping[str, str]) -> None:
+    if name in options:
+        raise UsageError(f"--env {name}: that is an option of fleetrun: --{options[name]}")
+    if is_fleetruns(name):
+        raise UsageError(f"--env {name}: fleetrun sets this variable for each process")
+
+
+def is_fleetruns(name: str) -> bool:
+    """Whether it is never inherited."""
+    return name in OWNED or name.startswith(OWNED_PREFIXES)
+
+
+def chosen(words: Iterable[str], environ: Mapping[str, str], options: Mapping[str, str]) -> Chosen:
+    """The variables of `environ` that names and patterns choose. A pattern leaves out secrets, options of
+    fleetrun and what fleetrun sets.
+
+    Raises UsageError for a name that is not set, or is not the job's to set.
+    """
+    values: dict[str, str] = {}
+    left_out: dict[str, None] = {}
+    unused = []
+    for word in words:
+        if "=" in word:
+            continue
+        if not is_pattern(word):
+            _check_name(word, options)
+            if word not in environ:
+                raise UsageError(f"--env {word}: that variable is not set here", hint=_nearby(word, environ))
+            values[word] = environ[word]
+            continue
+        fitting = _fitting(word, environ, options)
+        secret = [name for name in fitting if looks_secret(name)]
+        left_out |= dict.fromkeys(secret)
+        values |= {name: environ[name] for name in fitting if name not in secret}
+        if not fitting:
+            unused.append(word)
+    return Chosen(
+        values=values, left_out=tuple(name for name in left_out if name not in values), unused=tuple(unused)
+    )
+
+
+def is_pattern(word: str) -> bool:
+    return any(letter in word for letter in "*?[")
+
+
+def _fitting(pattern: str, environ: Mapping[str, str], options: Collection[str]) -> list[str]:
+    from fnmatch import fnmatchcase  # late: few launches have one
+
+    return sorted(
+        name
+        for name in environ
+        if fnmatchcase(name, pattern) and name not in options and not is_fleetruns(name)
+    )
+
+
+def _nearby(name: str, environ: Mapping[str, str]) -> str:
+    near = similar(name, list(environ), cutoff=0.75)
+    return f"Did you mean {near[0]}?" if near else "Export it in this shell, or leave it out."

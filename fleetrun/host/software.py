@@ -1,0 +1,142 @@
+"""What the Python of this machine has installed, and in what the machines of a job differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from fleetrun.values import dataclass
+
+MOST = 16 << 10
+"""Characters of a packed value: about 1500 packages. Of a larger one only torch is told."""
+
+_DIST = ".dist-info"
+_SHOWN = 4  # packages that differ
+MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """`packages` are the installed distributions: versions by normalized name."""
+
+    python: str
+    packages: Mapping[str, str]
+
+
+def installed(path: Sequence[str] | None = None) -> Software:
+    """Of this Python. Only the names of folders are read: milliseconds for hundreds of packages."""
+    packages: dict[str, str] = {}
+    for folder in sys.path if path is None else path:
+        try:
+            with os.scandir(folder or ".") as entries:
+                found = [each.name.removesuffix(_DIST) for each in entries if each.name.endswith(_DIST)]
+        except OSError:
+            continue
+        for each in found:
+            name, _, version = each.rpartition("-")
+            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)  # the first one is imported
+    return Software(".".join(map(str, sys.version_info[:3])), packages)
+
+
+def packed(software: Software) -> str:
+    """As a short text."""
+    import zlib  # late, as below: only jobs on several machines need it
+    from binascii import b2a_base64
+
+    packages = dict(sorted(software.packages.items()))
+    for said in (packages, {name: packages[name] for name in ("torch",) if name in packages}):
+        data = zlib.compress(json.dumps([software.python, said]).encode())
+        text = b2a_base64(data, newline=False).decode()
+        if len(text) <= MOST:
+            break
+    return text
+
+
+def unpacked(text: str) -> Software | None:
+    """None for what was not packed by this version."""
+    import zlib
+    from binascii import a2b_base64
+
+    try:
+        python, packages = json.loads(zlib.decompressobj().decompress(a2b_base64(text), 64 * MOST))
+        return Software(str(python), {str(name): str(version) for name, version in packages.items()})
+    except (ValueError, TypeError, AttributeError, RecursionError, zlib.error):
+        return None
+
+
+# ---- Differences
+
+Kinds = Sequence[tuple[Sequence[str], Software]]
+"""Nodes by name, and what all of them have."""
+
+
+def kinds(texts: Sequence[tuple[str, str]]) -> Kinds:
+    """Of nodes, each with its name and its packed software. Those whose text says nothing are left out."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts:
+        names.setdefault(text, []).append(name)
+    return [(those, known) for text, those in names.items() if (known := unpacked(text)) is not None]
+
+
+def differences(found: Kinds) -> tuple[list[str], list[str]]:
+    """What may break a job (another minor version of Python or torch), and the rest, as parts of sentences.
+    Both are empty when all have the same.
+    """
+    serious: list[str] = []
+    other: list[str] = []
+    for what, of in (("Python", _python), ("torch", _version_of("torch"))):
+        said = _spread(found, of)
+        if said:
+            worst = len({_minor(of(each)) for _, each in found}) > 1
+            (serious if worst else other).append(f"{what} is {said}")
+    packages = differing_packages(found)
+    return serious, [*other, *([packages] if packages else [])]
+
+
+def differing_packages(found: Kinds) -> str:
+    """`2 packages differ: numpy is 1.26.4 on h2, 2.1.0 on the others; rich is missing on h2, ...`, without
+    torch. Empty: none.
+    """
+    listed = [(those, each) for those, each in found if each.packages.keys() - {"torch"}]
+    names = sorted({name for _, each in listed for name in each.packages} - {"torch"})
+    differ = {name: said for name in names if (said := _spread(listed, _version_of(name)))}
+    if not differ:
+        return ""
+    shown = [f"{name} is {said}" for name, said in list(differ.items())[:_SHOWN]]
+    more = f"; {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
+    count = "1 package differs" if len(differ) == 1 else f"{len(differ)} packages differ"
+    return f"{count}: {'; '.join(shown)}{more}"
+
+
+def _python(software: Software) -> str:
+    return software.python
+
+
+def _version_of(package: str) -> Callable[[Software], str]:
+    return lambda software: software.packages.get(package, MISSING)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _spread(found: Kinds, of: Callable[[Software], str]) -> str:
+    """`2.12.0 on h2, 2.13.0 on the others`; empty where all have the same. Of two that are as frequent, the
+    others are those of the first node.
+    """
+    nodes: dict[str, list[str]] = {}
+    for those, each in found:
+        nodes.setdefault(of(each), []).extend(those)
+    if len(nodes) < 2:
+        return ""
+    usual = max(nodes, key=lambda value: len(nodes[value]))
+    parts = [f"{value} on {_listed(those)}" for value, those in nodes.items() if value != usual]
+    return f"{', '.join([*parts[:_SHOWN], *(['...'] if len(parts) > _SHOWN else [])])}, {usual} on the others"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"

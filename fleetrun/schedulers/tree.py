@@ -1,0 +1,363 @@
+"""The working tree that --sync carries to the machines of a job: its files as git sees them, their digest,
+and the archive. `tree_remote.py` is what runs on those machines.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from fleetrun import values
+from fleetrun.envs.settings.options import OPTIONS
+from fleetrun.errors import UsageError
+from fleetrun.schedulers.base import Submission
+from fleetrun.schedulers.tree_remote import Digest
+
+if TYPE_CHECKING:
+    import tarfile
+
+LARGEST = 512 << 20
+"""Bytes of all files together."""
+
+_NEVER = frozenset({".git", "__pycache__"})
+_OF_ANOTHER = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"})  # a hook has them
+_PIECE = 1 << 20
+_SAMPLE = 64 << 10
+_IGNORE = "What .gitignore names stays here."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`kind`: f, x (executable), l (link) or d (an empty folder); `target` is a link's."""
+
+    name: str
+    kind: str
+    size: int = 0
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it."""
+
+    root: Path
+    inside: str
+    entries: tuple[Entry, ...]
+    digest: str
+    outside: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """`214 files, 1.2 MB`."""
+        files = sum(each.kind != "d" for each in self.entries)
+        return f"{files} file{'' if files == 1 else 's'}, {_size(sum(each.size for each in self.entries))}"
+
+    def renamed(self, script: str) -> str:
+        """An absolute path into this tree, as one from where the job runs."""
+        path = Path(script).parent.resolve() / Path(script).name
+        if not Path(script).is_absolute() or not path.is_relative_to(self.root):
+            return script
+        return os.path.relpath(path, self.root / self.inside)
+
+    def command(self, python: str, logs: str, argv: Sequence[str], *first: str) -> tuple[str, ...]:
+        """`argv`, run in the tree on a machine that has it; `first`: other words than `enter`."""
+        module = (python, "-m", "fleetrun.schedulers.tree_remote")
+        return (*module, *(first or ("enter",)), self.digest, self.inside, logs, *argv)
+
+    def _level(self) -> int:
+        """Of compression; 0 where the largest files do not shrink, as their beginnings tell."""
+        import zlib
+
+        largest = sorted((each for each in self.entries if each.kind in "fx"), key=lambda each: -each.size)
+        samples = [next(_pieces(self.root / each.name), b"")[:_SAMPLE] for each in largest[:16] if each.size]
+        whole = sum(map(len, samples))
+        return int(whole < _SAMPLE or sum(len(zlib.compress(each, 1)) for each in samples) < 0.9 * whole)
+
+    def archive(self) -> IO[bytes]:
+        """A temporary file with all of it. Raises UsageError when files have changed since."""
+        import gzip  # late, as tarfile: a launch inside of an engine's job loads this module
+        import tarfile
+
+        found = Digest()
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        with (
+            gzip.GzipFile(fileobj=file, mode="wb", compresslevel=self._level(), mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for entry in self.entries:
+                if not _pack(tar, self.root, entry, found):
+                    break
+        if found.text != self.digest:
+            file.close()
+            raise UsageError(f"--sync {self.root}: files changed while they were read", hint="Try again.")
+        file.seek(0)
+        return file
+
+
+def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool:
+    """False for a file that has another size by now."""
+    import tarfile
+
+    member = tarfile.TarInfo(entry.name)
+    member.mode = 0o755 if entry.kind in "xd" else 0o644
+    if entry.kind in "ld":
+        member.type = tarfile.SYMTYPE if entry.kind == "l" else tarfile.DIRTYPE
+        member.linkname = entry.target
+        _hash(entry, found, ())
+        tar.addfile(member)
+        return True
+    path = root / entry.name
+    with _open(path) as file:
+        facts = os.fstat(file.fileno())
+        member.size, member.mtime = entry.size, int(facts.st_mtime)
+        if facts.st_size != entry.size:
+            return False
+        found.add(entry.name, entry.kind, entry.size)
+        try:
+            tar.addfile(member, _Hashed(file, found))
+        except OSError:  # it has been cut
+            return False
+    return True
+
+
+class _Hashed:
+    """A file whose content goes through the digest as it is read."""
+
+    def __init__(self, file: IO[bytes], found: Digest) -> None:
+        self._file = file
+        self._found = found
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._file.read(size)
+        self._found.update(piece)
+        return piece
+
+
+# ---- The tree of a job
+
+
+def of_job(job: Submission) -> tuple[Submission, Tree | None]:
+    """The job as it runs in the tree, and the tree; None without --sync. Scripts in it are named from where
+    the job runs. Raises UsageError.
+    """
+    settings = job.settings
+    if settings.sync is None:
+        return job, None
+    tree = read_tree(settings.sync, Path(settings.log_dir).absolute())
+    names = {each.name for each in tree.entries}
+    if tree.inside != "." and not any(each.startswith(f"{tree.inside}/") for each in names):
+        raise UsageError(f"--sync {settings.sync} has no file of {Path.cwd()}", hint=_IGNORE)
+    script = tree.renamed(settings.script)
+    within = os.path.normpath(Path(tree.inside) / script)
+    is_file = not settings.module and Path(settings.script).is_file() and not within.startswith(("/", "../"))
+    if is_file and within not in names:
+        raise UsageError(f"--sync {settings.sync} does not have {settings.script}", hint=_IGNORE)
+    if tree.outside:
+        named = ", ".join(name if name.isprintable() else ascii(name) for name in tree.outside[:5])
+        more = f" and {len(tree.outside) - 5} more" if len(tree.outside) > 5 else ""
+        job.console.info(f"Links that lead out of {settings.sync} stay links: {named}{more}")
+    words = {name: word for name, word in job.words.items() if name != "log_dir"}
+    job_file = _renamed_in(job.job_file, tree)
+    return replace(
+        job, settings=values.replace(settings, script=script), words=words, job_file=job_file
+    ), tree
+
+
+def _renamed_in(job_file: Mapping[str, Any], tree: Tree) -> dict[str, Any]:
+    """The tables of a job file, whose `${here}` has been filled in."""
+    found = dict(job_file)
+    if "script" in found:
+        found["script"] = tree.renamed(found["script"])
+    if "roles" in found:
+        found["roles"] = {name: _renamed_in(role, tree) for name, role in found["roles"].items()}
+    return found
+
+
+# ---- Reading a tree
+
+
+def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
+    """The tree of `folder`, without the folder of the logs. The job runs in this process's directory, or in
+    `within`, which must be in it.
+
+    Raises UsageError.
+    """
+    root, here = Path(folder).absolute(), within or Path.cwd()
+    if not root.is_dir():
+        raise UsageError(
+            f"--sync {folder}: there is no such folder",
+            hint="`--sync .` is the current one.",
+        )
+    root, here = root.resolve(), here.resolve()
+    if not here.is_relative_to(root):
+        raise UsageError(f"--sync {folder}: the job starts in {here}, which is not in that folder")
+    entries = _entries(root, [logs.resolve(), *_older_logs(here)])
+    _check_size(folder, entries)
+    found = Digest()
+    for entry in entries:
+        _hash(entry, found, _pieces(root / entry.name) if entry.kind in "fx" else ())
+    inside = str(here.relative_to(root))
+    outside = tuple(each.name for each in entries if each.kind == "l" and _leads_out(each))
+    return Tree(root=root, inside=inside, entries=entries, digest=found.text, outside=outside)
+
+
+def _older_logs(here: Path) -> list[Path]:
+    """The default log directory, where it has been one."""
+    default = here / str(OPTIONS["log_dir"].default)
+    return [default] if any(default.glob("*.events.jsonl")) else []
+
+
+def _entries(root: Path, logs: Sequence[Path]) -> tuple[Entry, ...]:
+    inner = [each for each in logs if each.is_relative_to(root) and each != root]
+    in_logs = tuple(f"{each.relative_to(root)}/" for each in inner)
+    found: dict[str, Entry] = {}
+    for name in _names(root, ""):
+        if _NEVER.intersection(name.split("/")) or f"{name}/".startswith(in_logs):
+            continue
+        entry = _entry(root, name)
+        if entry is not None:
+            found[name] = entry
+    return tuple(found[name] for name in sorted(found, key=os.fsencode))
+
+
+def _entry(root: Path, name: str) -> Entry | None:
+    """None for what is no longer there, and for sockets and the like."""
+    path = root / name
+    try:
+        facts = path.lstat()
+        if stat.S_ISLNK(facts.st_mode):
+            target = str(path.readlink())
+            return Entry(name, "l", len(os.fsencode(target)), target)
+    except OSError:
+        return None
+    if stat.S_ISDIR(facts.st_mode):
+        return Entry(name, "d")
+    if stat.S_ISREG(facts.st_mode):
+        return Entry(name, "x" if facts.st_mode & 0o100 else "f", facts.st_size)
+    return None
+
+
+def _names(root: Path, prefix: str) -> Iterator[str]:
+    """Files, links and empty folders, relative to the root. One repository in another has its own rules."""
+    folder = root / prefix
+    listed = _listed_by_git(folder)
+    for name in _listed_by_rules(folder, []) if listed is None else listed:
+        path = f"{prefix}{name.rstrip('/')}"
+        whole = root / path
+        if whole.is_dir() and not whole.is_symlink() and (whole / ".git").exists():
+            yield from _names(root, f"{path}/")
+        else:
+            yield path
+
+
+def _listed_by_git(folder: Path) -> list[str] | None:
+    """What git tracks, or would add; None outside of a repository, and without git. Raises UsageError."""
+    environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
+    argv = ("git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    try:
+        done = subprocess.run(
+            argv,
+            env=environ | {"LC_ALL": "C"},
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except OSError:
+        return None
+    if done.returncode == 0:
+        return [os.fsdecode(name) for name in dict.fromkeys(done.stdout.split(b"\0")) if name]
+    said = done.stderr.decode(errors="replace").strip()
+    if "not a git repository" in said:
+        return None
+    raise UsageError(f"--sync {folder}: git cannot list its files: {said.partition(chr(10))[0]}")
+
+
+def _listed_by_rules(folder: Path, outer: list[tuple[int, Any]], prefix: str = "") -> Iterator[str]:
+    """All below a folder but what .gitignore files name: those of inner folders count more."""
+    from pathspec import GitIgnoreSpec  # late: git does it where there is one
+
+    rules = outer
+    try:
+        lines = (folder / ".gitignore").read_text(errors="surrogateescape").splitlines()
+        rules = [*outer, (len(prefix), GitIgnoreSpec.from_lines(lines))]
+    except OSError:
+        pass
+    try:
+        with os.scandir(folder) as scanned:
+            there = sorted(scanned, key=lambda each: each.name)
+    except OSError as error:
+        raise UsageError(f"--sync: {folder} cannot be read: {error.strerror}", hint=_IGNORE) from None
+    for each in there:
+        name = f"{prefix}{each.name}"
+        is_folder = each.is_dir(follow_symlinks=False)
+        if each.name in _NEVER or _ignored(f"{name}/" if is_folder else name, rules):
+            continue
+        if is_folder and not (Path(each.path) / ".git").exists():
+            inner = _listed_by_rules(Path(each.path), rules, f"{name}/")
+            first = next(inner, None)
+            yield name if first is None else first
+            yield from inner
+        else:
+            yield name
+
+
+def _ignored(name: str, rules: Iterable[tuple[int, Any]]) -> bool:
+    decided = False
+    for length, spec in rules:
+        found = spec.check_file(name[length:]).include
+        decided = decided if found is None else found
+    return decided
+
+
+def _leads_out(entry: Entry) -> bool:
+    target = os.path.normpath(os.path.join(os.path.dirname(entry.name), entry.target))  # noqa: PTH118, PTH120
+    return target.startswith(("/", "../")) or target == ".."
+
+
+def _check_size(folder: str, entries: Sequence[Entry]) -> None:
+    if sum(each.size for each in entries) <= LARGEST:
+        return
+    parts: dict[str, int] = {}
+    for each in entries:
+        head = each.name.partition("/")[0]
+        parts[head] = parts.get(head, 0) + each.size
+    largest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    told = ", ".join(f"{name} {_size(parts[name])}" for name in largest)
+    raise UsageError(
+        f"--sync {folder} is {_size(sum(parts.values()))}, and the limit is {_size(LARGEST)}: {told}",
+        hint=f"{_IGNORE} Data belong where each machine reads them.",
+    )
+
+
+def _hash(entry: Entry, found: Digest, pieces: Iterable[bytes]) -> None:
+    found.add(entry.name, entry.kind, entry.size)
+    for piece in (os.fsencode(entry.target),) if entry.kind == "l" else pieces:
+        found.update(piece)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with closing(_open(path)) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UsageError(f"--sync: {path} cannot be read: {error.strerror}", hint=_IGNORE) from None
+
+
+def _size(amount: int) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
+        amount /= 1000  # type: ignore[assignment]
+    raise AssertionError

@@ -1,0 +1,341 @@
+"""The working tree on a machine of the job: receives the archive, keeps it in a folder named by its content,
+and runs a command there.
+
+    python -m fleetrun.schedulers.tree_remote has DIGEST               ends with 3 where it is not there
+    ... | python -m fleetrun.schedulers.tree_remote unpack DIGEST      an archive on stdin
+    ... | python -m fleetrun.schedulers.tree_remote unpack64 DIGEST    the same in base64
+    python -m fleetrun.schedulers.tree_remote enter DIGEST INSIDE LOGS COMMAND ...
+    python -m fleetrun.schedulers.tree_remote start PARTS DIGEST INSIDE LOGS COMMAND ...
+
+Of a tree there is in ~/.cache/fleetrun/code/:
+
+    DIGEST          the folder, renamed from DIGEST.*.new when it is complete
+    DIGEST.json     size and time of each of its files; locked (shared) by each job that runs in it
+    DIGEST.lock     locked by the process that unpacks
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NoReturn
+
+NOT_HERE = 3
+_KEPT = 8  # trees; older ones are removed, if nothing else is in them and no job runs there
+_RECENT = 3600.0  # seconds after its last use in which a tree is not removed
+_PIECE = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
+
+
+class TreeError(Exception):
+    """What is wrong, in a line for the user."""
+
+
+# ---- The digest: over names, kinds, the executable bit and contents, in the order of the names
+
+
+class Digest:
+    def __init__(self) -> None:
+        from hashlib import blake2b  # late: a launch inside of an engine's job loads this module
+
+        self._hash = blake2b(digest_size=16)
+
+    def add(self, name: str, kind: str, size: int) -> None:
+        """An entry; `size` bytes of content follow. `kind`: f, x (executable), l (link) or d (folder)."""
+        encoded = os.fsencode(name)
+        self._hash.update(b"%s %d %d " % (kind.encode(), len(encoded), size) + encoded)
+
+    def update(self, piece: bytes) -> None:
+        self._hash.update(piece)
+
+    @property
+    def text(self) -> str:
+        return self._hash.hexdigest()
+
+
+# ---- Folders
+
+
+def folder_of_trees() -> Path:
+    """In the user's cache; where there can be none, in the directory for temporary files."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache"
+    found = Path(home) / "fleetrun" / "code"
+    try:
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(found, os.W_OK):
+            return found
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+    found = Path(tempfile.gettempdir()) / f"fleetrun-code-{os.getuid()}"
+    found.mkdir(mode=0o700, exist_ok=True)
+    facts = found.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise TreeError(f"{found} belongs to another user, or others can write into it")
+    return found
+
+
+def is_there(trees: Path, digest: str) -> bool:
+    """Whether the tree is there, and each of its files is as it was sent."""
+    try:
+        facts = json.loads((trees / f"{digest}.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return all(_facts(trees / digest / name) == found for name, found in facts.items())
+
+
+def _facts(path: Path) -> list[Any] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        return [found.st_mode]
+    return [found.st_mode, found.st_size, found.st_mtime_ns]
+
+
+# ---- Unpacking
+
+
+def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
+    """The archive as the tree of this digest, unless it is there. What a job has changed in it is replaced,
+    what it has added stays.
+
+    Raises TreeError, and OSError where a disk is full.
+    """
+    with (trees / f"{digest}.lock").open("w") as lock:
+        if _locked(lock, fcntl.LOCK_EX):  # another launch may be sending the same
+            for left in trees.glob(f"{digest}.*.new"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        if is_there(trees, digest):
+            while archive.read(_PIECE):  # who sends it waits for that
+                pass
+        else:
+            _unpack(trees, digest, archive)
+        os.utime(trees / f"{digest}.json")
+    _prune(trees, but=digest)
+
+
+def _locked(file: IO[Any] | int, how: int) -> bool:
+    """False where files cannot be locked. Raises BlockingIOError."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
+    there = trees / digest
+    new = trees.resolve() / f"{digest}.{os.uname().nodename}-{os.getpid()}.new"
+    text = trees / f"{new.name.removesuffix('.new')}.facts"
+    try:
+        new.mkdir()
+        names = _extract(archive, new, digest)
+        text.write_text(json.dumps({name: _facts(new / name) for name in names}))
+        try:
+            new.rename(there)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            _replace_changed(new, there, names)
+        text.rename(trees / f"{digest}.json")  # last: without it nothing is there
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        text.unlink(missing_ok=True)
+
+
+def _extract(archive: IO[bytes], folder: Path, digest: str) -> list[str]:
+    import tarfile
+
+    found, names = Digest(), []
+    try:
+        with tarfile.open(fileobj=archive, mode="r|gz") as tar:
+            for member in tar:
+                names.append(_name_of(member.name))
+                _extract_member(tar, member, folder / member.name, found)
+        while archive.read(_PIECE):  # the padding
+            pass
+    except (tarfile.TarError, EOFError) as error:
+        raise TreeError(f"the archive did not arrive whole: {error}") from None
+    if found.text != digest:
+        raise TreeError("the archive has other content than was told")
+    return names
+
+
+def _name_of(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise TreeError(f"the archive has the name {name!r}")
+    return name
+
+
+def _extract_member(tar: Any, member: Any, path: Path, found: Digest) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.resolve() != path.parent:
+        raise TreeError(f"the archive has {member.name!r}, which is below a link")
+    if member.issym():
+        target = os.fsencode(member.linkname)
+        found.add(member.name, "l", len(target))
+        found.update(target)
+        path.symlink_to(member.linkname)
+        return
+    if member.isdir():
+        found.add(member.name, "d", 0)
+        path.mkdir(exist_ok=True)
+        return
+    if not member.isreg():
+        raise TreeError(f"the archive has {member.name!r}, which is neither a file, a folder nor a link")
+    mode = 0o777 if member.mode & 0o100 else 0o666
+    found.add(member.name, "x" if member.mode & 0o100 else "f", member.size)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    source = tar.extractfile(member)
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        while piece := source.read(_PIECE):
+            found.update(piece)
+            file.write(piece)
+    os.utime(path, (member.mtime, member.mtime))
+
+
+def _replace_changed(new: Path, there: Path, names: Sequence[str]) -> None:
+    """File by file: a job may run there."""
+    for name in names:
+        source, path = new / name, there / name
+        if stat.S_ISDIR(source.lstat().st_mode):
+            path.mkdir(parents=True, exist_ok=True)
+        elif _facts(path) != _facts(source):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(path)
+
+
+# ---- Old trees
+
+
+def _prune(trees: Path, but: str) -> None:
+    facts = {}
+    for path in trees.glob("*.json"):
+        with contextlib.suppress(OSError):
+            facts[path.stem] = path.stat().st_mtime
+    last = sorted(facts, key=facts.__getitem__, reverse=True)
+    for digest in last[_KEPT:]:
+        if digest != but and time.time() - facts[digest] > _RECENT:
+            with contextlib.suppress(OSError, ValueError):
+                _remove(trees, digest)
+    for path in trees.glob("*.new"):  # of a process that was killed
+        with contextlib.suppress(OSError), (trees / f"{path.name.partition('.')[0]}.lock").open("w") as lock:
+            if _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(path)
+
+
+def _remove(trees: Path, digest: str) -> None:
+    """Unless a job runs there, or has left something. Raises OSError."""
+    with (trees / f"{digest}.json").open("r+b") as used, (trees / f"{digest}.lock").open("w") as lock:
+        if not all(_locked(each, fcntl.LOCK_EX | fcntl.LOCK_NB) for each in (used, lock)):
+            return
+        known = json.load(used)
+        if not is_there(trees, digest) or any(name not in known for name in _files(trees / digest)):
+            return
+        (trees / f"{digest}.json").unlink()
+        shutil.rmtree(trees / digest)
+        (trees / f"{digest}.lock").unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """What Python compiles does not count."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        for name in (*names, *links):
+            yield str((Path(parent) / name).relative_to(folder))
+
+
+# ---- Running there
+
+
+def enter(trees: Path, digest: str, inside: str, logs: str, argv: Sequence[str]) -> NoReturn:
+    """Become the command, in the folder `inside` of the tree; `logs` is relative to where this process
+    is. The tree stays as long as the command, or a process that it has started, runs.
+
+    Raises TreeError, and OSError where the command cannot be run.
+    """
+    try:
+        used = os.open(trees / f"{digest}.json", os.O_RDONLY | os.O_CLOEXEC)
+        _locked(used, fcntl.LOCK_SH)
+        os.utime(used)
+        logs = str(Path.cwd() / logs)
+        os.chdir(trees / digest / inside)
+    except OSError as error:
+        raise TreeError(f"the working tree {trees / digest}: {error.strerror}") from None
+    os.set_inheritable(used, True)
+    os.environ["PADDLE_LOG_DIR"] = logs
+    os.environ["PWD"] = str(trees / digest / inside)
+    os.execvp(argv[0], list(argv))
+
+
+class _Parts:
+    """Files that are one stream together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        self._data = b""
+
+    def read(self, size: int) -> bytes:
+        while self._paths and len(self._data) < size:
+            self._data += self._paths.pop(0).read_bytes()
+        piece, self._data = self._data[:size], self._data[size:]
+        return piece
+
+
+def main(argv: Sequence[str]) -> int:
+    verb, *words = argv
+    trees = folder_of_trees()
+    if verb == "has":
+        if not is_there(trees, words[0]):
+            return NOT_HERE
+        os.utime(trees / f"{words[0]}.json")  # it stays until the job begins
+        return 0
+    if verb == "enter":
+        digest, inside, logs, *command = words
+        enter(trees, digest, inside, logs, command)
+    if verb == "start":
+        parts, digest, inside, logs, *command = words
+        unpack(trees, digest, _Parts(Path(parts)))  # type: ignore[arg-type]
+        enter(trees, digest, inside, logs, command)
+    archive: IO[bytes] = sys.stdin.buffer
+    if verb == "unpack64":
+        import base64
+        import io
+
+        archive = io.BytesIO(base64.b64decode(archive.read()))
+    unpack(trees, words[0], archive)
+    return 0
+
+
+def _guarded(argv: Sequence[str]) -> int:
+    try:
+        return main(argv)
+    except TreeError as error:
+        said = str(error)
+    except OSError as error:
+        said = f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
+    sys.stderr.write(f"fleetrun: error: {said}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(_guarded(sys.argv[1:]))
