@@ -266,9 +266,18 @@ def _with_script(words: list[str], program: Program, args: Sequence[Any]) -> lis
 
 
 def _engine_of(options: Mapping[str, OptionValue]) -> str:
-    """The engine that starts launchers on other machines; empty if this launch is one of processes here."""
-    engine = next((value for keyword, value in options.items() if normal(keyword) == "scheduler"), None)
-    return str(engine or os.environ.get("FLEETRUN_SCHEDULER", "")).removeprefix("local")
+    """The engine that starts launchers on other machines; empty if this launch is one of processes here.
+
+    Raises UsageError for a job file that cannot be read.
+    """
+    given = {normal(keyword): value for keyword, value in options.items()}
+    engine = given.get("scheduler") or os.environ.get("FLEETRUN_SCHEDULER")
+    if not engine and (config := given.get("config")):
+        from fleetrun.envs.settings.job_file import load_job_file  # late: few launches have a job file
+
+        file = load_job_file(str(_plain(config)), os.environ, "config=")
+        engine = next((each.texts[-1] for each in file.options if each.option.name == "scheduler"), "")
+    return str(engine or "").removeprefix("local")
 
 
 def _check_for_function(program: Callable[..., Any], options: Mapping[str, OptionValue]) -> None:

@@ -153,9 +153,13 @@ def test_an_engine_runs_a_script_on_several_machines(folder, capsys):
         )
         assert (result.exit_code, result.values, result.logs) == (0, [], {})
         assert {"127.0.0.1 | rank 0 x", "127.0.0.2 | rank 1 x"} <= set(capsys.readouterr().out.splitlines())
-        job = fleetrun.launch("train.py", scheduler="ssh", ips=["127.0.0.3"], scheduler_option=["prot=1"])
-        with pytest.raises(fleetrun.UsageError, match="prot"):
-            job.wait()
+        (folder / "job.toml").write_text('scheduler = "ssh"\nips = ["127.0.0.3"]')
+        for where in ({"scheduler": "ssh", "ips": ["127.0.0.3"]}, {"config": folder / "job.toml"}):
+            job = fleetrun.launch("train.py", scheduler_option=["prot=1"], **where)
+            with pytest.raises(fleetrun.LaunchError, match="runs is known on its machines only"):
+                job.status()
+            with pytest.raises(fleetrun.UsageError, match="prot"):
+                job.wait()
 
 
 # ---- programs of their own

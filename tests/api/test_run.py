@@ -300,8 +300,8 @@ def test_values_become_the_words_of_a_command_line():
 
 
 def test_whom_to_notify_is_in_no_command_line():
-    kept, env = _secrets_apart({"notify": ["command:true", "https://h/x"], "nnodes": 1}, {"A": "b"})
-    assert (kept, env) == ({"nnodes": 1}, {"A": "b", "FLEETRUN_NOTIFY": "command:true\nhttps://h/x"})
+    kept, env = _secrets_apart({"notify": ["command:true", "https://h/x"], "nnodes": 1})
+    assert (kept, env) == ({"nnodes": 1}, {"FLEETRUN_NOTIFY": "command:true\nhttps://h/x"})
 
 
 async def coroutine() -> None: ...
