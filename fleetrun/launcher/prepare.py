@@ -174,10 +174,9 @@ def take_token(
 
 
 def take_notify(settings: LaunchSettings, environ: MutableMapping[str, str]) -> None:
-    """What --notify says as FLEETRUN_NOTIFY, for launchers that a scheduler starts: never as a word of their
-    command line. The processes of the job do not see it.
+    """What --notify says as FLEETRUN_NOTIFY, for launchers that a scheduler starts: it is never a word of
+    their command line.
     """
-    environ.pop(NOTIFY, None)
     if settings.notify and settings.scheduler != "local":
         said = (text if name == "webhook" else f"{name}:{text}" for name, text in settings.notify)
         environ[NOTIFY] = "\n".join(said)

@@ -191,6 +191,7 @@ def test_broken_ones_break_nothing_else(fleetrun: Fleetrun, packages: Packages):
         "the notifier 'wrong' failed: ValueError: ... is not a number",
     ):
         assert told in launch.said
+    assert launch.said.count("exporter 'late'") == 1, "it gets no more messages"
     assert "kept-secret" not in launch.err
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fleetrun.notifiers.base import Undelivered
-from fleetrun.notifiers.process import deliver, run
+from fleetrun.notifiers.process import Delivery, deliver, run
 from fleetrun.notifiers.webhook import Webhook as Notifier
 from fleetrun.notifiers.webhook import retry_after
 from tests.support.webhook import PATH, Webhook
@@ -116,6 +116,21 @@ def test_what_cannot_be_told_is_a_warning_without_the_secret():
     with Webhook(404) as server:
         (warning,) = ran([["webhook", server.url, server.host]], MESSAGE)
     assert warning == f"{server.host} was not told of the failure: it answered 404"
+
+
+class Talkative:
+    def send(self, message):
+        raise ValueError("cannot reach sms://kept-secret")
+
+
+@pytest.mark.slow
+def test_what_a_notifier_of_another_package_raises_has_no_secret_when_it_is_told():
+    told, over = [], threading.Event()
+    delivery = Delivery(Talkative(), "sms", "kept-secret", told.append, over)
+    over.set()
+    delivery.put(MESSAGE)
+    delivery.finish()
+    assert told == ["sms was not told of the failure: ValueError: cannot reach sms://... (3 attempts)"]
 
 
 def test_a_notifier_that_there_is_not():
