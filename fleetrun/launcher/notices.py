@@ -16,6 +16,7 @@ from fleetrun.console.narrator import cause_line
 from fleetrun.console.text import describe_duration, printable, read_tail
 from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.envs.settings.parsing import written_notifiers
+from fleetrun.envs.settings.show import program
 from fleetrun.host import interpreter
 from fleetrun.pod.companion import Companion, read_warning
 from fleetrun.pod.container import Ended
@@ -132,12 +133,14 @@ class Notices:
             return
         job, host = self._settings.job_id, os.uname().nodename
         on = f" on {host}" if self._settings.nnodes == (1, 1) else ""
-        sentence = printable(f"Job {job}{on} {text}")
+        script = os.path.basename(program(self._settings))  # noqa: PTH119 - may be a module
+        sentence = printable(f"Job {job} ({script}){on} {text}")
         message = {
             "text": for_slack(sentence),
             "sentence": sentence,
             "event": event,
             "job": job,
+            "script": script,
             "pod": self._pod,
             "host": host,
             "node": self.node,

@@ -36,6 +36,8 @@ def test_a_restart_and_the_end(fleetrun: Fleetrun):
     assert launch.code == 0
     restart, end = server.posted
     assert restart["event"] == "restart"
+    assert restart["sentence"].startswith(f"Job night ({restart['script']}) on ")
+    assert restart["script"] == "train.py"
     assert restart["sentence"].endswith("restarts (1 of 3): trainer 0: ValueError: a < b at train.py:3")
     assert restart["text"].endswith("ValueError: a &lt; b at train.py:3")
     assert (restart["job"], restart["container"], restart["rank"], restart["code"]) == (
