@@ -179,7 +179,7 @@ def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log
         if (number := sum(each.role is role for each in spec.containers))
     )
     named = f"{kind} {_shortened(','.join(devices))}"
-    where = named if spec.binds_devices else f"CPU ({named} is there, and no process has one of its own)"
+    where = named if spec.binds_devices else f"{named}, which no process has for its own"
     where = where if devices else "CPU"
     return f"{counts} of {script} on {where}; logs: {logs_pattern(spec, log_dir)}"
 
