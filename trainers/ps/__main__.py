@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 
 from trainers.process.log import glog
-from trainers.ps.allkernels import use_all
 
 
 def main() -> None:
     """Compiles everything and logs how long it took."""
+    about = (
+        "Compile the kernels of parameter servers ahead of a job, once on each machine. It takes about a "
+        "minute; without it the first job that needs a kernel compiles it."
+    )
+    argparse.ArgumentParser("python -m trainers.ps", description=about).parse_args()
+    from trainers.ps.allkernels import use_all  # late: --help needs none of them
+
     started = time.monotonic()
     use_all()
     glog(f"all kernels are ready, after {time.monotonic() - started:.1f} s")

@@ -145,3 +145,12 @@ def test_a_change_of_a_function_in_another_file_is_seen(tmp_path: Path) -> None:
 def test_the_runtime_starts_without_numba() -> None:
     code = "import sys, trainers\nprint(sorted({'numba', 'llvmlite'} & sys.modules.keys()))"
     assert outcome(start(code, {}))[0] == "[]\n"
+
+
+@pytest.mark.parametrize(("word", "code", "said"), [("--help", 0, "usage: "), ("--hlep", 2, "unrecognized")])
+def test_the_command_compiles_nothing_for_its_help_or_a_typo(tmp_path: Path, word: str, code: int, said: str):
+    command = [sys.executable, "-m", "trainers.ps", word]
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True)
+    assert not list(tmp_path.iterdir())
