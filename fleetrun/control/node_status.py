@@ -21,7 +21,8 @@ MANY = 16
 _OF_A_NODE = ("pod", "pid", "log_dir", "started", "elapsed", "state", "why", "restarts")
 _OF_A_CONTAINER = (
     "name", "role", "rank", "index", "state", "alive", "pid", "attempt", "started", "ended", "exit",
-    "gpus", "step", "of", "left", "samples", "loss", "rate", "activity",
+    "gpus", "step", "of", "left", "samples", "loss", "rate", "step_seconds",
+    "activity",
 )  # fmt: skip
 _OF_A_SERVER = ("server", "tables", "hot")
 _LONGEST_WHY = 400

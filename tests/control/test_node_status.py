@@ -16,7 +16,7 @@ def container(number, **more):
         "alive": True, "pid": 1000 + number, "attempt": 0, "started": 1000.5, "ended": None,
         "exit": None, "log": "/logs/0",
         "gpus": "", "step": None, "of": None, "left": None, "samples": None, "loss": None, "rate": None,
-        "activity": None, **more,
+        "step_seconds": None, "activity": None, **more,
     }  # fmt: skip
 
 
