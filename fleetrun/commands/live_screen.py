@@ -259,7 +259,11 @@ class Details(Screen[None]):
         self.query_one("#about", Static).update(Group(*lines))
 
     def action_stack(self) -> None:
-        self.query_one("#stack", RichLog).clear()
+        log = self.query_one("#stack", RichLog)
+        log.clear()
+        if not self.one.alive:
+            log.write(Text("it does not run"))
+            return
         self._run(stacks_words(self._job, self.one), "#stack")
 
     def action_restart(self) -> None:

@@ -248,7 +248,11 @@ def _process_table(there: Sequence[_Process], width: int | None) -> list[Text]:
 def processes(status: Mapping[str, Any]) -> list[_Process]:
     """Of all nodes; with `late`, the part of the time for which others wait for it."""
     nodes = nodes_with_details(status)
-    late = {text_of(each, "rank"): number_of(each, "share") for each in objects_in(status, "late")}
+    late = {
+        text_of(each, "rank"): number_of(each, "share")
+        for answer in (status, *nodes)  # it is known on one of them
+        for each in objects_in(answer, "late")
+    }
     parts = [(text_of(node, "rank"), node) for node in nodes] if nodes else [("", status)]
     return [
         (
