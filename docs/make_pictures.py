@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import pyte
 from rich.console import Console
@@ -73,6 +74,15 @@ class Terminal:
                 raise TimeoutError(f"{self.argv} never showed it:\n" + "\n".join(self.screen.display))
             if not self._take(0.2) and self._process.poll() is not None:
                 break
+
+    def type_in(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def pass_time(self, seconds: float) -> None:
+        """Read what is written for so long."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._take(left)
 
     def _take(self, seconds: float) -> bool:
         if not select.select([self._master], [], [], seconds)[0]:
@@ -133,11 +143,136 @@ def live(folder: Path) -> str:
         return drawn(terminal.screen, "fleetrun --job_id digits --nproc_per_node 3 train.py", folder)
 
 
-def watch(folder: Path) -> str:
-    """`status --watch` while the job runs."""
-    with job(folder), Terminal([str(COMMAND), "status", "--watch"], folder, 100, 24) as terminal:
-        terminal.watch(lambda text: "epoch 5" in text)
-        return drawn(terminal.screen, "fleetrun status --watch", folder)
+def top(folder: Path) -> str:
+    """A recording of `fleetrun top`: the slowest process is found, and looked at."""
+    with job(folder, "--nproc_per_node", "6"), Terminal([str(COMMAND), "top"], folder, 100, 24) as terminal:
+        frames: list[list[list[tuple[str, Style]]]] = []
+
+        def show(keys: str, until: str, count: int) -> None:
+            terminal.type_in(keys)
+            terminal.watch(lambda text: until in text)
+            for _ in range(count):
+                terminal.pass_time(_FRAME)
+                frames.append(runs(terminal.screen, folder))
+
+        terminal.pass_time(30)  # some bars
+        show("", "sorted by rank", 4)
+        show("sss", "sorted by step time", 3)
+        show("\r", "epoch 2", 1)
+        show("", "train.py:", 5)
+        show("\x1b", "sorted by step time", 2)
+        show("r", "y: yes", 3)
+        show("n", "sorted by step time", 2)
+        return animated(frames, "fleetrun top")
+
+
+_FRAME = 1.3
+"""Seconds of a frame of a recording."""
+_CELL, _LINE, _MARGIN, _BAR = 8.4, 17, 12, 34
+"""Of a recording, in pixels: width and height of a character, margin, and height of the title."""
+
+
+def runs(screen: pyte.Screen, folder: Path) -> list[list[tuple[str, Style]]]:
+    """Of each line: the texts of one style."""
+    lines = []
+    for number in range(screen.lines):
+        line: list[tuple[str, Style]] = []
+        for column in range(screen.columns):
+            cell = screen.buffer[number][column]
+            style = Style(
+                color=_colour(cell.fg), bold=cell.bold, reverse=cell.reverse, underline=cell.underscore
+            )
+            if line and line[-1][1] == style:
+                line[-1] = line[-1][0] + cell.data, style
+            else:
+                line.append((cell.data, style))
+        lines.append([(text.replace(str(folder), HOME), style) for text, style in line])
+    return lines
+
+
+def animated(frames: list[list[list[tuple[str, Style]]]], title: str) -> str:
+    """The frames as one SVG that shows them in turn, without a script. A line that stays is drawn once."""
+    columns = max(sum(len(text) for text, _ in line) for line in frames[0])
+    width, height = round(columns * _CELL + 2 * _MARGIN), len(frames[0]) * _LINE + _BAR + _MARGIN
+    count, whole = len(frames), len(frames) * _FRAME
+    body, styles = [], []
+    for number in range(len(frames[0])):
+        begin = 0
+        for frame in range(1, count + 1):
+            if frame < count and frames[frame][number] == frames[begin][number]:
+                continue
+            drawn_line = _line(frames[begin][number], number)
+            if drawn_line and frame - begin == count:
+                body.append(drawn_line)
+            elif drawn_line:
+                name = f"s{begin}-{frame}"
+                body.append(f'<g class="s {name}">{drawn_line}</g>')
+                if not any(f".{name}{{" in each for each in styles):
+                    styles.append(_span(name, begin, frame, count, whole))
+            begin = frame
+    css = "\n".join(styles)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
+<title>{title}</title>
+<style>
+text{{font:14px Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre}}
+.s{{visibility:hidden;animation:{whole:g}s steps(1) infinite}}
+{css}
+</style>
+<rect width="{width}" height="{height}" rx="8" fill="#1e2127"/>
+<g fill="#c5c8c6">
+<text x="{width / 2:g}" y="22" text-anchor="middle" opacity=".7">{title}</text>
+{"".join(body)}
+</g>
+</svg>
+"""
+
+
+def _span(name: str, begin: int, end: int, count: int, whole: float) -> str:
+    """Shown from one frame to another."""
+    on, off = 100 * begin / count, 100 * end / count
+    keys = [f"{on:.3f}%{{visibility:visible}}"]
+    if begin:
+        keys.insert(0, "0%{visibility:hidden}")
+    if end < count:
+        keys.append(f"{off:.3f}%{{visibility:hidden}}")
+    # where nothing may move, the last frame stays
+    still = (
+        ""
+        if end < count
+        else f"@media(prefers-reduced-motion){{.{name}{{animation:none;visibility:visible}}}}"
+    )
+    return f".{name}{{animation-name:{name}}}@keyframes {name}{{{''.join(keys)}}}{still}"
+
+
+_SHADES = {
+    "black": "#4b5263", "red": "#e06c75", "green": "#98c379", "yellow": "#e5c07b", "blue": "#61afef",
+    "magenta": "#c678dd", "cyan": "#56b6c2", "white": "#c5c8c6",
+}  # fmt: skip
+
+
+def _line(line: list[tuple[str, Style]], number: int) -> str:
+    """Empty for an empty one."""
+    found, column = [], 0
+    for text, style in line:
+        x, y = _MARGIN + column * _CELL, _BAR + number * _LINE
+        column += len(text)
+        name = style.color.name.removeprefix("bright_") if style.color is not None else ""
+        fill = _SHADES.get(name, "#c5c8c6")
+        if style.reverse:
+            found.append(
+                f'<rect x="{x:g}" y="{y}" width="{len(text) * _CELL:g}" height="{_LINE}" fill="{fill}"/>'
+            )
+            fill = "#1e2127"
+        shown = text.strip(" ")
+        if not shown:
+            continue
+        x += (len(text) - len(text.lstrip(" "))) * _CELL
+        look = f' fill="{fill}"' if fill != "#c5c8c6" else ""
+        look += ' font-weight="bold"' if style.bold else ""
+        look += ' text-decoration="underline"' if style.underline else ""
+        size = f'textLength="{len(shown) * _CELL:g}" lengthAdjust="spacingAndGlyphs"'
+        found.append(f'<text x="{x:g}" y="{y + 13}" {size}{look} xml:space="preserve">{escape(shown)}</text>')
+    return "".join(found)
 
 
 def plot(folder: Path) -> str:
@@ -153,7 +288,7 @@ def plot(folder: Path) -> str:
     return (folder / "plot.svg").read_text()
 
 
-ALL: dict[str, Callable[[Path], str]] = {"live": live, "watch": watch, "plot": plot}
+ALL: dict[str, Callable[[Path], str]] = {"live": live, "top": top, "plot": plot}
 
 
 def main(names: list[str]) -> None:

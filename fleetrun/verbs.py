@@ -21,6 +21,7 @@ from fleetrun import plugins
 ASKING: Mapping[str, str] = {
     "ps": "List the jobs that run on this machine.",
     "status": "Show the state of a job: processes, progress, last log lines.",
+    "top": "Watch a job live: all ranks, their stacks and logs; restart and stop.",
     "logs": "Print the logs of a job, merged by time.",
     "stop": "Stop a job.",
     "why": "Say which rank the others wait for, in a job that makes no progress.",
@@ -51,7 +52,7 @@ VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
 
 FAMILIES: Mapping[str, Sequence[str]] = {
     "launching": ("run", "up", "init", "doctor", "nodes"),
-    "running jobs": ("ps", "status", "logs", "stop", "why", "stacks", "profile"),
+    "running jobs": ("ps", "status", "top", "logs", "stop", "why", "stacks", "profile"),
     "earlier jobs": ("history", "report", "plot", "again", "bundle", "prune"),
     "models": ("tables", "serve"),
     "other": ("help",),

@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fleetrun.commands.output import Column
+from rich.text import Text
+
+from fleetrun.commands.output import Cell, Column, table
 from fleetrun.commands.status import NodeFilter, Status, newest_answer
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running
@@ -42,17 +44,22 @@ _FIGURES = ("pulls_s", "pushes_s", "keys_per_pull", "gradient_norm", "value_norm
 
 
 def live_tables(job: Running) -> Status:
+    """`tables_in` the newest answer of the launcher."""
+    status = unfolded(newest_answer(job, NodeFilter(whole=True)))
+    return tables_in({**status, "job": job.job, "pod": job.pod})
+
+
+def tables_in(status: Mapping[str, Any]) -> Status:
     """For each server what it reported of itself, and for each table the sums over servers, with what
     follows from them. `silent`: servers that have reported nothing.
     """
-    status = unfolded(newest_answer(job, NodeFilter(whole=True)))
     servers = [each for each in _containers(status) if each.get("role") == "ps"]
     told = [each for each in servers if isinstance(each.get("tables"), dict)]
     told.sort(key=lambda each: int(each["rank"]))
     names = dict.fromkeys(name for each in told for name in each["tables"])
     return {
-        "job": job.job,
-        "pod": job.pod,
+        "job": status.get("job"),
+        "pod": status.get("pod"),
         "servers": [{"server": each["rank"], **(each.get("server") or {})} for each in told],
         "silent": sorted(int(each["rank"]) for each in servers if each not in told),
         "tables": [_table(name, told) for name in sorted(names)],
@@ -147,22 +154,37 @@ def _span(steps: Sequence[float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def shown(table: Status) -> Status:
+def lines(found: Status, width: int | None) -> list[Text]:
+    """A line of titles and one for each table."""
+    rows = [shown(each) for each in found["tables"]]
+    return table(
+        list(COLUMNS.values()), [[Cell(written(row.get(name))) for name in COLUMNS] for row in rows], width
+    )
+
+
+def written(value: str | float | None) -> str:
+    """In a cell."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def shown(one: Status) -> Status:
     """A table as a line of COLUMNS."""
-    hot = table["hot_keys"]
+    hot = one["hot_keys"]
     counts = ("on_disk", "candidates", "refused", "evicted", "removed")
     return {
-        **table,
-        **{name: int(table[name]) if table.get(name) else None for name in counts},
-        "rows": int(table.get("rows", 0)),
-        "new": int(table.get("new", 0)),
-        "memory": size(table.get("bytes", 0)),
-        **{name: None if table.get(name) is None else figure(table[name]) for name in _FIGURES},
-        "missed": _percent(table["miss_ratio"]),
-        "zeros": _percent(table.get("value_zeros")),
-        "not_finite": _percent(table.get("value_not_finite") or None),
+        **one,
+        **{name: int(one[name]) if one.get(name) else None for name in counts},
+        "rows": int(one.get("rows", 0)),
+        "new": int(one.get("new", 0)),
+        "memory": size(one.get("bytes", 0)),
+        **{name: None if one.get(name) is None else figure(one[name]) for name in _FIGURES},
+        "missed": _percent(one["miss_ratio"]),
+        "zeros": _percent(one.get("value_zeros")),
+        "not_finite": _percent(one.get("value_not_finite") or None),
         "hottest": f"{hot[0]['key']} ({_percent(hot[0]['share'])})" if hot else None,
-        "skew": None if table["skew"] is None else f"{table['skew']:.2f}",
+        "skew": None if one["skew"] is None else f"{one['skew']:.2f}",
     }
 
 

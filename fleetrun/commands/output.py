@@ -73,13 +73,15 @@ _SMALLEST_REST = 24  # columns of the terminal, with which a `rest` column is wo
 @dataclass(frozen=True, slots=True)
 class Column:
     """When the width is too small, the columns with the lowest `priority` are dropped first; 9 is never
-    dropped. `right` aligns numbers; a `rest` column takes the width that is left, and is cut off there.
+    dropped. `right` aligns numbers; a `rest` column takes the width that is left, and is cut off there. It
+    has at least `least` columns of the terminal where it is shown.
     """
 
     title: str
     priority: int = _STAYS
     right: bool = False
     rest: bool = False
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
         if each.priority == _STAYS or any(row[number].plain for row in cells)
     ]
     widths = [
-        max((line[number].cell_len for line in (titles, *cells)), default=0) for number in range(len(columns))
+        max((each.least, *(line[number].cell_len for line in (titles, *cells))))
+        for number, each in enumerate(columns)
     ]
     shown = _columns_that_fit(columns, shown, widths, width)
     return [_line(columns, line, shown, widths, width) for line in (titles, *cells)]

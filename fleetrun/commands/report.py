@@ -206,6 +206,8 @@ def _event_text(event: Event, end: Event, failed: bool) -> str:
             silent = describe_duration(number(event.get("silent_for")) or 0.0)
             names = _joined(event.get("containers"))
             return f"no sign of life for {silent}: {names}; {_consequence_of_hang(event)}"
+        case "restart_asked":
+            return f"{event.get('by')} asks for a restart: {_joined(event.get('containers'))}"
         case "restarting":
             return f"restarted: {_joined(event.get('containers'))}"
         case "ending":

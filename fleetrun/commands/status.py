@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +12,10 @@ import click
 from rich.text import Text
 
 from fleetrun.commands import views
-from fleetrun.commands.find import complete_running_jobs, describe_end, find_running, job_title
-from fleetrun.commands.output import output_width, print_json, print_lines, write
+from fleetrun.commands.find import complete_running_jobs, find_running
+from fleetrun.commands.output import output_width, print_json, print_lines
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
-from fleetrun.control.node_status import unfolded
+from fleetrun.control.node_status import MANY, unfolded
 from fleetrun.control.usage import MOMENT, Observer, objects_in
 from fleetrun.errors import LaunchError, UsageError
 
@@ -73,8 +70,8 @@ def complete(answer: Mapping[str, Any], observer: Observer) -> Status:
     return unfolded(observer.complete(answer))
 
 
-_TIMEOUT = 1.0  # seconds for an answer about this node with --watch
-_EVERYWHERE_INTERVAL = 3.0  # seconds between two requests to the other nodes with --watch
+_TIMEOUT = 1.0  # seconds for an answer about this node, asked again and again
+_EVERYWHERE_INTERVAL, _MANY_INTERVAL = 3.0, 10.0  # seconds between two requests to the other nodes
 
 
 class SilentError(LaunchError):
@@ -85,14 +82,14 @@ class SilentError(LaunchError):
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
-@click.option("--watch", is_flag=True, help="Keep updating until q or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="With --json: a line again and again, until the job has ended.")
 @click.option(
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
     help="Seconds between two updates with --watch.",
 )  # fmt: skip
 @click.option("--node", type=click.IntRange(min=0), metavar="N", help="Only the processes of this node.")
 @click.option("--all", "whole", is_flag=True, help="All processes, even of many nodes.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON, with --watch one per update.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(
     job: str | None, watch: bool, interval: float, node: int | None, whole: bool, as_json: bool
 ) -> int:
@@ -106,29 +103,32 @@ def command(
 
     For a job on several machines the launcher asks the other launchers and waits two seconds at most. CPU,
     memory and last output are known for this machine only. If there are more than 16 nodes, each node is one
-    line unless --node or --all is given.
+    line unless --node or --all is given. `fleetrun top` shows the same live.
 
     \b
     Examples:
       fleetrun status
-      fleetrun status resnet --watch
       fleetrun status --node 3
       fleetrun status --json | jq '.containers[] | {name, step, loss}'
 
     \b
     Exit codes:
-      0  the job is running (with --watch: or has ended)
+      0  the job is running (with --watch: has ended)
       1  there is no such job
       2  JOB fits several jobs
       3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
     """
     if not 0.1 <= interval <= 3600:  # false for nan too
         raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
+    if watch and not as_json:
+        raise UsageError(
+            "--watch is for --json, one line for each update", hint="`fleetrun top` is the live view."
+        )
     found = answering(find_running(job))
     wanted = NodeFilter(node, whole)
     wanted.check(found.status)
     if watch:
-        return _watch(StatusWatch(found, wanted), interval, as_json)
+        return _stream(StatusWatch(found, wanted), interval)
     _show(found, wanted, as_json)
     return 0
 
@@ -171,22 +171,6 @@ def _print(status: dict[str, Any]) -> None:
     print_lines([*lines, *([Text("")] if last else []), *last])
 
 
-def _watch(view: StatusWatch, interval: float, as_json: bool) -> int:
-    if as_json:
-        return _stream(view, interval)
-    dumb = os.environ.get("TERM", "dumb") == "dumb"
-    if output_width() is None or dumb:
-        what = "a terminal" if output_width() is None else "a terminal that is not dumb (TERM)"
-        raise UsageError(f"--watch needs {what}", hint="With --json it works without a terminal.")
-    from fleetrun.commands.live import show
-
-    keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
-    number = show(view.picture, interval, sys.stdout.fileno(), keys)
-    if view.over:
-        write(f"{job_title(view.job)} has ended{describe_end(view.job)}\n")
-    return 128 + number if number not in (0, signal.SIGINT) else 0
-
-
 def _stream(view: StatusWatch, interval: float) -> int:
     """Until the job has ended."""
     while (status := view.look()) is not None:
@@ -196,7 +180,9 @@ def _stream(view: StatusWatch, interval: float) -> int:
 
 
 class StatusWatch:
-    """The newest status of a job; other nodes are asked less often. `over` is set when the job has ended."""
+    """The newest status of a job, again and again; other nodes are asked less often. `over` is set when the
+    job has ended.
+    """
 
     def __init__(self, job: Running, wanted: NodeFilter) -> None:
         self.job = job
@@ -205,8 +191,14 @@ class StatusWatch:
         self._observer = Observer()
         self._status: dict[str, Any] = dict(job.status)
         self._silence = ""
+        self._heard = time.monotonic()
         self._others: dict[str, dict[str, Any]] = {}
         self._others_due = 0.0
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last answer."""
+        return time.monotonic() - self._heard
 
     def look(self) -> dict[str, Any] | None:
         """The newest status; None if the job has ended."""
@@ -219,29 +211,20 @@ class StatusWatch:
             self._silence = str(silence)
         else:
             self._status, self._silence = complete(answer, self._observer), ""
-        return {**self._status, "silent": self._silence or None}
+            self._heard = time.monotonic()
+        return {**self._wanted.shown(self._status), "silent": self._silence or None}
 
     def _ask(self) -> dict[str, Any]:
         """Raises NoAnswer."""
         if has_other_nodes(self._status) and time.monotonic() >= self._others_due:
             answer = ask_everywhere(self.job, self._wanted)
             self._others = {_name(each): each for each in objects_in(answer, "nodes")}
-            self._others_due = time.monotonic() + _EVERYWHERE_INTERVAL
+            few = len(self._others) <= MANY
+            self._others_due = time.monotonic() + (_EVERYWHERE_INTERVAL if few else _MANY_INTERVAL)
             return answer
         answer = ask(self.job.socket, {"ask": "status"}, _TIMEOUT)
         nodes = [self._others.get(_name(each), each) for each in objects_in(answer, "nodes")]
         return {**answer, "nodes": nodes}
-
-    def picture(self, columns: int, rows: int) -> list[Text] | None:
-        status = self.look()
-        if status is None:
-            return None
-        note = (
-            f"the launcher does not answer: {self._silence}; this is the last known state"
-            if self._silence
-            else ""
-        )
-        return views.screen_lines(self._wanted.shown(status), columns, rows, time.time(), note)
 
 
 def _name(node: Mapping[str, Any]) -> str:

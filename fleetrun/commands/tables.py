@@ -266,20 +266,14 @@ def _list_live(job: Running, as_json: bool) -> int:
         print_json(found)
         return 0
     write(f"{live_tables.heading(found)}\n")
-    _print(live_tables.COLUMNS, [live_tables.shown(each) for each in found["tables"]])
+    print_lines(live_tables.lines(found, output_width()))
     return 0
 
 
 def _print(columns: Mapping[str, Column], tables: Sequence[Mapping[str, Any]]) -> None:
     """The columns by the names of their values."""
-    rows = [[Cell(_shown(each.get(name))) for name in columns] for each in tables]
+    rows = [[Cell(live_tables.written(each.get(name))) for name in columns] for each in tables]
     print_lines(table(list(columns.values()), rows, output_width()))
-
-
-def _shown(value: str | float | None) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def _ask(*words: str, module: str = _MODULE, token: str = "") -> Any:

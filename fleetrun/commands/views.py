@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -107,12 +106,11 @@ def _total(node: Mapping[str, Any]) -> int:
     return sum(number for number in counts if type(number) is int and 0 <= number < _LARGEST_COUNT)
 
 
-def node_lines(status: Mapping[str, Any], width: int | None, most: int | None = None) -> list[Text]:
-    """At most `most` lines: if there are more, nodes in an unusual state first, and a count of the rest."""
+def node_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
+    """One line each, or what the job waits for."""
     waiting = status.get("waiting")
     if isinstance(waiting, dict):
-        spare = status.get("state") == "spare"
-        return [cut(_job_of_spare(waiting) if spare else _waiting_for_nodes(waiting), width)]
+        return [cut(waiting_text(status, waiting), width)]
     nodes = _shown_nodes(status)
     if not nodes:
         return []
@@ -123,14 +121,7 @@ def node_lines(status: Mapping[str, Any], width: int | None, most: int | None = 
         )
         known = Text("`fleetrun status` on each node shows its processes", "dim")
         return [cut(each, width) for each in (Text(f"{len(nodes)} nodes: {', '.join(names)}"), known)]
-    shown = nodes
-    if most is not None and len(nodes) + 1 > most:
-        usual = Counter(text_of(each, "state") for each in nodes).most_common(1)[0][0]
-        shown = sorted(nodes, key=lambda each: _up(each) > 0 and text_of(each, "state") == usual)
-        shown = shown[: max(1, most - 2)]
-    left = len(nodes) - len(shown)
-    rest = [cut(Text(f"... and {left} more nodes; --node N shows one of them", "dim"), width)] if left else []
-    return [*table(_NODE_COLUMNS, [_node_row(each) for each in shown], width), *rest]
+    return table(_NODE_COLUMNS, [_node_row(each) for each in nodes], width)
 
 
 def _was_asked(node: Mapping[str, Any]) -> bool:
@@ -138,8 +129,11 @@ def _was_asked(node: Mapping[str, Any]) -> bool:
     return node.get("this") is not True and bool(node.get("silent") or node.get("states"))
 
 
-def _job_of_spare(waiting: Mapping[str, Any]) -> Text:
-    return Text(printable(f"the job runs on {text_of(waiting, 'present')} other nodes"), "cyan")
+def waiting_text(status: Mapping[str, Any], waiting: Mapping[str, Any]) -> Text:
+    """For what the nodes wait; `waiting` is that field of the status."""
+    if status.get("state") == "spare":
+        return Text(printable(f"the job runs on {text_of(waiting, 'present')} other nodes"), "cyan")
+    return _waiting_for_nodes(waiting)
 
 
 def _waiting_for_nodes(waiting: Mapping[str, Any]) -> Text:
@@ -194,13 +188,24 @@ _Process = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 _NO_NUMBERS = ("nan", "inf", "-inf")
 
 
-def heading_lines(
-    status: Mapping[str, Any], width: int | None, most_node_lines: int | None = None, *, folders: bool = True
-) -> list[Text]:
-    """The job as a whole, then its nodes. Without `folders` the folders of the job are left out."""
+def heading_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
+    """The job as a whole, then its nodes."""
+    where = [
+        Text(f"logs in {text_of(status, 'log_dir')}", "dim"),
+        Text(f"started in {text_of(status, 'cwd')}", "dim"),
+    ]
+    why = text_of(status, "why")
+    reason = [cut(Text(why, "yellow"), width)] if why else []
+    return [
+        *filled(heading_fields(status), width), *filled(where, width), *reason, *node_lines(status, width),
+    ]  # fmt: skip
+
+
+def heading_fields(status: Mapping[str, Any]) -> list[Text]:
+    """The job in a few words each."""
     state = text_of(status, "state")
     up, there = processes_up(status)
-    fields = [
+    return [
         Text.assemble((text_of(status, "job"), "bold"), f" (pod {text_of(status, 'pod')})"),
         Text(text_of(status, "mode")),
         Text(state, STYLES.get(state, "")),
@@ -209,14 +214,6 @@ def heading_lines(
         Text(f"restarts: {_restarts(status)}"),
         *_goodput(status),
     ]
-    where = [
-        Text(f"logs in {text_of(status, 'log_dir')}", "dim"),
-        Text(f"started in {text_of(status, 'cwd')}", "dim"),
-    ]
-    why = text_of(status, "why")
-    reason = [cut(Text(why, "yellow"), width)] if why else []
-    nodes = node_lines(status, width, most_node_lines)
-    return [*filled(fields, width), *(filled(where, width) if folders else []), *reason, *nodes]
 
 
 def _goodput(status: Mapping[str, Any]) -> list[Text]:
@@ -234,17 +231,13 @@ def _restarts(status: Mapping[str, Any]) -> str:
     return f"{text_of(status, 'restarts')} of {text_of(status, 'max_restart')}"
 
 
-def process_lines(status: Mapping[str, Any], width: int | None, now: float | None = None) -> list[Text]:
-    """A line of titles and one for each process. `now` (seconds since the epoch) replaces the time of the
-    answer.
-    """
-    return [*_process_table(_known(status), width, now), *_left_out(status, width)]
+def process_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
+    """A line of titles and one for each process."""
+    return [*_process_table(processes(status), width), *_left_out(status, width)]
 
 
-def _process_table(there: Sequence[_Process], width: int | None, now: float | None = None) -> list[Text]:
-    rows = [
-        _process_row(each, answer_time(answer) if now is None else now, node) for node, answer, each in there
-    ]
+def _process_table(there: Sequence[_Process], width: int | None) -> list[Text]:
+    rows = [_process_row(each, answer_time(answer), node) for node, answer, each in there]
     if all(
         text_of(each, "rank") == text_of(each, "index") for _, _, each in there
     ):  # the name includes the rank
@@ -252,15 +245,20 @@ def _process_table(there: Sequence[_Process], width: int | None, now: float | No
     return table(COLUMNS, rows, width) if rows else []
 
 
-def _known(status: Mapping[str, Any]) -> list[_Process]:
+def processes(status: Mapping[str, Any]) -> list[_Process]:
+    """Of all nodes; with `late`, the part of the time for which others wait for it."""
     nodes = nodes_with_details(status)
-    late = {each.get("rank"): number_of(each, "share") for each in objects_in(status, "late")}
+    late = {
+        text_of(each, "rank"): number_of(each, "share")
+        for answer in (status, *nodes)  # it is known on one of them
+        for each in objects_in(answer, "late")
+    }
     parts = [(text_of(node, "rank"), node) for node in nodes] if nodes else [("", status)]
     return [
         (
             node,
             answer,
-            {**each, "late": late.get(each.get("rank")) if each.get("role") == "trainer" else None},
+            {**each, "late": late.get(text_of(each, "rank")) if each.get("role") == "trainer" else None},
         )
         for node, answer in parts
         for each in objects_in(answer, "containers")
@@ -298,7 +296,7 @@ def _process_row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
         Cell(text_of(one, "name")),
         Cell(text_of(one, "rank")),
         Cell(text_of(one, "pid")),
-        Cell(_state(one), STYLES.get(state, "")),
+        Cell(state_of(one), STYLES.get(state, "")),
         Cell(format_duration(up)),
         Cell(format_count(attempt) if attempt else ""),
         Cell(percent(number_of(one, "cpu"))),
@@ -313,7 +311,7 @@ def _process_row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
     ]
 
 
-def _state(one: Mapping[str, Any]) -> str:
+def state_of(one: Mapping[str, Any]) -> str:
     """The state; for a failed process its exit code or signal."""
     code = one.get("exit")
     if text_of(one, "state") == "failed" and isinstance(code, int):
@@ -341,7 +339,7 @@ def activity_or_last_line(one: Mapping[str, Any]) -> str:
     return text_of(one, "last_line")
 
 
-def last_lines(status: Mapping[str, Any], width: int | None, most: int | None = None) -> list[Text]:
+def last_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
     """A line for each process that has one, if the table is too narrow for that column."""
     there = [each for each in objects_in(status, "containers") if activity_or_last_line(each)]
     longest = max((len(text_of(each, "name")) for each in there), default=0)
@@ -351,41 +349,4 @@ def last_lines(status: Mapping[str, Any], width: int | None, most: int | None = 
         )
         for each in there
     ]
-    return [cut(each, width) for each in lines[:most]]
-
-
-def screen_lines(
-    status: Mapping[str, Any], columns: int, rows: int, now: float, note: str = ""
-) -> list[Text]:
-    """The status for a screen of `columns` and `rows`. `note` is about the status itself, such as its age."""
-    there = _known(status)
-    most = max(4, rows // 3)
-    top = heading_lines(status, columns, most)
-    if len(top) + len(there) + 3 > rows:
-        top = heading_lines(status, columns, most, folders=False)
-    if note:
-        top.append(cut(Text(note, "yellow"), columns))
-    footer = cut(Text(f"q: quit    {time.strftime('%H:%M:%S', time.localtime(now))}", "dim"), columns)
-    room = max(1, rows - len(top) - 2)
-    if len(there) >= room:
-        there.sort(key=lambda row: _calm(row[2]))
-    middle = _first(_process_table(there, columns) + _left_out(status, columns), room, columns)
-    room -= len(middle) + 1
-    if room > 0 and not (middle and "LAST LINE" in middle[0].plain):
-        middle += [Text(""), *last_lines(status, columns, room)]
-    lines = [*top, Text(""), *middle]
-    return [*lines[: rows - 1], *[Text("")] * (rows - 1 - len(lines)), footer]
-
-
-def _calm(one: Mapping[str, Any]) -> bool:
-    """Whether it is in a usual state; when not all fit, the others are shown first."""
-    return text_of(one, "state") in ("ready", "running", "completed")
-
-
-def _first(lines: list[Text], room: int, columns: int) -> list[Text]:
-    """As many as fit, and a count of the rest."""
-    if len(lines) <= room:
-        return lines
-    kept = lines[: max(0, room - 1)]
-    more = len(lines) - max(1, len(kept))
-    return [*kept, cut(Text(f"... and {more} more; a taller window shows them", "dim"), columns)]
+    return [cut(each, width) for each in lines]

@@ -38,6 +38,7 @@ from fleetrun.pod.events import (
     JobResult,
     Leaving,
     PodEvent,
+    RestartAsked,
     Restarting,
     Started,
     Verdict,
@@ -76,6 +77,8 @@ class Narrator:
                 self._failed(event)
             case Hang():
                 self._hung(event)
+            case RestartAsked():
+                self._restart_asked(event)
             case Restarting():
                 self._restarting(event.containers)
             case Leaving():
@@ -131,6 +134,11 @@ class Narrator:
             )
         what = spec.title if self._spec.mode.has_servers or failure.tolerated else "all processes"
         return f"{_restart(decision, what)}; log {spec.log}"
+
+    def _restart_asked(self, event: RestartAsked) -> None:
+        there = event.containers
+        what = there[0].spec.title if len(there) == 1 else f"all {len(there)} processes"
+        self._console.info(f"{event.command} asks for a restart of {what}")
 
     def _restarting(self, containers: Sequence[Container]) -> None:
         self._console.debug(f"restarting {', '.join(each.spec.title for each in containers)}")

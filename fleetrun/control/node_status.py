@@ -21,9 +21,11 @@ MANY = 16
 _OF_A_NODE = ("pod", "pid", "log_dir", "started", "elapsed", "state", "why", "restarts")
 _OF_A_CONTAINER = (
     "name", "role", "rank", "index", "state", "alive", "pid", "attempt", "started", "ended", "exit",
-    "gpus", "step", "of", "left", "samples", "loss", "rate", "activity",
+    "gpus", "step", "of", "left", "samples", "loss", "rate", "step_seconds",
+    "activity",
 )  # fmt: skip
 _OF_A_SERVER = ("server", "tables", "hot")
+_OF_A_LATE_RANK = ("rank", "share")
 _LONGEST_WHY = 400
 _UNPACKED = 4 << 20
 _WRONG = (ValueError, RecursionError, zlib.error)
@@ -48,13 +50,14 @@ def summary(status: Mapping[str, Any]) -> Status:
 
 def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
     """What a machine says, in at most so many bytes; `left_out` processes had no room. The tables of its
-    servers are the first to be left out.
+    servers are the first to be left out, then how late the job's ranks are, where that is known.
     """
     containers = [_packed_container(each) for each in status["containers"]]
     said = summary(status)
+    late = [{name: each[name] for name in _OF_A_LATE_RANK} for each in status.get("late") or ()]
     kept = 0 if brief else len(containers)
     while True:
-        part = {"containers": containers[:kept], "left_out": 0 if brief else len(containers) - kept}
+        part = {"containers": containers[:kept], "left_out": len(containers) - kept, "late": late}
         text = json.dumps(plain(said if brief else {**said, **part}), separators=(",", ":"))
         data = zlib.compress(text.encode(), 1)
         if len(data) <= most:
@@ -62,6 +65,9 @@ def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
         long = next((name for name in ("hot", "tables") if any(each.get(name) for each in containers)), None)
         if long is not None:  # before any process is left out
             containers = [{**each, long: None} for each in containers]
+            continue
+        if late and not brief:
+            late = []
             continue
         if not kept:
             return b""  # nothing fits
@@ -81,8 +87,10 @@ def unpack(data: bytes) -> Status | None:
         return None
     if not isinstance(said, dict) or not isinstance(said.get("states"), dict):
         return None
-    states, containers = said["states"], said.get("containers")
+    states, containers, late = said["states"], said.get("containers"), said.get("late")
     found = {**_plain(said, (*_OF_A_NODE, "up", "step", "rate")), "states": _plain(states, states)}
+    if isinstance(late, list):
+        found["late"] = [_plain(each, _OF_A_LATE_RANK) for each in late if isinstance(each, dict)]
     if not isinstance(containers, list):
         return found
     there = [_container(each) for each in containers if isinstance(each, dict)]

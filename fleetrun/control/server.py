@@ -33,6 +33,7 @@ from fleetrun.pod.events import (
     Late,
     Leaving,
     PodEvent,
+    RestartAsked,
     Restarting,
     Started,
     lateness_fields,
@@ -221,6 +222,7 @@ class Reports(Protocol):
 
     def latest(self, container: str, /) -> Report | None: ...
     def rate(self, container: str, /) -> float | None: ...
+    def step_seconds(self, container: str, /) -> float | None: ...
     def left(self, container: str, /) -> float | None: ...
 
 
@@ -304,7 +306,7 @@ class JobStatus:
                 self._failed(event)
             case Hang():
                 self._hung(event)
-            case Restarting():
+            case RestartAsked() | Restarting():
                 self._restarting(event.containers)
             case Leaving():
                 self._leaving(event.rest)
@@ -451,6 +453,7 @@ class JobStatus:
             "samples": None if report is None else report.samples,
             "loss": None if report is None else report.loss,
             "rate": None if self._reports is None or not name else self._reports.rate(name),
+            "step_seconds": None if self._reports is None or not name else self._reports.step_seconds(name),
             "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
             "server": None if report is None or not report.server else report.server,
             "tables": None if report is None or not report.tables else report.tables,
@@ -497,6 +500,8 @@ def _findings_fields(findings: Findings, whole: bool) -> dict[str, Any]:
 
 # ---- Answers of a running launcher
 
+_LONGEST_NAME = 100  # characters of a container's name
+
 
 class Others(Protocol):
     """Asks the launchers of the job's other machines."""
@@ -526,7 +531,8 @@ def _named(pid: int, uid: int) -> str:
 
 class Control:
     """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would, for
-    the command that asks; `tell` shows a line on the launcher's terminal; `others` are the other machines of
+    the command that asks; `restart` starts the container of this name again for it, and returns why not;
+    `tell` shows a line on the launcher's terminal; `others` are the other machines of
     a job on several; `why` finds out for which rank the others wait.
     """
 
@@ -535,6 +541,7 @@ class Control:
         loop: Loop,
         job_status: JobStatus,
         end: Callable[[int, str], None],
+        restart: Callable[[str, str], str],
         tell: Callable[[str], None],
         others: Others | None = None,
         why: Callable[[Detail, Callable[[Findings], None]], None] | None = None,
@@ -543,6 +550,7 @@ class Control:
         self.address: dict[str, Any] = {}
         """Where the store of a job on several machines is, and its secret, once that is known."""
         self._end_job = end
+        self._restart_process = restart
         self._why = why
         self._others = others
         self._loop = loop
@@ -572,6 +580,8 @@ class Control:
             return self._job_status.fields()
         if asked == "stop":
             return self._stop(question)
+        if asked == "restart":
+            return self._restart(question)
         if asked == "servers":
             return self._job_status.servers()
         if asked == "store" and self.address:
@@ -604,6 +614,12 @@ class Control:
         self._loop.after(0, lambda: self._end(now, by))  # the command has its answer by then
         facts = self._job_status.facts
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
+
+    def _restart(self, question: Message) -> dict[str, Any]:
+        name = str(question.get("name"))[:_LONGEST_NAME]
+        by = _named(*question["asker"]) if "asker" in question else ""
+        why_not = self._restart_process(name, f"`fleetrun top`{by}")
+        return {"error": why_not} if why_not else {"restarting": name}
 
     def _end(self, now: bool, by: str) -> None:
         command = f"`fleetrun stop{' --now' if now else ''}`{by}"

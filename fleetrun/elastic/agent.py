@@ -42,6 +42,7 @@ LEAVE_TIMEOUT = 3.0
 
 _NOTICES = {
     CauseKind.FAILED: "failure",
+    CauseKind.ASKED: "restart",
     CauseKind.JOINED: "membership",
     CauseKind.LEFT: "membership",
     CauseKind.LOST: "lost",
@@ -384,6 +385,10 @@ class Agent:
     def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
         self._membership.note(_with(self._of(ended), fault))
 
+    def restart_asked(self, command: str) -> None:
+        cause = self._cause(CauseKind.ASKED, f"{command} asks for a restart", 1)
+        self._membership.failed(replace(cause, requested=True), True, 0.0)
+
     def pod_completed(self) -> None:
         self._membership.completed()
 
@@ -437,6 +442,12 @@ class Agent:
         else:
             self._events.ending(why, requested)
             self._finish(code)
+
+    def restart(self, name: str, command: str) -> str:
+        """For a `command` of fleetrun: start this container again, or all. Why not; empty if it is done."""
+        if self._supervisor is None or self._stopping:
+            return "no process runs on this machine, or all are being stopped"
+        return self._supervisor.restart(name, command)
 
     def guard_lost(self) -> None:
         """Without the guard nothing would clean up after this process, so this node leaves at once."""

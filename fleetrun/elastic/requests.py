@@ -11,8 +11,8 @@ by the helper process that reads the log, and by nothing else. When the command 
 suspended, its lease ends, its request disappears, and the nodes end what they run for it.
 
 With a secret a request is signed with it. Without one, anyone who can reach the store can write there, as
-anyone can join the job and end it: then a node answers `stop`, `stacks`, and `logs`, of which it looks at the
-last `MOST_BYTES_OPEN` and at new lines.
+anyone can join the job and end it: then a node answers `stop`, `restart`, `stacks`, and `logs`, of which
+it looks at the last `MOST_BYTES_OPEN` and at new lines.
 """
 
 from __future__ import annotations
@@ -86,12 +86,13 @@ VERBS: Mapping[str, Mapping[str, Flag]] = {
         "timeout": Flag("--timeout", float),
     },
     "stop": {"now": Flag("--now", bool)},
+    "restart": {"name": Flag("--name", str)},
     "report": {"record": Flag("--record", bool)},
     "bundle": {},
 }
 """What may be asked, with the options that are passed on. What is not listed here reaches no command line."""
 
-ALWAYS = frozenset({"logs", "stacks", "stop"})
+ALWAYS = frozenset({"logs", "stacks", "stop", "restart"})
 """Those that a node without a secret answers."""
 
 
@@ -198,7 +199,8 @@ def unpack_piece(value: bytes) -> Piece | None:
 
 
 class Requests:
-    """The requests that this node answers. `stop(command, now)` ends the job on this node for a `command`.
+    """The requests that this node answers. `stop(command, now)` ends the job on this node for a `command`;
+    `restart(name, command)` starts a process of it again, and returns why not.
 
     Needs `membership`, and to be called with what that sees: `membership.when_looked = requests.look`.
     """
@@ -211,6 +213,7 @@ class Requests:
         companions: set[int],
         token: str,
         stop: Callable[[str, bool], None],
+        restart: Callable[[str, str], str],
     ) -> None:
         self.membership: Membership | None = None
         """Of this node; None until there is one."""
@@ -220,6 +223,7 @@ class Requests:
         self._companions = companions
         self._token = token
         self._stop = stop
+        self._restart = restart
         self._seen: dict[str, int] = {}
         """Requests that are in the store: their revisions."""
         self._answers: dict[str, _Answer] = {}
@@ -289,10 +293,12 @@ class Requests:
         if request.verb == "stop":
             answer.say(code=0)
             now = request.options.get("now") is True
-            name = "".join(char if char.isprintable() else "?" for char in request.by[:_LONGEST_BY])
-            by = f"of {name}" if name else "on another host"
-            command = f"`fleetrun stop{' --now' if now else ''}` {by}"
+            command = f"`fleetrun stop{' --now' if now else ''}` {_asker(request)}"
             answer.when_taken(lambda: self._stop(command, now))
+            return
+        if request.verb == "restart":
+            why_not = self._restart(str(request.options.get("name")), f"`fleetrun top` {_asker(request)}")
+            answer.say(code=1 if why_not else 0, error=why_not)
             return
         if sum(each.works for each in self._answers.values()) >= MOST_REQUESTS:
             raise LaunchError(f"it answers {MOST_REQUESTS} other requests")
@@ -302,6 +308,11 @@ class Requests:
         answer = self._answers.pop(name, None)
         if answer is not None:
             answer.close(leave=self.membership is None or self.membership.closed)
+
+
+def _asker(request: Request) -> str:
+    name = "".join(char if char.isprintable() else "?" for char in request.by[:_LONGEST_BY])
+    return f"of {name}" if name else "on another host"
 
 
 class _Answer:

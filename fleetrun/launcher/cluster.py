@@ -104,10 +104,11 @@ def run_cluster(
     pods = PodFactory(settings, host, pod, runner, console, check)
     lease = settings.heartbeat_timeout
     agent = Agent(loop, node, pods, events, timeout=settings.timeout, lease=lease)
-    interrupts.listen(agent.interrupt, agent.guard_lost)
+    interrupts.listen(agent.interrupt, agent.guard_lost, agent.restart)
     others = Inquiry(loop, node.id, session.job_status.packed, session.tell_ranks)
     token = os.environ.get(TOKEN, "")
-    requests = Requests(loop, node.id, pod, session.companions, token, partial(_stop_for, interrupts))
+    stop = partial(_stop_for, interrupts)
+    requests = Requests(loop, node.id, pod, session.companions, token, stop, interrupts.restart)
     meeting = None
     try:
         warmth = SpareWarmth(agent, partial(session.warm_up, imagined))

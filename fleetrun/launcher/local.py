@@ -126,7 +126,7 @@ def _alone(
         session.open(spec)
         runner = PodRunner(session, console, loop, interrupts)
         supervisor = runner.supervisor(spec, timeout=settings.timeout)
-        interrupts.listen(supervisor.interrupt, supervisor.guard_lost)
+        interrupts.listen(supervisor.interrupt, supervisor.guard_lost, supervisor.restart)
         result = supervisor.run()
         runner.over()
         lines = report_end(result, spec, console, session.summary)

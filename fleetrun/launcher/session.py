@@ -233,7 +233,13 @@ class LaunchSession:
             self.progress.subscribe(self._standbys.heard)
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
         self._control = Control(
-            self._loop, self.job_status, self._interrupts.end, self._console.info, others, self.why
+            self._loop,
+            self.job_status,
+            self._interrupts.end,
+            self._interrupts.restart,
+            self._console.info,
+            others,
+            self.why,
         )
         self._control.open(self._runtime)
         if self._console.shows_status:

@@ -32,6 +32,7 @@ class Interrupts:
         self._urgent.register(guard.fileno(), select.EPOLLIN)
         self._interrupt: Callable[[int, str], None] | None = None
         self._guard_lost: Callable[[], None] | None = None
+        self._restart: Callable[[str, str], str] | None = None
 
     @property
     def urgent(self) -> int:
@@ -40,11 +41,17 @@ class Interrupts:
         """
         return self._urgent.fileno()
 
-    def listen(self, interrupt: Callable[[int, str], None], guard_lost: Callable[[], None]) -> None:
+    def listen(
+        self,
+        interrupt: Callable[[int, str], None],
+        guard_lost: Callable[[], None],
+        restart: Callable[[str, str], str],
+    ) -> None:
         """From now on `interrupt` gets signals that mean "end", with the command of fleetrun that asked for
-        it (empty: a signal came); `guard_lost` is called when the guard is gone.
+        it (empty: a signal came); `guard_lost` is called when the guard is gone; `restart` gets the name of a
+        container that a command wants to start again, and returns why it does not.
         """
-        self._interrupt, self._guard_lost = interrupt, guard_lost
+        self._interrupt, self._guard_lost, self._restart = interrupt, guard_lost, restart
 
     def end(self, number: int, command: str = "") -> None:
         """As if this signal had come, or because a `command` of fleetrun asked for it. Once the job is over,
@@ -52,6 +59,10 @@ class Interrupts:
         """
         if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
             self._interrupt(number, command)
+
+    def restart(self, name: str, command: str) -> str:
+        """Start this container again; why not, or empty."""
+        return "no process runs yet" if self._restart is None else self._restart(name, command)
 
     def lose_guard(self) -> None:
         if self._guard_lost is not None:

@@ -269,6 +269,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """A command of a user wants these processes to start again; they are asked to end first."""
+
+    containers: Sequence[Container]
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class Restarting:
     """These containers are about to be started again."""
 
@@ -290,7 +298,7 @@ class Ending:
     requested: bool = False
 
 
-PodEvent = Started | Ended | Verdict | Failure | Hang | Restarting | Leaving | Ending
+PodEvent = Started | Ended | Verdict | Failure | Hang | RestartAsked | Restarting | Leaving | Ending
 """`Ended`: one process has exited, successfully or not; the events that follow from it come later."""
 
 
@@ -318,8 +326,7 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name of the event, its fields) for each line of the record that this event makes."""
     match event:
         case Started():
-            for each in event.containers:
-                yield "started", _process(each.spec, _pid(each), each.restarts)
+            yield from _started(event)
         case Ended():
             yield "exited", _exited(event)
         case Verdict():
@@ -338,22 +345,34 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
                 },
             )
         case Hang():
-            yield (
-                "hung",
-                {
-                    "containers": [each.name for each in event.containers if event.alone in ("", each.title)],
-                    "silent_for": event.silent_for,
-                    "stacks": list(event.stacks),
-                    **_restart(event.decision),
-                    "reason": event.reason,
-                },
-            )
+            yield "hung", _hung(event)
+        case RestartAsked():
+            yield "restart_asked", {"containers": _names(event.containers), "by": event.command}
         case Restarting():
-            yield "restarting", {"containers": [each.spec.name for each in event.containers]}
+            yield "restarting", {"containers": _names(event.containers)}
         case Leaving():
-            yield "leaving", {"containers": [each.spec.name for each in event.rest]}
+            yield "leaving", {"containers": _names(event.rest)}
         case Ending():
             yield "ending", {"reason": event.reason}
+
+
+def _started(event: Started) -> Iterator[tuple[str, dict[str, Any]]]:
+    for each in event.containers:
+        yield "started", _process(each.spec, _pid(each), each.restarts)
+
+
+def _names(containers: Sequence[Container]) -> list[str]:
+    return [each.spec.name for each in containers]
+
+
+def _hung(event: Hang) -> dict[str, Any]:
+    return {
+        "containers": [each.name for each in event.containers if event.alone in ("", each.title)],
+        "silent_for": event.silent_for,
+        "stacks": list(event.stacks),
+        **_restart(event.decision),
+        "reason": event.reason,
+    }
 
 
 _MOST_LATE = 64
@@ -446,6 +465,10 @@ class Peers(Protocol):
 
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         """This pod stops because its trainers give no sign of life."""
+        ...
+
+    def restart_asked(self, command: str) -> None:
+        """A command of a user wants all processes of a collective job to start again."""
         ...
 
     def pod_completed(self) -> None:

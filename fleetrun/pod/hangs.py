@@ -20,6 +20,7 @@ from fleetrun.pod.events import (
     Late,
     Leaving,
     PodEvent,
+    RestartAsked,
     Restarting,
     Started,
     Verdict,
@@ -236,7 +237,7 @@ class PodWatch(_Watch):
             self._containers = [*kept, *event.containers]
             self._rhythms = {name: each for name, each in self._rhythms.items() if name not in new}
             self._started(new)
-        elif isinstance(event, Hang | Restarting | Leaving | Ending):
+        elif isinstance(event, Hang | RestartAsked | Restarting | Leaving | Ending):
             self.close()
 
     def heard(self, container: str, report: object) -> None:

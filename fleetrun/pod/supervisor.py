@@ -13,14 +13,13 @@ timeout                                                       128 + n, 124
 With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
 have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
 
-`Deployer` starts containers, the pod's hook first. `Stopper` ends them by a ladder: SIGTERM, a deadline,
-SIGKILL; workers first, then their servers. `Strays` are processes that no container owns any more.
+`Deployer` starts containers, the pod's hook first. `Stopper` (`stopping.py`) ends them by a ladder: SIGTERM,
+a deadline, SIGKILL; workers first, then their servers. `Strays` are processes that no container owns now.
 `Evaluators` (`evaluators.py`) are started again on their own, and nothing waits for them.
 """
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -43,6 +42,7 @@ from fleetrun.pod.events import (
     Leaving,
     Peers,
     PodEvent,
+    RestartAsked,
     Restarting,
     Started,
     Verdict,
@@ -52,6 +52,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, Fault, GiveUp, Spent
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked
+from fleetrun.pod.stopping import Ladder, Stopper, Strays
 
 if TYPE_CHECKING:
     from fleetrun.pod.hangs import HangWatch
@@ -124,186 +125,6 @@ class Deployer:
             self._watch(container, lambda ended, container=container: self._exited(container, ended))  # type: ignore[misc]
         self._pod.running()
         self._started(containers)
-
-
-# ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers. After Ctrl-C workers
-# get SIGINT first: scripts save what they have in `except KeyboardInterrupt`.
-
-
-class Ladder:
-    """Stops groups of containers one after the other, each within `grace` seconds, all of a group at once.
-    `interrupted`: the first group gets SIGINT, and SIGTERM after half of its grace.
-
-    Tell it of every exit by `step`; it calls `then` once when the last has gone.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        groups: list[list[Container]],
-        grace: float,
-        then: Callable[[], None],
-        *,
-        interrupted: bool = False,
-    ) -> None:
-        self._loop = loop
-        self._groups = groups
-        self._grace = grace
-        self._then: Callable[[], None] | None = then
-        self._timer: Timer | None = None
-        self._asked = False
-        self._interrupted = interrupted
-
-    def step(self) -> None:
-        """Go on as far as the containers that are still alive allow."""
-        while self._groups and not any(each.alive for each in self._groups[0]):
-            self._groups.pop(0)
-            self._asked = self._interrupted = False
-            self._cancel()
-        if not self._groups:
-            if self._then is not None:
-                then, self._then = self._then, None
-                then()
-        elif not self._asked:
-            self._asked = True
-            if self._interrupted:
-                self._signal(signal.SIGINT)
-                self._timer = self._loop.after(self._grace / 2, lambda: self._terminate(self._grace / 2))
-            else:
-                self._terminate(self._grace)
-
-    def abandon(self) -> None:
-        """Another ladder takes over."""
-        self._cancel()
-        self._then = None
-
-    def kill(self) -> None:
-        """No more patience: SIGKILL to everything at once."""
-        self._cancel()
-        for group in self._groups:
-            for container in group:
-                container.ask(signal.SIGKILL)
-
-    def _terminate(self, grace: float) -> None:
-        self._signal(signal.SIGTERM)
-        self._timer = self._loop.after(grace, lambda: self._signal(signal.SIGKILL))
-
-    def _signal(self, number: int) -> None:
-        for container in self._groups[0]:
-            container.ask(number)
-            if number != signal.SIGKILL:
-                container.ask(signal.SIGCONT)  # a stopped process would not see the signal
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-# ---- Processes that have left their container (daemons of a script)
-
-STRAYS_LEAVE = 0.5  # seconds from SIGTERM to SIGKILL
-
-
-class Strays:
-    """`sweep(grace)` ends what is left below this process and counts it; `ask` asks those outside the given
-    process groups to go.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        sweep: Callable[[float], int] = end_descendants,
-        ask: Callable[[Collection[int]], None] = ask_strays,
-    ) -> None:
-        self._clock = clock
-        self._sweep = sweep
-        self._ask = ask
-        self._asked: float | None = None
-
-    def ask(self, but: Collection[int]) -> None:
-        """Except those in the process groups `but`."""
-        self._ask(but)
-        self._asked = self._clock()
-
-    def end(self) -> int:
-        """With what is left of their time, if they were asked."""
-        waited = 0.0 if self._asked is None else self._clock() - self._asked
-        return self._sweep(max(0.0, STRAYS_LEAVE - waited))
-
-    def end_now(self) -> int:
-        """Their grace is over, or they have none."""
-        self._asked = None
-        return self._sweep(0.0)
-
-
-# ---- Stopping: the notice, the daemons, the ladder
-
-
-class Stopper:
-    """`notice` is what processes read of the stop; `grace` are the seconds that they have for it."""
-
-    def __init__(self, pod: Pod, loop: Loop, strays: Strays, grace: float, wall: Callable[[], float]) -> None:
-        self.notice = "stop"
-        self.interrupted = False
-        """By Ctrl-C."""
-        self.asked_at = math.inf
-        """When the processes of this attempt were first asked to go."""
-        self._pod = pod
-        self._loop = loop
-        self._strays = strays
-        self._grace = grace
-        self._wall = wall
-        self._ladder: Ladder | None = None
-
-    def stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
-        """Everything, with a fresh grace; `then` is called once when the last has gone. `at_once`: SIGKILL
-        comes before anything that would let a suspended process go on.
-        """
-        self.asked_at = min(self.asked_at, self._wall())
-        self.abandon()
-        if at_once:
-            for container in self._pod.alive:
-                container.ask(signal.SIGKILL)
-        self._strays.ask(self._pod.pids())
-        for container in self._pod.alive:
-            container.notify(self.notice, self._wall() + self._grace)
-        self._ladder = Ladder(
-            self._loop, self._pod.stop_order, self._grace, then, interrupted=self.interrupted
-        )
-        self._ladder.step()
-
-    def step(self) -> bool:
-        """A process has gone: whether that is of any matter here."""
-        ladder = self._ladder  # what follows its end may be another attempt, without one
-        if ladder is not None:
-            ladder.step()
-        return ladder is not None
-
-    def kill(self) -> bool:
-        """No more patience with what is being stopped; False when nothing is."""
-        if self._ladder is not None:
-            self._ladder.kill()
-        return self._ladder is not None
-
-    def abandon(self) -> None:
-        """What was to follow the stop does not."""
-        if self._ladder is not None:
-            self._ladder.abandon()
-
-    def end_now(self) -> None:
-        """Everything, daemons too, by SIGKILL. How it ended no longer matters."""
-        self.abandon()
-        for container in self._pod.alive:
-            container.ask(signal.SIGKILL)
-            if container.process is not None:  # the sweep reaps it
-                self._loop.remove(container.process.fileno())
-        self._strays.end_now()
-
-    def forget(self) -> None:
-        """All have gone; another attempt begins."""
-        self._ladder = None
-        self.asked_at = math.inf
 
 
 # ---- The supervisor
@@ -389,6 +210,8 @@ class Supervisor:
         self._cancel_inspection: Callable[[], None] | None = None
         self._inspected_failure: Ended | None = None
         self._meanwhile: list[Callable[[], None]] = []
+        self._asked: dict[str, Ladder] = {}
+        """Containers that a user wants to start again, and that are being stopped for it, by their names."""
 
     @property
     def restarted_servers(self) -> list[Ended]:
@@ -475,7 +298,10 @@ class Supervisor:
             act()
 
     def _exited(self, container: Container, ended: Ended) -> None:
-        if container.spec.role is Role.EVALUATOR:
+        asked = self._asked.get(container.spec.name)
+        if asked is not None:
+            asked.step()
+        elif container.spec.role is Role.EVALUATOR:
             self._evaluators.exited(container, ended)
         elif not ended.ok:
             self._failed(ended, [container] if self._pod.spec.mode.has_servers else self._pod.containers)
@@ -590,6 +416,47 @@ class Supervisor:
             self._count(fault)
             self._restart_all(decision.after)
 
+    # ---- a restart that a user asks for
+
+    def restart(self, name: str, command: str) -> str:
+        """Start this container again, for a `command` of fleetrun; in collective mode all of them, on all
+        machines. It does not count as a failure. Returns why not; empty if it is done.
+        """
+        there = {each.spec.name: each for each in self._pod.containers}
+        container = there.get(name)
+        if container is None:
+            return f"no process {name} on this machine"
+        if self._phase is not Phase.WATCHING or name in self._asked:
+            return "it is being restarted or stopped already"
+        if not container.alive:
+            return f"{container.spec.title} does not run"
+        self._before = self._restarts, self._spent
+        if self._pod.spec.mode.has_servers or container.spec.role is Role.EVALUATOR:
+            self._publish(RestartAsked([container], command))
+            self._stop_for_restart(container)
+        elif self._peers is not None:
+            self._peers.restart_asked(command)
+        else:
+            self._publish(RestartAsked(self._pod.containers, command))
+            self._stopper.notice = "restart"
+            self._restart_all(0.0)
+        return ""
+
+    def _stop_for_restart(self, container: Container) -> None:
+        def again() -> None:
+            del self._asked[container.spec.name]
+            self._restart([container], 0.0)
+
+        grace = self._stopper.grace
+        container.notify("restart", self._wall() + grace)
+        ladder = self._asked[container.spec.name] = Ladder(self._loop, [[container]], grace, again)
+        ladder.step()
+
+    def _abandon_asked(self) -> None:
+        for ladder in self._asked.values():
+            ladder.abandon()
+        self._asked.clear()
+
     def _restart_all(self, after: float) -> None:
         self._phase = Phase.RESTARTING
         self._cancel_timers()  # one that failed before may wait for its own restart
@@ -685,6 +552,7 @@ class Supervisor:
 
     def _stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
         self._close_hangs()
+        self._abandon_asked()
         if self._cancel_inspection is not None:
             self._cancel_inspection()
             self._cancel_inspection = None

@@ -115,6 +115,11 @@ class ProgressReceiver:
         track = self._tracks.get(name)
         return track.rate(self._loop.clock()) if track is not None else None
 
+    def step_seconds(self, name: str) -> float | None:
+        """Seconds of a step over the same time."""
+        track = self._tracks.get(name)
+        return track.step_seconds(self._loop.clock()) if track is not None else None
+
     def left(self, name: str) -> float | None:
         """Seconds to the last step, if the process has told which that is."""
         track = self._tracks.get(name)

@@ -29,11 +29,13 @@ Tables = Mapping[str, Mapping[str, float]]
 
 
 class _Point(NamedTuple):
-    """The samples counted at one time, by the clocks of the launcher and of the process (None if unknown)."""
+    """The samples or steps counted at one time, by the clocks of the launcher and of the process (None if
+    unknown).
+    """
 
     received: float
     sent: float | None
-    samples: int
+    counted: int
 
 
 class Track:
@@ -42,6 +44,7 @@ class Track:
     def __init__(self) -> None:
         self.latest: Report | None = None
         self._points: deque[_Point] = deque(maxlen=_POINTS)
+        self._steps: deque[_Point] = deque(maxlen=_POINTS)
         self._began: _Point | None = None
         self._stepped: tuple[float, int] | None = None
         """When the first step was told, and which."""
@@ -90,15 +93,12 @@ class Track:
         """Samples per second over the last ten seconds; where steps take longer, over the last step. None if
         samples are not counted, or if no report has come for long.
         """
-        if len(self._points) < 2:
-            return None
-        last = self._points[-1]
-        between = _apart(self._points[-2], last)
-        if now - last.received > max(WINDOW, 3 * between):
-            return None
-        since = next(point for point in self._points if _apart(point, last) <= max(WINDOW, between))
-        seconds = _apart(since, last)
-        return (last.samples - since.samples) / seconds if seconds > 0 else None
+        return _rate(self._points, now)
+
+    def step_seconds(self, now: float) -> float | None:
+        """Of one step, over the same time; None where steps are not told."""
+        rate = _rate(self._steps, now)
+        return 1 / rate if rate else None
 
     def left(self, now: float) -> float | None:
         """Seconds to the last step at the pace of all steps so far; None if either is not known."""
@@ -115,7 +115,7 @@ class Track:
     def average(self) -> float | None:
         """Samples per second from the first report to the last; None if samples are not counted."""
         seconds = _apart(self._began, self._points[-1]) if self._began is not None else 0.0
-        return (self._points[-1].samples - self._began.samples) / seconds if self._began and seconds else None
+        return (self._points[-1].counted - self._began.counted) / seconds if self._began and seconds else None
 
     @property
     def due(self) -> bool:
@@ -149,16 +149,38 @@ class Track:
         }
 
     def _count(self, report: Report) -> None:
+        if report.step is not None and (not self._steps or report.step != self._steps[-1].counted):
+            _add(self._steps, _Point(report.received, report.time, report.step))
         if report.samples is None:
             return
         point = _Point(report.received, report.time, report.samples)
-        if self._points and point.samples < self._points[-1].samples:
-            self._points.clear()  # a new process counts from 0
+        if not _add(self._points, point):
             self._began = None
-        if self._points and _apart(self._points[-1], point) <= 0:
-            self._points.pop()  # both came while the launcher was busy
-        self._points.append(point)
         self._began = self._began or point
+
+
+def _add(points: deque[_Point], point: _Point) -> bool:
+    """False if it is the first one of a new process, which counts from 0."""
+    same = not points or point.counted >= points[-1].counted
+    if not same:
+        points.clear()
+    if points and _apart(points[-1], point) <= 0:
+        points.pop()  # both came while the launcher was busy
+    points.append(point)
+    return same
+
+
+def _rate(points: deque[_Point], now: float) -> float | None:
+    """Of a count, per second."""
+    if len(points) < 2:
+        return None
+    last = points[-1]
+    between = _apart(points[-2], last)
+    if now - last.received > max(WINDOW, 3 * between):
+        return None
+    since = next(point for point in points if _apart(point, last) <= max(WINDOW, between))
+    seconds = _apart(since, last)
+    return (last.counted - since.counted) / seconds if seconds > 0 else None
 
 
 def _apart(one: _Point, other: _Point) -> float:

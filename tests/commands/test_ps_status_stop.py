@@ -142,9 +142,16 @@ def test_status_of_one_that_is_stopped(stopped):
     assert error.value.exit_code == 3
 
 
-def test_a_picture_needs_a_terminal(job, capsys):
-    with pytest.raises(UsageError, match="--watch needs a terminal"):
+def test_what_was_the_live_view_names_the_new_one(job):
+    with pytest.raises(UsageError, match="--watch is for --json") as error:
         answer("status", ["--watch"])
+    assert "fleetrun top" in str(error.value.hint)
+
+
+def test_the_live_view_needs_a_terminal(job):
+    with pytest.raises(UsageError, match="needs a terminal") as error:
+        answer("top", [])
+    assert "fleetrun status" in str(error.value.hint)
 
 
 def test_watched_by_a_program_it_is_a_line_each_time_until_the_job_is_over(folder, capsys, monkeypatch):

@@ -17,7 +17,7 @@ def container(number, rank, **more):
         "alive": True, "pid": 4_000_000_000 + rank, "attempt": 0, "started": 1000.0, "ended": None,
         "exit": None,
         "log": "/logs/0", "gpus": "", "step": 10 + rank, "of": None, "left": None, "samples": None,
-        "loss": None, "rate": None, "activity": None, **more,
+        "loss": None, "rate": None, "step_seconds": None, "activity": None, **more,
     }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from fleetrun.commands.views import (
     node_lines,
     process_lines,
     processes_up,
-    screen_lines,
 )
 from tests.support.serving import status_of
 
@@ -31,7 +30,8 @@ def shown(lines):
 
 
 def rows(*containers, width=None):
-    return shown(process_lines(status_of("job", "abcdef", containers=list(containers)), width, 1100.0))
+    there = status_of("job", "abcdef", started=1000.0, elapsed=100.0, containers=list(containers))
+    return shown(process_lines(there, width))
 
 
 def test_the_job_as_a_whole():
@@ -56,8 +56,8 @@ def test_a_process_that_is_asked_to_end_is_up_until_it_has_ended():
 def test_no_process_is_older_than_its_job():
     status = status_of("job", "abcdef", started=900.0, elapsed=4.9)
     assert answer_time(status) == 904.9
-    screen = shown(screen_lines({**status, "containers": [container(started=900.1)]}, 80, 24, 2000.0))
-    assert next(line for line in screen if "trainer.0" in line).split()[3] == "4s"
+    lines = shown(process_lines({**status, "containers": [container(started=900.1)]}, 80))
+    assert next(line for line in lines if "trainer.0" in line).split()[3] == "4s"
 
 
 def test_why_it_ends():
@@ -137,52 +137,14 @@ def test_its_last_words_or_what_it_does_beside_steps(more, said):
     assert rows(container(**more))[1].endswith(said)
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80, 200])
-@pytest.mark.parametrize("height", [1, 3, 6, 24, 50])
-@pytest.mark.parametrize("count", [0, 1, 40])
-def test_a_picture_fits_its_screen(columns, height, count):
-    there = [container(f"trainer.{n}", last_line="x" * 300, step=n, rank=n + 8) for n in range(count)]
-    status = status_of("j" * 100, "abcdef", containers=there)
-    lines = shown(screen_lines(status, columns, height, 1100.0, "not heard of"))
-    assert len(lines) == height
-    assert all(len(line) <= columns for line in lines)
-
-
-def test_what_there_is_no_room_for_is_counted():
-    there = [container(f"trainer.{n}") for n in range(40)]
-    lines = shown(screen_lines(status_of("job", "abcdef", containers=there), 80, 24, 1100.0))
-    trainers = [line for line in lines if line.startswith("trainer.")]
-    assert f"... and {40 - len(trainers)} more; a taller window shows them" in lines
-    assert lines[-1].startswith("q: quit")
-
-
-def test_in_a_low_window_processes_go_before_where_the_logs_are():
-    status = status_of("job", "abcdef", containers=[container(f"trainer.{n}") for n in range(3)])
-    low, tall = (shown(screen_lines(status, 39, height, 1100.0)) for height in (9, 12))
-    assert sum(line.startswith("trainer.") for line in low) == 3
-    assert not any(line.startswith("logs in") for line in low)
-    assert any(line.startswith("logs in") for line in tall)
-
-
-def test_what_is_in_trouble_stands_first_where_there_is_no_room_for_all():
-    there = [container(f"trainer.{n}") for n in range(40)]
-    there[33] |= {"state": "failed", "exit": 3, "alive": False, "pid": None}
-    status = status_of("job", "abcdef", containers=there)
-    low, tall = ([line for line in shown(screen_lines(status, 80, height, 1100.0)) if
-    line.startswith("trainer.")]
-                 for height in (24, 50))  # fmt: skip
-    assert [line.split()[0] for line in low[:3]] == ["trainer.33", "trainer.0", "trainer.1"]
-    assert [line.split()[0] for line in tall] == [f"trainer.{n}" for n in range(40)]
-
-
 def test_last_words_stand_below_where_the_table_has_no_room():
     said = "epoch 3 of 9, all is well so far"
     one = container(last_line=said, step=3, loss=0.5, rate=1.0)
     status = status_of("job", "abcdef", containers=[one])
-    narrow, wide = (shown(screen_lines(status, columns, 24, 1100.0)) for columns in (80, 200))
-    assert f"trainer.0  {said}" in narrow
-    assert any("LAST LINE" in line for line in wide)
-    assert f"trainer.0  {said}" not in wide
+    narrow, wide = (shown(process_lines(status, columns)) for columns in (80, 200))
+    assert "LAST LINE" not in narrow[0]
+    assert "LAST LINE" in wide[0]
+    assert shown(last_lines(status, 80)) == [f"trainer.0  {said}"]
 
 
 @pytest.mark.parametrize("garbage", [None, 7, "x", [1, "a", None], {"a": 1}, -1e308, float("nan"), True])
@@ -190,7 +152,8 @@ def test_an_answer_of_another_form_is_shown_as_far_as_it_goes(garbage):
     one = dict.fromkeys(container(), garbage)
     for containers in (garbage, [one], [garbage]):
         status = {**dict.fromkeys(status_of("job", "abcdef"), garbage), "containers": containers}
-        assert screen_lines(status, 80, 24, 1100.0)
+        assert heading_lines(status, 80)
+        process_lines(status, 80)
 
 
 @pytest.mark.parametrize("step", [10**400, -(10**400), float("nan"), float("inf"), True, "5", [5]])
@@ -233,22 +196,6 @@ def test_a_line_each():
     ]
 
 
-def test_of_very_many_those_in_trouble_come_first():
-    there = [node(rank) for rank in range(1000)]
-    there[500] = node(500, silent="no answer", state="", states=None)
-    there[700] = node(700, state="ending")
-    there[800] = node(800, up=0, states={"failed": 8})
-    found = shown_nodes(node_lines(job(*there), 80, most=8))
-    assert [line.split()[0] for line in found] == ["NODE", "500", "700", "800", "0", "1", "2", "..."]
-    assert found[-1] == "... and 994 more nodes; --node N shows one of them"
-    assert len(node_lines(job(*there), 80)) == 1001
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 5])
-def test_some_are_shown_however_small_the_window_is(most):
-    assert len(node_lines(job(*map(node, range(9))), 20, most)) <= max(3, most)
-
-
 def test_how_many_processes_run():
     assert processes_up(job(node(0), node(1, up=0, states={"failed": 3}))) == (2, 5)
     assert processes_up(job(node(0), node(1, up=0, states={"failed": 3}), only=1)) == (0, 3)
@@ -283,26 +230,6 @@ NONSENSE = [
 @pytest.mark.parametrize("width", [20, 80, None])
 def test_nonsense_does_no_harm(one, width):
     status = job(one, node(1), {**one, "rank": 2})
-    found = shown_nodes([*node_lines(status, width, 9), *process_lines(status, width)])
+    found = shown_nodes([*heading_lines(status, width), *process_lines(status, width)])
     assert all(line.isprintable() for line in found)
     assert width is None or max(map(len, found)) <= width
-    assert len(screen_lines(status, width or 80, 24, 1000.0)) == 24
-
-
-def test_processes_in_trouble_come_first_where_there_is_no_room_for_all():
-    there = [{"name": f"trainer.{n}", "state": "running", "alive": True, "pid": n} for n in range(40)]
-    there[33] |= {"state": "failed", "alive": False, "pid": None}
-    found = shown_nodes(screen_lines(job(node(0), node(1, containers=there)), 80, 24, 1000.0))
-    assert next(line for line in found if "trainer." in line).split()[:2] == ["1", "trainer.33"]
-
-
-def test_a_screen_has_room_for_processes_too():
-    there = [
-        node(rank, containers=[{"name": f"trainer.{n}", "rank": 8 * rank + n, "index": n} for n in range(8)])
-        for rank in range(16)
-    ]
-    found = shown_nodes(screen_lines(job(*there), 80, 24, 1000.0))
-    assert len(found) == 24
-    assert any(line.startswith("... and 10 more nodes") for line in found)
-    assert sum("trainer." in line for line in found) >= 8
-    assert any("a taller window shows them" in line for line in found)

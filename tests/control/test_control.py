@@ -27,7 +27,7 @@ def control():
     loop = Loop()
     facts = facts_of_launch("job", "abcdef", "collective", Path("/logs"), 0)
     status, others = JobStatus(facts, clock=lambda: 5.0), Others()  # two answers have one time
-    made = Control(loop, status, print, print, others)
+    made = Control(loop, status, print, print, print, others)
     made.status, made.others, made.loop = status, others, loop
     yield made
     loop.close()
@@ -48,7 +48,7 @@ def test_others_are_asked_only_when_somebody_wants_to_know(control):
     assert control.answer({"ask": "status"}) == control.status.fields()
     assert control.answer({"ask": "status", "everywhere": 1}) == control.status.fields()
     assert control.others.asked == []
-    alone = Control(control.loop, control.status, print, print)
+    alone = Control(control.loop, control.status, print, print, print)
     assert alone.answer({"ask": "status", "everywhere": True}) == control.status.fields(), "it has none"
 
 

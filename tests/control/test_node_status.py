@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from fleetrun.commands.views import processes
 from fleetrun.control.node_status import pack, summary, unfolded, unpack, with_answers
 from tests.support.serving import status_of
 
@@ -16,7 +17,7 @@ def container(number, **more):
         "alive": True, "pid": 1000 + number, "attempt": 0, "started": 1000.5, "ended": None,
         "exit": None, "log": "/logs/0",
         "gpus": "", "step": None, "of": None, "left": None, "samples": None, "loss": None, "rate": None,
-        "activity": None, **more,
+        "step_seconds": None, "activity": None, **more,
     }  # fmt: skip
 
 
@@ -46,6 +47,28 @@ def test_what_was_said_is_understood():
     assert (said["containers"][0]["loss"], said["containers"][0]["activity"]) == ("nan", activity)
     assert "log" not in said["containers"][0], "its machine has it"
     assert (said["elapsed"], said["left_out"]) == (5.0, 0)
+
+
+def test_how_late_ranks_are_goes_along_where_there_is_room():
+    late = [
+        {"rank": rank, "node": "h1", "share": 0.5, "seconds": 1.0, "behind": 9, "of": 9} for rank in range(64)
+    ]
+    said = unpack(pack(of(container(0), late=late), False, 32 << 10))
+    assert said is not None
+    assert said["late"] == [{"rank": rank, "share": 0.5} for rank in range(64)]
+    said = unpack(pack(of(container(0), late=late), False, 400))
+    assert said is not None
+    assert (said["late"], len(said["containers"])) == ([], 1)
+    said = unpack(pack(of(container(0), late=late), True, 512))
+    assert said is not None
+    assert "late" not in said
+
+
+def test_one_node_knows_how_late_the_ranks_of_all_are():
+    knows = {"rank": 0, "states": {}, "late": [{"rank": 1, "share": 0.5}]}
+    other = {"rank": 1, "states": {}, "containers": [container(1), container(2)]}
+    found = processes(of(nodes=[knows, other]))
+    assert [said["late"] for _, _, said in found] == [0.5, None]
 
 
 def test_tables_of_servers_are_the_first_to_be_left_out():

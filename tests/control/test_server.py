@@ -300,6 +300,9 @@ class ProgressReceiver:
     def rate(self, container: str, /) -> float | None:
         return 12.5 if container == "trainer.0" else None
 
+    def step_seconds(self, container: str, /) -> float | None:
+        return 0.25 if container == "trainer.0" else None
+
     def left(self, container: str, /) -> float | None:
         return 3.5 if container == "trainer.0" else None
 
@@ -393,6 +396,7 @@ def test_what_they_report(status, pod):
     run(status, *pod.containers)
     trainer = of(status, "trainer.0")
     assert (trainer["step"], trainer["samples"], trainer["rate"]) == (7, 70, 12.5)
+    assert trainer["step_seconds"] == 0.25
     assert trainer["activity"] == {"what": "loading", "done": 3.0, "of": None}
     assert of(status, "trainer.1")["step"] is None
 
@@ -500,8 +504,14 @@ def control(status):
     loop = Loop()
     said: list[str] = []
     got: list[tuple[int, str]] = []
-    made = Control(loop, status, lambda number, command: got.append((number, command)), said.append)
-    made.said, made.got, made.loop = said, got, loop  # type: ignore[attr-defined]
+    restarted: list[tuple[str, str]] = []
+
+    def restart(name: str, command: str) -> str:
+        restarted.append((name, command))
+        return "" if name == "trainer.0" else "it does not run"
+
+    made = Control(loop, status, lambda number, command: got.append((number, command)), restart, said.append)
+    made.said, made.got, made.loop, made.restarted = said, got, loop, restarted  # type: ignore[attr-defined]
     yield made
     made.close()
     loop.close()
@@ -527,6 +537,16 @@ def test_a_stop_is_answered_first_and_then_done(control, at_once, signals):
     turn(control.loop)
     assert [number for number, _ in got] == signals
     assert all(command.startswith("`fleetrun stop") for _, command in got)
+
+
+def test_a_restart_is_done_or_it_says_why_not(control):
+    question = {"ask": "restart", "name": "trainer.0", "asker": (0, os.getuid())}
+    assert control.answer(question) == {"restarting": "trainer.0"}
+    assert control.answer({"ask": "restart", "name": ["x"] * 999}) == {"error": "it does not run"}
+    (name, command), (long, _) = control.restarted
+    assert name == "trainer.0"
+    assert command.startswith("`fleetrun top` of ")
+    assert len(long) <= 100
 
 
 def test_without_a_place_for_the_socket_the_job_runs_and_says_so(control, tmp_path):

@@ -31,7 +31,9 @@ def written() -> dict[str, set[str]]:
 
 
 def of_pods() -> dict[str, set[str]]:
-    """`yield "exited", fields` in `record_lines`, with what the functions return that make the fields."""
+    """`yield "exited", fields` in `record_lines` and in what it yields from, with what the functions return
+    that make the fields.
+    """
     tree = ast.parse((ROOT / "fleetrun/pod/events.py").read_text())
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -47,9 +49,16 @@ def of_pods() -> dict[str, set[str]]:
             *({key.value} if isinstance(key, ast.Constant) else keys_of(value) for key, value in pairs)
         )
 
+    lines = functions["record_lines"]
+    more = [
+        functions[ast.unparse(each.value.func)]
+        for each in ast.walk(lines)
+        if isinstance(each, ast.YieldFrom) and isinstance(each.value, ast.Call)
+    ]
     return {
         each.value.elts[0].value: keys_of(each.value.elts[1])
-        for each in ast.walk(functions["record_lines"])
+        for function in (lines, *more)
+        for each in ast.walk(function)
         if isinstance(each, ast.Yield) and isinstance(each.value, ast.Tuple)
     }
 

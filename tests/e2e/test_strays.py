@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from fleetrun.pod.supervisor import STRAYS_LEAVE
+from fleetrun.pod.stopping import STRAYS_LEAVE
 from tests.support.command import Fleetrun
 from tests.support.traces import left_behind, state_of, wait_until
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import Fleetrun
+from tests.support.top_view import ESCAPE, View
 from tests.support.traces import wait_until
 
 SCRIPT = """
@@ -86,6 +87,14 @@ def test_the_tables_of_a_job_are_listed_and_exported(fleetrun: Fleetrun):
     assert all(each["log_bytes"] > 0 for each in found["servers"])
     assert all(each["stale_steps_p50"] == 0 for each in found["servers"]), "there is one trainer"
     assert all(each["stale_ms_p99"] > 0 for each in found["servers"])
+
+    view = View(fleetrun)
+    view.until_text("trainer 0 running", "server 1 running")
+    view.type_in("t")
+    view.until_text("ads (pod ", "TABLE", "0.weight 70", "1.weight 0")
+    view.type_in(ESCAPE)
+    view.until_text("server 1 running")
+    view.quit()
 
     shown = fleetrun.run("tables")
     heading, titles, first, _ = shown.out.splitlines()

@@ -48,6 +48,7 @@ class Asked:
     def __init__(self, token="") -> None:
         self.job = SimulatedJob(fewest=2, most=2)
         self.stopped: list[tuple[str, str, bool]] = []
+        self.restarted: list[tuple[str, str, str]] = []
         self.nodes = [self.add(token) for _ in range(2)]
         self.job.until(self.job.all_run())
         self.store = MemoryStore(self.job.ledger, self.job.loop, "guest-1", lease=10.0)
@@ -61,7 +62,11 @@ class Asked:
         def stop(command, now):
             self.stopped.append((me, command, now))
 
-        requests = Requests(self.job.loop, me, "abcdef", set(), token, stop)
+        def restart(name, command):
+            self.restarted.append((me, name, command))
+            return "" if name == "ps.0" else "it does not run"
+
+        requests = Requests(self.job.loop, me, "abcdef", set(), token, stop, restart)
         requests.membership = player.membership
         player.membership.when_looked = requests.look
         return me
@@ -102,6 +107,16 @@ def test_a_node_writes_the_next_piece_when_the_last_one_was_taken():
     asked.settle()
     assert asked.left() == []
     assert all("answers/" not in each for one in asked.job.players for each in one.store._mirror.prefixes)
+
+
+@pytest.mark.parametrize(("name", "last"), [("ps.0", (0, "")), ("ps.7", (1, "it does not run"))])
+def test_a_node_starts_a_process_again_or_says_why_not(name, last):
+    asked = Asked()
+    asked.ask(Request(verb="restart", options={"name": name}, nodes=(asked.nodes[1],), by="alice on h9"))
+    asked.pieces()
+    (piece,) = asked.pieces().values()
+    assert (piece.code, piece.error) == last
+    assert asked.restarted == [(asked.nodes[1], name, "`fleetrun top` of alice on h9")]
 
 
 def test_only_the_nodes_that_are_meant_answer():

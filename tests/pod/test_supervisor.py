@@ -16,7 +16,7 @@ from fleetrun.pod.container import Container
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.supervisor import Ladder
+from fleetrun.pod.stopping import Ladder
 from tests.support.isolated import isolated
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Clock, Supervision, spec_of
 from tests.support.waiting import ended, eventually, state_of
@@ -525,6 +525,10 @@ class Heard:
 
     def __init__(self):
         self.too = []
+        self.restarts = []
+
+    def restart_asked(self, command):
+        self.restarts.append(command)
 
     def pod_failed_too(self, ended, fault):
         self.too.append(ended.spec.name)
@@ -901,3 +905,81 @@ def test_nobody_to_stop():
     climb = Climb([[], []], grace=1000.0)
     climb.run()
     assert climb.done == 1
+
+
+# ---- a restart that a user asks for
+
+COMMAND = "`fleetrun top` of alice"
+
+
+def test_a_restart_that_is_asked_for_is_of_all_in_collective_mode(job):
+    supervision = job({"trainer.0": LEAVE_ON_GO.format(0), "trainer.1": LEAVE_ON_GO.format(0)})
+    both = {"trainer.0 ready": 1, "trainer.1 ready": 1}
+
+    def restart():
+        supervision.after(both, (supervision.folder / "go").touch)
+        assert supervision.supervisor.restart("trainer.1", COMMAND) == ""
+        assert "already" in supervision.supervisor.restart("trainer.0", COMMAND)
+
+    supervision.after(both, restart)
+    result = supervision.run()
+    assert (result.code, result.restarts) == (0, 0), "it is no failure"
+    assert [supervision.told(each) for each in both] == [2, 2]
+    assert supervision.told("restart asked trainer.0 trainer.1") == 1
+    assert supervision.decisions == []
+
+
+@pytest.mark.parametrize("name", ["trainer.1", "ps.0"])
+def test_with_servers_only_that_process_starts_again(job, name):
+    waits = LEAVE_ON_GO.format(0)
+    supervision = job({"trainer.0": waits, "trainer.1": waits, "ps.0": OBEDIENT}, mode=Mode.PS)
+
+    def restart():
+        supervision.on(f"{name} ready", (supervision.folder / "go").touch)
+        assert supervision.supervisor.restart(name, COMMAND) == ""
+        assert "already" in supervision.supervisor.restart(name, COMMAND)
+
+    supervision.after({"trainer.0 ready": 1, "trainer.1 ready": 1, "ps.0 ready": 1}, restart)
+    result = supervision.run()
+    assert (result.code, result.restarts) == (0, 0)
+    again = {each.spec.name for each in supervision.pod.containers if each.restarts}
+    assert again == {name}
+
+
+def test_an_end_takes_over_from_a_restart_of_one(job):
+    supervision = job({"trainer.0": OBEDIENT, "trainer.1": STUBBORN}, mode=Mode.PS, stop_timeout=0.05)
+
+    def restart():
+        assert supervision.supervisor.restart("trainer.1", COMMAND) == ""
+        supervision.supervisor.interrupt(signal.SIGTERM)
+
+    supervision.after({"trainer.0 ready": 1, "trainer.1 ready": 1}, restart)
+    assert supervision.run().code == 143
+    assert supervision.container("trainer.1").restarts == 0
+
+
+def test_what_cannot_be_started_again(job):
+    supervision = job({"trainer.0": OBEDIENT, "trainer.1": "exit 0"}, mode=Mode.PS)
+    said = []
+
+    def restart():
+        said.extend(supervision.supervisor.restart(name, COMMAND) for name in ("trainer.7", "trainer.1"))
+        supervision.supervisor.interrupt(signal.SIGTERM)
+        said.append(supervision.supervisor.restart("trainer.0", COMMAND))
+
+    supervision.on("trainer.0 ready", lambda: supervision.once_ended("trainer.1", restart))
+    supervision.run()
+    assert ["no process" in said[0], "does not run" in said[1], "already" in said[2]] == [True] * 3
+
+
+def test_the_nodes_of_a_collective_job_start_again_together(job):
+    peers = Heard()
+    supervision = job({"trainer.0": OBEDIENT}, peers=peers)
+
+    def restart():
+        assert supervision.supervisor.restart("trainer.0", COMMAND) == ""
+        supervision.supervisor.stop_for("it is asked for", "restart")
+
+    supervision.on("trainer.0 ready", restart)
+    supervision.run()
+    assert peers.restarts == [COMMAND]

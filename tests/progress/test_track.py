@@ -172,6 +172,25 @@ def test_a_launcher_that_reads_late_makes_no_process_quicker(points, rate):
     assert track.rate(5.0) == rate
 
 
+@pytest.mark.parametrize(
+    ("points", "now", "seconds"),
+    [
+        ([], 0.0, None),
+        ([(1.0, 3)], 1.0, None),
+        ([(1.0, 3), (1.5, 4)], 1.5, 0.5),
+        ([(0.0, 1), (30.0, 2)], 40.0, 30.0),
+        ([(0.0, 1), (30.0, 2)], 121.0, None),  # it is stuck
+        ([(0.0, 10), (1.0, 20), (2.0, 1), (2.5, 2)], 2.5, 0.5),  # a process that begins anew
+        ([(0.0, 1), (1.0, 1), (2.0, 1), (3.0, 2)], 3.0, 3.0),  # told several times in a step
+    ],
+)
+def test_how_long_a_step_takes(points, now, seconds):
+    track = Track()
+    for at, step in points:
+        track.take(report(at, step=step))
+    assert track.step_seconds(now) == seconds
+
+
 def test_the_time_that_is_left_is_that_of_the_steps_that_are_left():
     track = Track()
     track.take(report(100.0, step=10, of=110))

@@ -284,13 +284,15 @@ class Fleetrun:
         self._launches.append(launch)
         return launch
 
-    def at_terminal(self, *words: str, watched: bool = True, **options: Any) -> tuple[Launch, int]:
-        """The same as the leader of a session with a terminal of 40 lines of 80 columns: and its master.
+    def at_terminal(
+        self, *words: str, watched: bool = True, columns: int = 80, rows: int = 40, **options: Any
+    ) -> tuple[Launch, int]:
+        """The same as the leader of a session with a terminal of this size: and its master.
 
         The terminal's text is `out` of the launch, which closes it then; unless it is not `watched`.
         """
         master, slave = pty.openpty()
-        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 40, 80, 0, 0))
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
 
         def take() -> None:

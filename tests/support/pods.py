@@ -23,6 +23,7 @@ from fleetrun.pod.events import (
     Leaving,
     Peers,
     PodEvent,
+    RestartAsked,
     Restarting,
     Started,
 )
@@ -224,6 +225,8 @@ class Supervision:
                 self._failed(event)
             case Hang():
                 self._hung(event)
+            case RestartAsked():
+                self._tell(f"restart asked {' '.join(each.spec.name for each in event.containers)}")
             case Restarting():
                 self._restarting(event.containers)
             case Leaving():

@@ -47,6 +47,7 @@ class CauseKind(StrEnum):
     FAILED = "failed"  # a process failed
     LOST = "lost"  # a node no longer answers
     LEFT = "left"  # a node was told to leave (a signal)
+    ASKED = "asked"  # a user wants all processes to start again
     JOINED = "joined"  # a node came to an elastic job
     TIMEOUT = "timeout"  # --timeout
     REFUSED = "refused"  # the nodes' options, versions or ranks do not match; nothing was started

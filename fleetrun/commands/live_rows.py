@@ -1,0 +1,320 @@
+"""The processes of a running job as `fleetrun top` lists them: what is remembered of each, in which order
+they come, which of them a filter leaves, and the cells of a line. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetrun.commands import views
+from fleetrun.commands.output import Cell, Column, percent, size
+from fleetrun.commands.views import formatted, number_of, text_of
+from fleetrun.console.text import format_duration, format_short
+from fleetrun.control.usage import objects_in
+
+Key = tuple[str, str]
+"""Identifies a process: the rank of its node (empty in a job on one) and its name there."""
+
+# ---- What is remembered
+
+BARS = "▁▂▃▄▅▆▇█"
+STEP_CELLS, STEP_CELL = 12, 10.0
+LATE_CELLS, LATE_CELL = 8, 60.0
+"""Of a sparkline: how many cells, and of how many seconds. Lateness is measured once a minute."""
+
+
+class Series:
+    """The newest values of one number, of each span of `seconds` their mean."""
+
+    def __init__(self, cells: int, seconds: float) -> None:
+        self._seconds = seconds
+        self._cells: deque[tuple[int, float, int]] = deque(maxlen=cells)
+        """Number of the span, sum and count of its values."""
+
+    def add(self, value: float | None, now: float) -> None:
+        if value is None:
+            return
+        number = int(now // self._seconds)
+        if self._cells and self._cells[-1][0] == number:
+            _, total, count = self._cells.pop()
+            self._cells.append((number, total + value, count + 1))
+        else:
+            self._cells.append((number, value, 1))
+
+    def bars(self, highest: float) -> str:
+        """One character for each span, the newest last: full height for the value `highest`. A span without
+        values is blank.
+        """
+        if not self._cells:
+            return ""
+        first, last = self._cells[0][0], self._cells[-1][0]
+        means = {number: total / count for number, total, count in self._cells}
+        spans = range(max(first, last - (self._cells.maxlen or 1) + 1), last + 1)
+        return "".join(_bar(means[each], highest) if each in means else " " for each in spans)
+
+    @property
+    def highest(self) -> float:
+        return max((total / count for _, total, count in self._cells), default=0.0)
+
+
+def _bar(value: float, highest: float) -> str:
+    part = min(1.0, max(0.0, value / highest)) if highest > 0 else 0.0
+    return BARS[max(0, math.ceil(part * len(BARS)) - 1)]
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of one process."""
+
+    step_time: Series = field(default_factory=lambda: Series(STEP_CELLS, STEP_CELL))
+    late: Series = field(default_factory=lambda: Series(LATE_CELLS, LATE_CELL))
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`said` is what its launcher says of it; `host` is the name of its node, empty in a job on one."""
+
+    node: str
+    host: str
+    said: Mapping[str, Any]
+    answered: float
+    memory: Memory
+
+    @property
+    def key(self) -> Key:
+        return self.node, text_of(self.said, "name")
+
+    @property
+    def role(self) -> str:
+        return text_of(self.said, "role")
+
+    @property
+    def rank(self) -> int | None:
+        rank = self.said.get("rank")
+        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+
+    @property
+    def alive(self) -> bool:
+        return self.said.get("alive") is True
+
+    @property
+    def title(self) -> str:
+        """`trainer 3`, `server 0`"""
+        name = "server" if self.role == "ps" else self.role
+        return name if self.rank is None else f"{name} {self.rank}"
+
+
+class Processes:
+    """Of the newest status, each with what is remembered of it."""
+
+    def __init__(self) -> None:
+        self.all: list[Process] = []
+        self._memories: dict[Key, Memory] = {}
+
+    def take(self, status: Mapping[str, Any], now: float) -> None:
+        """A new status. Those that are not in it are forgotten, unless their node did not answer."""
+        silent = {text_of(each, "rank") for each in objects_in(status, "nodes") if each.get("silent")}
+        hosts = {text_of(each, "rank"): text_of(each, "title") for each in objects_in(status, "nodes")}
+        found: dict[Key, Process] = {each.key: each for each in self.all if each.node in silent}
+        for node, answer, said in views.processes(status):
+            key = node, text_of(said, "name")
+            memory = self._memories.setdefault(key, Memory())
+            memory.step_time.add(number_of(said, "step_seconds"), now)
+            memory.late.add(number_of(said, "late"), now)
+            host = hosts.get(node, "")
+            found[key] = Process(node, host, said, views.answer_time(answer), memory)
+        self._memories = {key: self._memories[key] for key in found}
+        self.all = sorted(found.values(), key=_by_rank)
+
+
+# ---- Order
+
+Order = Callable[[Process], tuple[Any, ...]]
+
+
+def _by_rank(one: Process) -> tuple[Any, ...]:
+    rank = one.rank
+    return one.role != "trainer", one.role, rank is None, rank or 0, one.node, text_of(one.said, "name")
+
+
+def _high_first(name: str) -> Order:
+    return lambda one: (-(number_of(one.said, name) or -math.inf), *_by_rank(one))
+
+
+def _low_first(name: str) -> Order:
+    def order(one: Process) -> tuple[Any, ...]:
+        value = number_of(one.said, name)
+        return math.inf if value is None else value, *_by_rank(one)
+
+    return order
+
+
+def _unusual_first(one: Process) -> tuple[Any, ...]:
+    state = text_of(one.said, "state")
+    return state in ("ready", "running", "completed"), state in ("running", "completed"), *_by_rank(one)
+
+
+def _node_first(one: Process) -> tuple[Any, ...]:
+    return int(one.node) if one.node.isdecimal() else -1, *_by_rank(one)
+
+
+ORDERS: Mapping[str, Order] = {
+    "rank": _by_rank,
+    "node": _node_first,
+    "state": _unusual_first,
+    "step": _low_first("step"),
+    "step time": _high_first("step_seconds"),
+    "lateness": _high_first("late"),
+    "cpu": _high_first("cpu"),
+    "memory": _high_first("memory"),
+}
+"""What matters comes first: processes in an unusual state, the slowest, the latest, the largest."""
+
+# ---- Filter
+
+
+def wanted(text: str) -> Callable[[Process], bool]:
+    """Of words that must all apply: `node=0-3`, `rank=7`, `role=ps`, `state=failed`; a number or a range
+    alone is one of ranks, and any other word a part of what the line says.
+    """
+    tests = [_test(word.lower()) for word in text.split()]
+    return lambda one: all(test(one) for test in tests)
+
+
+def _test(word: str) -> Callable[[Process], bool]:
+    name, equals, value = word.partition("=")
+    if equals and name == "node":
+        return lambda one: _in_range(one.node, value)
+    if equals and name == "rank":
+        return lambda one: _in_range(str(one.rank), value)
+    if equals and name in ("role", "state"):
+        return lambda one: value in text_of(one.said, name).lower()
+    if re.fullmatch(r"\d+(-\d*)?", word):
+        return lambda one: _in_range(str(one.rank), word)
+    return lambda one: word in _words_of(one)
+
+
+def _in_range(number: str, value: str) -> bool:
+    """`value` is `3`, `3-7` or `3-`; empty for any."""
+    low, dash, high = value.partition("-")
+    if not number.isdecimal() or not low.isdecimal():
+        return not value
+    most = int(high) if high.isdecimal() else math.inf if dash else int(low)
+    return int(low) <= int(number) <= most
+
+
+def _words_of(one: Process) -> str:
+    said = one.said
+    parts = (one.title, one.role, one.host, text_of(said, "name"), text_of(said, "state"))
+    return " ".join((*parts, views.activity_or_last_line(said))).lower()
+
+
+# ---- A line
+
+COLUMNS = (
+    Column("NODE", 8, right=True, least=4),
+    Column("ROLE", least=7),
+    Column("RANK", right=True, least=4),
+    Column("STATE", least=9),
+    Column("STEP", 8, right=True, least=6),
+    Column("STEP TIME", 7, right=True, least=9),
+    Column("", 5, least=STEP_CELLS),
+    Column("LATE", 7, right=True, least=4),
+    Column("", 4, least=LATE_CELLS),
+    Column("LOSS", 6, right=True, least=7),
+    Column("CPU", 6, right=True, least=4),
+    Column("MEM", 6, right=True, least=4),
+    Column("GPU", 5, right=True, least=4),
+    Column("GPUMEM", 3, right=True),
+    Column("UP", 2, right=True, least=5),
+    Column("RESTARTS", 2, right=True),
+    Column("PID", 1, right=True, least=5),
+    Column("LAST LINE", 1, rest=True),
+)
+
+_TITLES = {
+    "rank": "RANK",
+    "node": "NODE",
+    "state": "STATE",
+    "step": "STEP",
+    "step time": "STEP TIME",
+    "lateness": "LATE",
+    "cpu": "CPU",
+    "memory": "MEM",
+}
+
+
+def title_of(order: str) -> str:
+    """Of the column by which this order sorts."""
+    return _TITLES[order]
+
+
+def cells(one: Process, slowest: float) -> list[Cell]:
+    """Of COLUMNS. `slowest`: the step time, in seconds, that has full height in all lines."""
+    said = one.said
+    state, loss, late = text_of(said, "state"), views.loss_of(said), number_of(said, "late")
+    started, attempt = number_of(said, "started"), number_of(said, "attempt")
+    return [
+        Cell(one.node),
+        Cell("server" if one.role == "ps" else one.role),
+        Cell("" if one.rank is None else str(one.rank)),
+        Cell(views.state_of(said), views.STYLES.get(state, "")),
+        Cell(views.step_of(said)),
+        Cell(formatted(format_seconds, number_of(said, "step_seconds"))),
+        Cell(one.memory.step_time.bars(slowest), "cyan"),
+        Cell(percent(None if late is None else 100 * late), "yellow" if late and late >= 0.1 else ""),
+        Cell(one.memory.late.bars(1.0) if one.memory.late.highest else "", "yellow"),
+        Cell(loss, "red" if loss in ("nan", "inf", "-inf") else ""),
+        Cell(percent(number_of(said, "cpu"))),
+        Cell(size(number_of(said, "memory"))),
+        Cell(percent(number_of(said, "gpu"))),
+        Cell(size(number_of(said, "gpu_memory"))),
+        Cell(format_duration(one.answered - started) if started is not None and one.alive else ""),
+        Cell("" if not attempt else f"{attempt:g}"),
+        Cell(text_of(said, "pid")),
+        Cell(views.activity_or_last_line(said), "dim"),
+    ]
+
+
+def slowest_step(there: Iterable[Process]) -> float:
+    return max((each.memory.step_time.highest for each in there), default=0.0)
+
+
+def format_seconds(seconds: float) -> str:
+    """`1.2 s`, `31 ms`, `210 us`"""
+    if seconds >= 0.9995:
+        return f"{format_short(seconds)} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 0.9995e-3 else f"{1e6 * seconds:.3g} us"
+
+
+# ---- Above the lines
+
+
+def newest(there: Sequence[Process]) -> Process | None:
+    """The trainer that has come furthest."""
+    trainers = [each for each in there if each.role == "trainer" and number_of(each.said, "step") is not None]
+    return max(trainers, key=lambda each: number_of(each.said, "step") or 0, default=None)
+
+
+def progress_text(there: Sequence[Process]) -> str:
+    """`step 1,234 of 5,000 (25 %), 3m12s left, loss 0.02314, 12.3k samples/s`; empty before the first
+    step.
+    """
+    first = newest(there)
+    if first is None:
+        return ""
+    step, of = number_of(first.said, "step") or 0, number_of(first.said, "of")
+    parts = [f"step {step:,}" + (f" of {of:,} ({100 * step / of:.0f} %)" if of else "")]
+    if (left := number_of(first.said, "left")) is not None:
+        parts.append(f"{format_duration(left)} left")
+    if loss := views.loss_of(first.said):
+        parts.append(f"loss {loss}")
+    rates = [rate for each in there if (rate := number_of(each.said, "rate")) is not None]
+    if rates:
+        parts.append(f"{format_short(sum(rates))} samples/s")
+    return ", ".join(parts)

@@ -1,0 +1,668 @@
+"""The screens of `fleetrun top`: the list of processes, one process with its stack and log, the tables of
+parameter servers, questions before something is stopped or started again. Imported by that command only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+from rich.console import Group
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.geometry import Size
+from textual.message import Message
+from textual.screen import ModalScreen, Screen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Footer, Input, RichLog, Static
+
+from fleetrun.commands import live_rows, live_tables, views
+from fleetrun.commands.find import job_title
+from fleetrun.commands.live_job import (
+    Command,
+    Feed,
+    Status,
+    end_of,
+    logs_words,
+    restart,
+    stacks_words,
+    stop_words,
+)
+from fleetrun.commands.live_rows import COLUMNS, ORDERS, Process, Processes
+from fleetrun.commands.output import cut, filled, table
+from fleetrun.commands.status import StatusWatch
+from fleetrun.console.text import format_duration, printable, sanitize
+from fleetrun.control.client import Running
+from fleetrun.control.usage import objects_in
+from fleetrun.doctor.facts import plural
+
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SILENT = 2.0
+"""Seconds without an answer of the launcher, from which on they are told."""
+
+_LOG_LINES = 2000
+
+
+# ---- The list
+
+
+class Ranks(ScrollView, can_focus=True):
+    """Of as many processes as there are, draws those that are seen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "Details"),
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown,space", "page(1)", show=False),
+        Binding("home,g", "move(-1000000)", show=False),
+        Binding("end,G", "move(1000000)", show=False),
+    ]
+
+    class Opened(Message):
+        """One is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: list[Process] = []
+        self._order = "rank"
+        self._cursor = 0
+        self._drawn: tuple[object, list[Strip]] = (None, [])
+        self._version = 0
+
+    def show(self, rows: list[Process], order: str) -> None:
+        """The one that is chosen stays so, wherever it comes to be."""
+        chosen = self.chosen
+        self._rows, self._order, self._version = rows, order, self._version + 1
+        keys = [each.key for each in rows]
+        if chosen is not None and chosen.key in keys:
+            self._cursor = keys.index(chosen.key)
+        self._cursor = max(0, min(self._cursor, len(rows) - 1))
+        self.virtual_size = Size(self.size.width, len(rows) + 1)
+        self._see()
+        self.refresh()
+
+    @property
+    def chosen(self) -> Process | None:
+        return self._rows[self._cursor] if self._cursor < len(self._rows) else None
+
+    def action_move(self, lines: int) -> None:
+        self._cursor = max(0, min(self._cursor + lines, len(self._rows) - 1))
+        self._see()
+        self.refresh()
+
+    def action_page(self, pages: int) -> None:
+        self.action_move(pages * max(1, self.size.height - 2))
+
+    def action_open(self) -> None:
+        if self.chosen is not None:
+            self.post_message(self.Opened())
+
+    def on_click(self, event: events.Click) -> None:
+        line = int(self.scroll_offset.y) + event.y - 1
+        if event.y > 0 and line < len(self._rows):
+            self._cursor = line
+            self.refresh()
+
+    def _see(self) -> None:
+        """Scroll to the chosen line. The first line of the screen has the titles."""
+        top, room = int(self.scroll_offset.y), max(1, self.size.height - 1)
+        top = min(max(top, self._cursor - room + 1), self._cursor)
+        if top != int(self.scroll_offset.y):
+            self.scroll_to(y=top, animate=False, force=True)
+
+    def render_line(self, y: int) -> Strip:
+        top = int(self.scroll_offset.y)
+        width = self.size.width
+        about = (self._version, top, self.size)
+        if self._drawn[0] != about:
+            self._drawn = about, self._strips(top, width)
+        lines = self._drawn[1]
+        if y >= len(lines):
+            return Strip.blank(width)
+        strip = lines[y]
+        if y and top + y - 1 == self._cursor:
+            strip = strip.apply_style(Style(reverse=True, bold=True))
+        return strip
+
+    def _strips(self, top: int, width: int) -> list[Strip]:
+        seen = self._rows[top : top + max(0, self.size.height - 1)]
+        slowest = live_rows.slowest_step(self._rows)
+        titles, *lines = table(COLUMNS, [live_rows.cells(each, slowest) for each in seen], width)
+        title = live_rows.title_of(self._order)
+        titles.highlight_regex(rf"(?:^|(?<=  )|(?<=^ )){re.escape(title)}(?=  |$)", "underline")
+        console = self.app.console
+        return [Strip(each.render(console, end="")).adjust_cell_length(width) for each in (titles, *lines)]
+
+
+# ---- Other screens
+
+
+class Confirm(ModalScreen[bool]):
+    """A question that `y` answers with yes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q", "answer(False)", "No"),
+    ]
+    CSS = """
+    Confirm { align: center middle; }
+    Confirm > Static { width: 70; max-width: 95%; height: auto; border: round ansi_yellow; padding: 1 2; }
+    """
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text(f"{self._question}\n\ny: yes    n: no"))
+        yield Footer()
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)
+
+
+_HELP = """\
+up, down, page up, page down, home, end    choose a process
+Enter    its stack and its log; u there takes the stack again, Tab changes between them
+s, S     the next order: rank, node, state, step, step time, lateness, cpu, memory; the other way round
+/        show only what fits: node=0-3, rank=7, role=ps, state=failed, 12 or 8-15 (ranks), or a part of the
+         line; several words must all fit. Escape shows all
+t        tables of the parameter servers
+r        start the process again; in a collective job all of them, on all nodes
+x        stop the job; once more kills it at once
+q        quit. The job goes on
+
+STEP TIME has two minutes behind it, LATE (the part of the time for which the others wait) eight minutes; the
+bars of all processes have the same scale. CPU, memory and GPU are known of this machine's processes only."""
+
+
+class Help(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter,question_mark", "dismiss", "Back")]
+    CSS = """
+    Help { align: center middle; }
+    Help > VerticalScroll {
+        width: 110; max-width: 98%; height: auto; max-height: 90%; border: round ansi_cyan; padding: 0 1;
+    }
+    """
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(Text(_HELP))
+        yield Footer()
+
+
+class Details(Screen[None]):
+    """One process: what is known of it, its stack, its log."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back"),
+        Binding("u", "stack", "Stack again"),
+        Binding("tab", "app.focus_next", "Stack/log"),
+        Binding("r", "restart", "Restart"),
+    ]
+    CSS = """
+    Details > #about { height: auto; }
+    Details > .title { height: 1; text-style: bold underline; }
+    Details > RichLog { height: 1fr; scrollbar-size-horizontal: 1; scrollbar-size-vertical: 1; }
+    """
+
+    def __init__(self, job: Running, one: Process) -> None:
+        super().__init__()
+        self._job = job
+        self.one = one
+        self._commands: list[Command] = []
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="about")
+        yield Static(Text("Stack"), classes="title")
+        yield RichLog(id="stack", wrap=False, auto_scroll=False, max_lines=_LOG_LINES)
+        yield Static(Text("Log"), classes="title")
+        yield RichLog(id="log", wrap=False, max_lines=_LOG_LINES)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.take(self.one)
+        self.query_one("#log").focus()
+        self.action_stack()
+        self._run(logs_words(self._job, self.one), "#log")
+
+    def on_unmount(self) -> None:
+        for each in self._commands:
+            each.end()
+
+    def take(self, one: Process) -> None:
+        """What is known of it now."""
+        self.one = one
+        fields = [
+            (column.title, cell) for column, cell in zip(COLUMNS, live_rows.cells(one, 0.0), strict=True)
+        ]
+        shown = [
+            Text.assemble((f"{title.lower()} ", "dim"), (printable(cell.text), cell.style))
+            for title, cell in fields
+            if title and cell.text and title not in ("ROLE", "RANK", "LAST LINE")
+        ]
+        host = f" ({one.host})" if one.host else ""
+        lines = filled([Text(f"{one.title}{printable(host)}", "bold"), *shown], self.app.size.width)
+        self.query_one("#about", Static).update(Group(*lines))
+
+    def action_stack(self) -> None:
+        log = self.query_one("#stack", RichLog)
+        log.clear()
+        if not self.one.alive:
+            log.write(Text("it does not run"))
+            return
+        self._run(stacks_words(self._job, self.one), "#stack")
+
+    def action_restart(self) -> None:
+        top = self.app
+        assert isinstance(top, Top)
+        top.ask_for_restart(self.one)
+
+    def _run(self, words: list[str], into: str) -> None:
+        lines = _Lines()
+
+        def tell(data: bytes) -> None:
+            self.app.call_from_thread(self._add, into, lines.of(data))
+
+        command = Command(words, tell)
+        self._commands.append(command)
+        command.start()
+
+    def _add(self, into: str, lines: list[Text]) -> None:
+        if self.is_mounted:
+            log = self.query_one(into, RichLog)
+            for each in lines:
+                log.write(each)
+
+
+class _Lines:
+    """Whole lines out of pieces of any length, with their colours and nothing else."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, data: bytes) -> list[Text]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [
+            Text.from_ansi(sanitize(each.rstrip(b"\r")).decode("utf-8", "replace"))
+            for each in lines[-_LOG_LINES:]
+        ]
+
+
+class Tables(Screen[None]):
+    """Those of the parameter servers."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,t", "app.pop_screen", "Back")]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(id="tables")
+        yield Footer()
+
+    def show(self, status: Status) -> None:
+        found = live_tables.tables_in(status)
+        width = self.app.size.width - 2
+        lines = [cut(Text(live_tables.heading(found), "bold"), width), *live_tables.lines(found, width)]
+        if not found["tables"]:
+            lines = [
+                Text("No server has reported a table: they do so every five seconds while tables are used.")
+            ]
+        self.query_one("#tables", Static).update(Group(*lines))
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' * (count != 1)}"
+
+
+# ---- The application
+
+
+class Fresh(Message):
+    """A new status; None: the job has ended."""
+
+    def __init__(self, status: Status | None) -> None:
+        super().__init__()
+        self.status = status
+
+
+class Said(Message):
+    """What a command has said, for the line above the keys."""
+
+    def __init__(self, text: str, *, stale: bool) -> None:
+        super().__init__()
+        self.text = text
+        self.stale = stale
+        """Of no interest once the job has ended."""
+
+
+class Top(App[int]):
+    """Returns the number of the signal that ended it, or 0. `end` tells how the job has ended, if it has."""
+
+    TITLE = "fleetrun top"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False),
+    ]
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; }
+    #heading { height: auto; }
+    #note { height: auto; }
+    Ranks { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden; }
+    #filter { display: none; height: 1; border: none; padding: 0; }
+    #filter.open { display: block; }
+    """
+
+    def __init__(self, watch: StatusWatch, interval: float) -> None:
+        super().__init__(ansi_color=True)
+        self.end = ""
+        self._watch = watch
+        self._feed = Feed(watch, interval, self._told)
+        self._status: Status = {}
+        self._processes = Processes()
+        self._stopping = False
+        self._said = ""
+
+    def _told(self, status: Status | None) -> None:
+        """In another thread."""
+        self.post_message(Fresh(status))
+
+    @property
+    def _job(self) -> Running:
+        """With the newest status."""
+        return replace(self._watch.job, status=self._status or self._watch.job.status)
+
+    def get_default_screen(self) -> Screen[None]:
+        return ListScreen()
+
+    def on_mount(self) -> None:
+        self.theme = "ansi-dark"
+        loop = asyncio.get_running_loop()
+        for number in _ENDINGS:
+            loop.add_signal_handler(number, partial(self.exit, int(number)))
+        self._feed.start()
+
+    def on_unmount(self) -> None:
+        self._feed.end()
+
+    def on_fresh(self, event: Fresh) -> None:
+        if event.status is None:
+            self.end, self._status = end_of(self._job, self._status or dict(self._watch.job.status))
+            self._said = ""
+        else:
+            self._status = event.status
+        self._processes.take(self._status, time.monotonic())
+        self._show()
+
+    def on_said(self, event: Said) -> None:
+        if self.end and event.stale:
+            return
+        self._said = event.text
+        self._show()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, ListScreen) and screen.is_mounted:
+                screen.show(self._heading(), self._processes.all, self._said)
+            elif isinstance(screen, Tables) and screen.is_mounted:
+                screen.show(self._status)
+            elif isinstance(screen, Details) and screen.is_mounted:
+                self._show_details(screen)
+
+    def _show_details(self, screen: Details) -> None:
+        for each in self._processes.all:
+            if each.key == screen.one.key:
+                screen.take(each)
+
+    def _heading(self) -> list[Text]:
+        status, width = self._status, self.size.width
+        if not status:
+            return [Text("...")]
+        lines = filled(views.heading_fields(status), width)
+        waiting = status.get("waiting")
+        for text in (
+            Text(live_rows.progress_text(self._processes.all)),
+            views.waiting_text(status, waiting) if isinstance(waiting, dict) and not self.end else Text(""),
+            self._nodes_line(),
+            Text(views.text_of(status, "why"), "yellow"),
+            self._silence() if not self.end else Text(""),
+        ):
+            if text:
+                lines.append(cut(text, width))
+        return [*lines, Text(self.end, "bold")] if self.end else lines
+
+    def _nodes_line(self) -> Text:
+        """How many there are, and which do not answer."""
+        there = objects_in(self._status, "nodes")
+        if len(there) < 2:
+            return Text("")
+        silent = [f"node {views.text_of(each, 'rank')}, {views.text_of(each, 'title')}: {why}"
+                  for each in there if (why := views.text_of(each, "silent"))]  # fmt: skip
+        more = (
+            f"; {silent[0]}" + (f", and {len(silent) - 1} more" if len(silent) > 1 else "") if silent else ""
+        )
+        return Text.assemble(plural(len(there), "node"), (more, "yellow"))
+
+    def _silence(self) -> Text:
+        seconds = self._watch.silent_for
+        if not self._status.get("silent") or seconds < _SILENT:
+            return Text("")
+        why = printable(str(self._status["silent"]))
+        text = f"no answer for {format_duration(seconds)}: {why}; this is the last known state"
+        return Text(text, "bold yellow")
+
+    # ---- what is asked for
+
+    def open_details(self, one: Process) -> None:
+        self.push_screen(Details(self._job, one))
+
+    def open_tables(self) -> None:
+        if not any(each.role == "ps" for each in self._processes.all):
+            self.tell("this job has no parameter servers")
+            return
+        screen = Tables()
+        self.push_screen(screen)
+        self.call_after_refresh(lambda: self._show())
+
+    def tell(self, text: str, *, stale: bool = False) -> None:
+        """In the line above the keys; `stale`: unless the job has ended."""
+        self.post_message(Said(text, stale=stale))
+
+    def ask_for_stop(self) -> None:
+        if self.end:
+            self.tell("the job has ended")
+            return
+        nodes, now = objects_in(self._status, "nodes"), self._stopping
+        where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+        what = f"{job_title(self._job)}, started in {printable(self._job.cwd)}"
+        processes = _processes(sum(each.alive for each in self._processes.all))
+        question = (
+            f"Kill {what}, at once with SIGKILL? {processes} are left{where}."
+            if now
+            else f"Stop {what}? {processes}{where} get SIGTERM, and SIGKILL after --stop_timeout."
+        )
+
+        def answered(yes: bool | None) -> None:
+            if yes and not self.end:
+                self._stopping = True
+                self.tell("stopping the job; x again kills it at once")
+                self._run(stop_words(self._job, now=now))
+
+        self.push_screen(Confirm(question), answered)
+
+    def ask_for_restart(self, one: Process) -> None:
+        if self.end or not one.alive:
+            self.tell("the job has ended" if self.end else f"{one.title} does not run")
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.tell(f"{one.title}: restart asked for")
+                work = threading.Thread(target=lambda: self.tell(restart(self._job, one)), daemon=True)
+                work.start()
+
+        self.push_screen(Confirm(self._restart_question(one)), answered)
+
+    def _restart_question(self, one: Process) -> str:
+        collective = self._status.get("mode") == "collective"
+        where = ", on all nodes" if len(objects_in(self._status, "nodes")) > 1 else ""
+        if collective and one.role == "trainer":
+            return (
+                f"Restart all processes of {job_title(self._job)}{where}? In a collective job "
+                f"{one.title} cannot start again alone: its group would be incomplete. They get SIGTERM "
+                "first, and go on from their last checkpoint. It does not count against --max_restart."
+            )
+        lost = (
+            " Rows of its tables that it has not saved are lost, unless it is durable."
+            if one.role == "ps"
+            else ""
+        )
+        return (
+            f"Restart {one.title} alone? It gets SIGTERM first, and SIGKILL after --stop_timeout.{lost} "
+            "It does not count against --max_restart."
+        )
+
+    def _run(self, words: list[str]) -> None:
+        """In the background; the last line that it says is told."""
+
+        def tell(data: bytes) -> None:
+            lines = data.decode("utf-8", "replace").strip().splitlines()
+            if lines:
+                self.tell(printable(lines[-1]), stale=True)
+
+        Command(words, tell).start()
+
+
+class ListScreen(Screen[None]):
+    """All processes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort", "Sort"),
+        Binding("S", "reverse", show=False),
+        Binding("slash", "filter", "Filter", key_display="/", priority=True),
+        Binding("escape", "unfilter", show=False),
+        Binding("t", "tables", "Tables"),
+        Binding("r", "restart", "Restart"),
+        Binding("x", "stop", "Stop"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order = "rank"
+        self._reversed = False
+        self._filter = ""
+        self._all: list[Process] = []
+        self._said = ""
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(id="heading")
+            yield Ranks()
+            yield Static(id="note")
+            yield Input(
+                id="filter",
+                placeholder="node=0-3  rank=7  role=ps  state=failed  or a part of a line",
+                compact=True,
+            )
+            yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(Ranks).focus()
+
+    @property
+    def _top(self) -> Top:
+        assert isinstance(self.app, Top)
+        return self.app
+
+    def show(self, heading: list[Text], there: list[Process], said: str) -> None:
+        self._all, self._said = there, said
+        self.query_one("#heading", Static).update(Group(*heading))
+        self._show()
+
+    def _show(self) -> None:
+        chosen: Callable[[Process], bool] = live_rows.wanted(self._filter)
+        rows = sorted(filter(chosen, self._all), key=ORDERS[self._order], reverse=self._reversed)
+        self.query_one(Ranks).show(rows, self._order)
+        parts = [_processes(len(self._all)), f"sorted by {self._order}"]
+        parts[0] = f"{len(rows)} of {parts[0]}" if self._filter else parts[0]
+        parts += ["reversed"] if self._reversed else []
+        parts += [f"filter: {printable(self._filter)} (Escape: all)"] if self._filter else []
+        note = Text(", ".join(parts), "dim")
+        if self._said:
+            note = Text.assemble((printable(self._said), "bold"), "  ", note)
+        self.query_one("#note", Static).update(cut(note, self.app.size.width))
+
+    def on_ranks_opened(self) -> None:
+        if (one := self.query_one(Ranks).chosen) is not None:
+            self._top.open_details(one)
+
+    def action_sort(self) -> None:
+        """What matters is on top then."""
+        nodes = any(each.node for each in self._all)
+        names = [name for name in ORDERS if nodes or name != "node"]
+        self._order = names[(names.index(self._order) + 1) % len(names)]
+        self._show()
+        self.query_one(Ranks).action_move(-len(self._all))
+
+    def action_reverse(self) -> None:
+        self._reversed = not self._reversed
+        self._show()
+        self.query_one(Ranks).action_move(-len(self._all))
+
+    def action_filter(self) -> None:
+        """With priority and at once: what is typed quickly after it must not reach the keys of the list."""
+        field = self.query_one("#filter", Input)
+        field.add_class("open")
+        self.set_focus(field)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A / that is typed into the filter is a part of it."""
+        return not (action == "filter" and isinstance(self.focused, Input))
+
+    def action_unfilter(self) -> None:
+        field = self.query_one("#filter", Input)
+        field.value = self._filter = ""
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self.query_one("#filter").remove_class("open")
+        self.query_one(Ranks).focus()
+        self._show()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._filter = event.value
+        self._show()
+
+    def on_input_submitted(self) -> None:
+        self._close_filter()
+
+    def action_tables(self) -> None:
+        self._top.open_tables()
+
+    def action_restart(self) -> None:
+        if (one := self.query_one(Ranks).chosen) is not None:
+            self._top.ask_for_restart(one)
+
+    def action_stop(self) -> None:
+        self._top.ask_for_stop()
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help())

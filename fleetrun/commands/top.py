@@ -1,0 +1,78 @@
+"""`fleetrun top`: the live view of a running job, until the user quits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import click
+
+from fleetrun.commands.find import complete_running_jobs, find_running
+from fleetrun.commands.output import write
+from fleetrun.commands.status import NodeFilter, StatusWatch, answering
+from fleetrun.errors import UsageError
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.option(
+    "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
+    help="Seconds between two updates.",
+)  # fmt: skip
+@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Only the processes of this node.")
+def command(job: str | None, interval: float, node: int | None) -> int:
+    """Show a running job live: all processes of all nodes, with their state, steps, step times and lateness.
+
+    JOB is a job's name, pod, script or folder. Without it, the job of this folder is meant.
+
+    The keys are shown at the bottom: sort, filter, the stack and the log of a process, the tables of
+    parameter servers, restart and stop, which ask first. q leaves the job as it is. When the job ends, the
+    view stays and says how it ended.
+
+    Scripts use `fleetrun status --json` instead.
+
+    \b
+    Examples:
+      fleetrun top
+      fleetrun top resnet --node 3
+
+    \b
+    Exit codes:
+      0  it was left by q or Ctrl-C
+      1  there is no such job
+      2  JOB fits several jobs, or there is no terminal
+      3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
+    """
+    if not 0.1 <= interval <= 3600:  # false for nan too
+        raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
+    _check_terminal()
+    found = answering(find_running(job))
+    wanted = NodeFilter(node, whole=True)
+    wanted.check(found.status)
+    for name in ("COLUMNS", "LINES"):  # which would hide that the window is resized
+        os.environ.pop(name, None)
+    os.environ.setdefault("TEXTUAL_DISABLE_KITTY_KEY", "1")  # not all terminals know it; no key needs it
+    from fleetrun.commands.live_screen import Top  # late: no error above has to wait for it
+
+    top = Top(StatusWatch(found, wanted), interval)
+    number = top.run() or 0
+    if top.return_code:  # a bug, which it has printed
+        return top.return_code
+    if top.end:
+        write(f"{top.end}\n")
+    return 128 + number if number not in (0, signal.SIGINT) else 0
+
+
+def _check_terminal() -> None:
+    """Raises UsageError."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if not all(each is not None and each.isatty() for each in streams):
+        what = "a terminal as standard input, output and error"
+    elif os.environ.get("TERM", "dumb") == "dumb":
+        what = "a terminal that is not dumb (TERM)"
+    else:
+        return
+    raise UsageError(
+        f"fleetrun top needs {what}", hint="`fleetrun status` prints the same once, also as --json."
+    )
