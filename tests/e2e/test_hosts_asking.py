@@ -143,7 +143,7 @@ def test_the_live_view_from_a_host_without_a_part_of_the_job(three: Nodes, secre
         launch.until_err("asks for a restart")
     view.until_text("4 of 4 processes up")
     view.type_in("x")
-    view.until_text("4 processes on 2 nodes")
+    view.until_text("Stop ", "on 2 nodes get SIGTERM")
     view.type_in("y")
     assert codes(launches) == [143, 143]
     view.until_text("night has ended")
