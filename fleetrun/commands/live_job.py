@@ -4,20 +4,24 @@ what other commands say of one of its processes; and the request to start a proc
 
 from __future__ import annotations
 
+import math
 import os
-import shlex
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from fleetrun.commands.everywhere import Where, nodes_of
+from fleetrun.commands.everywhere import Documents, Nodes, Where, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import describe_end, job_title
 from fleetrun.commands.live_rows import Process
 from fleetrun.commands.status import StatusWatch
 from fleetrun.control.client import NoAnswer, Running, ask
+from fleetrun.control.node_status import sound_summary
 from fleetrun.control.usage import objects_in
+from fleetrun.envs.contract import TOKEN
 from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.record.history import UnreadableError, read
@@ -36,7 +40,9 @@ class Feed(threading.Thread):
     A launcher that does not answer holds up nothing but this thread.
     """
 
-    def __init__(self, watch: StatusWatch, interval: float, tell: Callable[[Status | None], None]) -> None:
+    def __init__(
+        self, watch: StatusWatch | RemoteWatch, interval: float, tell: Callable[[Status | None], None]
+    ) -> None:
         super().__init__(name="feed", daemon=True)
         self._watch = watch
         self._interval = interval
@@ -62,6 +68,10 @@ def end_of(job: Running, last: Mapping[str, Any]) -> tuple[str, Status]:
     """How the job has ended in one sentence, and its last status with the ends of the processes that ran on
     this machine, from the record.
     """
+    if not job.pod:
+        sentence = f"{job.job} has ended; `fleetrun report` on one of its nodes tells how"
+        nodes = [{**each, "up": 0, "containers": _elsewhere(each)} for each in objects_in(last, "nodes")]
+        return sentence, {**last, "state": "ended", "why": "", "nodes": nodes}
     sentence = f"{job_title(job)} has ended{describe_end(job)}"
     try:
         exits = {
@@ -92,26 +102,118 @@ def _ended(one: Status, exit: Mapping[str, Any] | None) -> Status:
     return {**one, **gone, "alive": False, "state": state, "exit": one.get("exit") if code is None else code}
 
 
+# ---- A job of which this host may run no part
+
+
+class RemoteWatch:
+    """As `StatusWatch`, of the nodes that are asked through the job's store. `name` is that of the job."""
+
+    def __init__(self, nodes: Nodes, name: str, interval: float) -> None:
+        self.job = Running(job=name, pod="", log_dir=Path(), socket=Path(), pid=0)
+        self._nodes = nodes
+        self._interval = interval
+        self._documents = {rank: Documents() for rank in nodes.ranks}
+        self._latest: dict[int, tuple[Status, float]] = {}
+        """What each node has said last, and when."""
+        self._heard = time.monotonic()
+        nodes.ask("status", {"json": True, "watch": True, "interval": interval}, math.inf)
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last answer of any node."""
+        return time.monotonic() - self._heard
+
+    def look(self) -> Status | None:
+        """The newest status; None if no node takes part any more."""
+        for rank, data in self._nodes.arrived(0.0):
+            for said in self._documents[rank].of(data):
+                if isinstance(said, dict):
+                    self._heard = time.monotonic()
+                    self._latest[rank] = said, self._heard
+        if not self._nodes.open:
+            return None
+        first = next((self._latest[rank][0] for rank in self._nodes.ranks if rank in self._latest), {})
+        nodes = [self._node(rank) for rank in self._nodes.ranks]
+        silent = "no node of the job answers" if self.silent_for > _SILENT + 2 * self._interval else None
+        return {**first, "containers": [], "nodes": nodes, "silent": silent}
+
+    def _node(self, rank: int) -> Status:
+        said, heard = self._latest.get(rank, ({}, None))
+        age = self.silent_for if heard is None else time.monotonic() - heard
+        why = self._nodes.trouble.get(rank) or (
+            f"no answer for {age:.0f} s" if age > _SILENT + 2 * self._interval else None
+        )
+        about = {"rank": rank, "title": self._nodes.title(rank).partition(", ")[2], "this": False}
+        kept = {name: said.get(name) for name in ("containers", "late")}
+        return {**sound_summary(said), **kept, **about, "silent": why}
+
+
+_SILENT = 3.0
+"""Seconds, beyond two updates, after which a node is told to be silent."""
+
+
 # ---- Commands of fleetrun about one process, or the job
 
 
-def _about(job: Running, one: Process) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How commands name the job: by its pod here, or by the URL in `where`."""
+
+    job: Running
+    where: Where
+
+    @property
+    def words(self) -> list[str]:
+        where = self.where
+        if where.url is None:
+            return [self.job.pod]
+        return [f"--job={where.url}", *([f"--token_file={where.token_file}"] if where.token_file else [])]
+
+    def stacks(self, one: Process) -> list[str]:
+        return ["stacks", *self.words, *_which(one)]
+
+    def logs(self, one: Process) -> list[str]:
+        """New lines follow while the job runs."""
+        place = ["--log_dir", str(self.job.log_dir)] if self.where.url is None else []
+        return ["logs", *self.words, *_which(one), f"--lines={_LINES}", "--follow", *place]
+
+    def stop(self, *, now: bool) -> list[str]:
+        return ["stop", *self.words, *(["--now"] if now else [])]
+
+    def restart(self, one: Process) -> str:
+        """Ask the launcher of this process to start it again, in a collective job with all others. What has
+        been done about it, or why nothing has.
+        """
+        name = str(one.said.get("name"))
+        try:
+            if self.where.url is None and (not one.node or str(own_rank(self.job)) == one.node):
+                ask(self.job.socket, {"ask": "restart", "name": name}, _TIMEOUT)
+            else:
+                self._restart_elsewhere(one, name)
+        except NoAnswer as why:
+            return f"{one.title} was not started again: {why}"
+        except LaunchError as error:
+            return f"{one.title} was not started again: {error.message}"
+        return f"{one.title} starts again"
+
+    def _restart_elsewhere(self, one: Process, name: str) -> None:
+        """Raises LaunchError."""
+        where = replace(self.where, node=int(one.node))
+        nodes = nodes_of(self.job, where) if where.url is None else nodes_at(where)
+        assert nodes is not None
+        with nodes:
+            nodes.ask("restart", {"name": name})
+            for rank in nodes.ranks:
+                for _ in nodes.pieces(rank):
+                    pass
+            if nodes.trouble:
+                raise LaunchError("; ".join(nodes.trouble.values()))
+
+
+def _which(one: Process) -> list[str]:
     node = [f"--node={one.node}"] if one.node else []
     rank = [f"--rank={one.rank}"] if one.rank is not None else []
-    return [job.pod, f"--role={one.role}", *rank, *node]
-
-
-def stacks_words(job: Running, one: Process) -> list[str]:
-    return ["stacks", *_about(job, one)]
-
-
-def logs_words(job: Running, one: Process) -> list[str]:
-    """New lines follow while the job runs."""
-    return ["logs", *_about(job, one), f"--lines={_LINES}", "--follow", "--log_dir", str(job.log_dir)]
-
-
-def stop_words(job: Running, *, now: bool) -> list[str]:
-    return ["stop", job.pod, *(["--now"] if now else [])]
+    return [f"--role={one.role}", *rank, *node]
 
 
 class Command(threading.Thread):
@@ -122,9 +224,10 @@ class Command(threading.Thread):
     def __init__(self, words: list[str], tell: Callable[[bytes], None]) -> None:
         super().__init__(name=words[0], daemon=True)
         self._tell = tell
+        secret = {TOKEN: os.environ[TOKEN]} if TOKEN in os.environ else {}  # for a job of other hosts
         self._process = subprocess.Popen(
             helper_command("fleetrun", *words),
-            env=helper_environment(os.environ),
+            env={**helper_environment(os.environ), **secret},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -141,45 +244,3 @@ class Command(threading.Thread):
     def end(self) -> None:
         """What it is about goes on."""
         self._process.kill()
-
-
-# ---- Starting processes again
-
-
-def restart(job: Running, one: Process) -> str:
-    """Ask the launcher of this process to start it again, in a collective job with all others. What has been
-    done about it, or why nothing has.
-    """
-    name = str(one.said.get("name"))
-    try:
-        here = not one.node or any(
-            each.get("this") is True and str(each.get("rank")) == one.node
-            for each in objects_in(job.status, "nodes")
-        )
-        if here:
-            ask(job.socket, {"ask": "restart", "name": name}, _TIMEOUT)
-        else:
-            _restart_elsewhere(job, one, name)
-    except NoAnswer as why:
-        return f"{one.title} was not started again: {why}"
-    except LaunchError as error:
-        return f"{one.title} was not started again: {error.message}"
-    return f"{one.title} starts again"
-
-
-def _restart_elsewhere(job: Running, one: Process, name: str) -> None:
-    """Raises LaunchError."""
-    nodes = nodes_of(job, Where(node=int(one.node)))
-    assert nodes is not None
-    with nodes:
-        nodes.ask("restart", {"name": name})
-        for rank in nodes.ranks:
-            for _ in nodes.pieces(rank):
-                pass
-        if nodes.trouble:
-            raise LaunchError("; ".join(nodes.trouble.values()))
-
-
-def typed(words: list[str]) -> str:
-    """The command line."""
-    return shlex.join(["fleetrun", *words])

@@ -29,17 +29,9 @@ from textual.strip import Strip
 from textual.widgets import Footer, Input, RichLog, Static
 
 from fleetrun.commands import live_rows, live_tables, views
+from fleetrun.commands.everywhere import Where
 from fleetrun.commands.find import job_title
-from fleetrun.commands.live_job import (
-    Command,
-    Feed,
-    Status,
-    end_of,
-    logs_words,
-    restart,
-    stacks_words,
-    stop_words,
-)
+from fleetrun.commands.live_job import Asked, Command, Feed, RemoteWatch, Status, end_of
 from fleetrun.commands.live_rows import COLUMNS, ORDERS, Process, Processes
 from fleetrun.commands.output import cut, filled, table
 from fleetrun.commands.status import StatusWatch
@@ -186,7 +178,8 @@ x        stop the job; once more kills it at once
 q        quit. The job goes on
 
 STEP TIME has two minutes behind it, LATE (the part of the time for which the others wait) eight minutes; the
-bars of all processes have the same scale. CPU, memory and GPU are known of this machine's processes only."""
+bars of all processes have the same scale. CPU, memory and GPU are known of this machine's processes only,
+with --job of all."""
 
 
 class Help(ModalScreen[None]):
@@ -219,9 +212,9 @@ class Details(Screen[None]):
     Details > RichLog { height: 1fr; scrollbar-size-horizontal: 1; scrollbar-size-vertical: 1; }
     """
 
-    def __init__(self, job: Running, one: Process) -> None:
+    def __init__(self, asked: Asked, one: Process) -> None:
         super().__init__()
-        self._job = job
+        self._asked = asked
         self.one = one
         self._commands: list[Command] = []
 
@@ -237,7 +230,7 @@ class Details(Screen[None]):
         self.take(self.one)
         self.query_one("#log").focus()
         self.action_stack()
-        self._run(logs_words(self._job, self.one), "#log")
+        self._run(self._asked.logs(self.one), "#log")
 
     def on_unmount(self) -> None:
         for each in self._commands:
@@ -264,7 +257,7 @@ class Details(Screen[None]):
         if not self.one.alive:
             log.write(Text("it does not run"))
             return
-        self._run(stacks_words(self._job, self.one), "#stack")
+        self._run(self._asked.stacks(self.one), "#stack")
 
     def action_restart(self) -> None:
         top = self.app
@@ -367,10 +360,11 @@ class Top(App[int]):
     #filter.open { display: block; }
     """
 
-    def __init__(self, watch: StatusWatch, interval: float) -> None:
+    def __init__(self, watch: StatusWatch | RemoteWatch, where: Where, interval: float) -> None:
         super().__init__(ansi_color=True)
         self.end = ""
         self._watch = watch
+        self._where = where
         self._feed = Feed(watch, interval, self._told)
         self._status: Status = {}
         self._processes = Processes()
@@ -385,6 +379,10 @@ class Top(App[int]):
     def _job(self) -> Running:
         """With the newest status."""
         return replace(self._watch.job, status=self._status or self._watch.job.status)
+
+    @property
+    def _asked(self) -> Asked:
+        return Asked(self._job, self._where)
 
     def get_default_screen(self) -> Screen[None]:
         return ListScreen()
@@ -471,7 +469,7 @@ class Top(App[int]):
     # ---- what is asked for
 
     def open_details(self, one: Process) -> None:
-        self.push_screen(Details(self._job, one))
+        self.push_screen(Details(self._asked, one))
 
     def open_tables(self) -> None:
         if not any(each.role == "ps" for each in self._processes.all):
@@ -491,7 +489,7 @@ class Top(App[int]):
             return
         nodes, now = objects_in(self._status, "nodes"), self._stopping
         where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
-        what = f"{job_title(self._job)}, started in {printable(self._job.cwd)}"
+        what = f"{self._title()}, started in {printable(self._job.cwd)}"
         processes = _processes(sum(each.alive for each in self._processes.all))
         question = (
             f"Kill {what}, at once with SIGKILL? {processes} are left{where}."
@@ -503,7 +501,7 @@ class Top(App[int]):
             if yes and not self.end:
                 self._stopping = True
                 self.tell("stopping the job; x again kills it at once")
-                self._run(stop_words(self._job, now=now))
+                self._run(self._asked.stop(now=now))
 
         self.push_screen(Confirm(question), answered)
 
@@ -515,17 +513,20 @@ class Top(App[int]):
         def answered(yes: bool | None) -> None:
             if yes:
                 self.tell(f"{one.title}: restart asked for")
-                work = threading.Thread(target=lambda: self.tell(restart(self._job, one)), daemon=True)
+                work = threading.Thread(target=lambda: self.tell(self._asked.restart(one)), daemon=True)
                 work.start()
 
         self.push_screen(Confirm(self._restart_question(one)), answered)
+
+    def _title(self) -> str:
+        return job_title(self._job) if self._job.pod else printable(self._job.job)
 
     def _restart_question(self, one: Process) -> str:
         collective = self._status.get("mode") == "collective"
         where = ", on all nodes" if len(objects_in(self._status, "nodes")) > 1 else ""
         if collective and one.role == "trainer":
             return (
-                f"Restart all processes of {job_title(self._job)}{where}? In a collective job "
+                f"Restart all processes of {self._title()}{where}? In a collective job "
                 f"{one.title} cannot start again alone: its group would be incomplete. They get SIGTERM "
                 "first, and go on from their last checkpoint. It does not count against --max_restart."
             )

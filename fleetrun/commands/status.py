@@ -27,10 +27,13 @@ _TIMEOUT_EVERYWHERE = 6.0
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """`node`: only the node of this rank. `whole`: list every process, however many nodes there are."""
+    """`node`: only the node of this rank. `whole`: list every process, however many nodes there are. `here`:
+    other nodes are not asked.
+    """
 
     node: int | None = None
     whole: bool = False
+    here: bool = False
 
     def request(self) -> Status:
         one = {} if self.node is None else {"node": self.node}
@@ -89,9 +92,10 @@ class SilentError(LaunchError):
 )  # fmt: skip
 @click.option("--node", type=click.IntRange(min=0), metavar="N", help="Only the processes of this node.")
 @click.option("--all", "whole", is_flag=True, help="All processes, even of many nodes.")
+@click.option("--here", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(
-    job: str | None, watch: bool, interval: float, node: int | None, whole: bool, as_json: bool
+    job: str | None, watch: bool, interval: float, node: int | None, whole: bool, here: bool, as_json: bool
 ) -> int:
     """Show the state of a running job: its processes, their resource usage, progress and last output.
 
@@ -125,7 +129,7 @@ def command(
             "--watch is for --json, one line for each update", hint="`fleetrun top` is the live view."
         )
     found = answering(find_running(job))
-    wanted = NodeFilter(node, whole)
+    wanted = NodeFilter(node, whole, here)
     wanted.check(found.status)
     if watch:
         return _stream(StatusWatch(found, wanted), interval)
@@ -145,7 +149,7 @@ def _show(job: Running, wanted: NodeFilter, as_json: bool) -> None:
 
 def newest_answer(job: Running, wanted: NodeFilter) -> Mapping[str, Any]:
     """The answer about all nodes; the known one if there is one node only, or the job has just ended."""
-    if has_other_nodes(job.status):
+    if has_other_nodes(job.status) and not wanted.here:
         with contextlib.suppress(NoAnswer):
             return ask_everywhere(job, wanted)
     return job.status
@@ -216,7 +220,8 @@ class StatusWatch:
 
     def _ask(self) -> dict[str, Any]:
         """Raises NoAnswer."""
-        if has_other_nodes(self._status) and time.monotonic() >= self._others_due:
+        others = has_other_nodes(self._status) and not self._wanted.here
+        if others and time.monotonic() >= self._others_due:
             answer = ask_everywhere(self.job, self._wanted)
             self._others = {_name(each): each for each in objects_in(answer, "nodes")}
             few = len(self._others) <= MANY

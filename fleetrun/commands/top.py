@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import click
 
+from fleetrun.commands.everywhere import Where, check_url, node_options, nodes_at
 from fleetrun.commands.find import complete_running_jobs, find_running
+from fleetrun.commands.live_job import RemoteWatch
 from fleetrun.commands.output import write
 from fleetrun.commands.status import NodeFilter, StatusWatch, answering
 from fleetrun.errors import UsageError
@@ -20,15 +23,15 @@ from fleetrun.errors import UsageError
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
     help="Seconds between two updates.",
 )  # fmt: skip
-@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Only the processes of this node.")
-def command(job: str | None, interval: float, node: int | None) -> int:
+@node_options
+def command(job: str | None, interval: float, **options: Any) -> int:
     """Show a running job live: all processes of all nodes, with their state, steps, step times and lateness.
 
     JOB is a job's name, pod, script or folder. Without it, the job of this folder is meant.
 
     The keys are shown at the bottom: sort, filter, the stack and the log of a process, the tables of
     parameter servers, restart and stop, which ask first. q leaves the job as it is. When the job ends, the
-    view stays and says how it ended.
+    view stays and says how it ended. --job shows it on a host that runs no part of the job.
 
     Scripts use `fleetrun status --json` instead.
 
@@ -36,6 +39,7 @@ def command(job: str | None, interval: float, node: int | None) -> int:
     Examples:
       fleetrun top
       fleetrun top resnet --node 3
+      fleetrun top --job h1:6768/resnet --token_file secret
 
     \b
     Exit codes:
@@ -47,15 +51,24 @@ def command(job: str | None, interval: float, node: int | None) -> int:
     if not 0.1 <= interval <= 3600:  # false for nan too
         raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
     _check_terminal()
+    where = Where(**options)
+    check_url(where, [("JOB", job)])
+    if where.url is not None:
+        with nodes_at(where) as nodes:
+            return _show(RemoteWatch(nodes, where.url, interval), where, interval)
     found = answering(find_running(job))
-    wanted = NodeFilter(node, whole=True)
+    wanted = NodeFilter(where.node, whole=True)
     wanted.check(found.status)
+    return _show(StatusWatch(found, wanted), where, interval)
+
+
+def _show(watch: StatusWatch | RemoteWatch, where: Where, interval: float) -> int:
     for name in ("COLUMNS", "LINES"):  # which would hide that the window is resized
         os.environ.pop(name, None)
     os.environ.setdefault("TEXTUAL_DISABLE_KITTY_KEY", "1")  # not all terminals know it; no key needs it
     from fleetrun.commands.live_screen import Top  # late: no error above has to wait for it
 
-    top = Top(StatusWatch(found, wanted), interval)
+    top = Top(watch, where, interval)
     number = top.run() or 0
     if top.return_code:  # a bug, which it has printed
         return top.return_code

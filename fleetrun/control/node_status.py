@@ -153,7 +153,7 @@ def _unfolded(node: Status, status: Mapping[str, Any]) -> Status:
     packed = node.pop("packed", None)
     if node.get("this") is True:
         said: Status | None = {
-            **_sound_summary(status),
+            **sound_summary(status),
             "containers": status.get("containers"),
             "left_out": 0,
         }
@@ -166,7 +166,8 @@ def _unfolded(node: Status, status: Mapping[str, Any]) -> Status:
     return {**said, **node, "silent": None}
 
 
-def _sound_summary(status: Mapping[str, Any]) -> Status:
+def sound_summary(status: Mapping[str, Any]) -> Status:
+    """`summary` of what may be of any form: as far as it goes."""
     try:
         return summary(status)
     except (LookupError, TypeError):

@@ -11,8 +11,8 @@ by the helper process that reads the log, and by nothing else. When the command 
 suspended, its lease ends, its request disappears, and the nodes end what they run for it.
 
 With a secret a request is signed with it. Without one, anyone who can reach the store can write there, as
-anyone can join the job and end it: then a node answers `stop`, `restart`, `stacks`, and `logs`, of which
-it looks at the last `MOST_BYTES_OPEN` and at new lines.
+anyone can join the job and end it: then a node answers `stop`, `restart`, `status`, `stacks`, and
+`logs`, of which it looks at the last `MOST_BYTES_OPEN` and at new lines.
 """
 
 from __future__ import annotations
@@ -87,12 +87,17 @@ VERBS: Mapping[str, Mapping[str, Flag]] = {
     },
     "stop": {"now": Flag("--now", bool)},
     "restart": {"name": Flag("--name", str)},
+    "status": {
+        "json": Flag("--json", bool),
+        "watch": Flag("--watch", bool),
+        "interval": Flag("--interval", float),
+    },
     "report": {"record": Flag("--record", bool)},
     "bundle": {},
 }
 """What may be asked, with the options that are passed on. What is not listed here reaches no command line."""
 
-ALWAYS = frozenset({"logs", "stacks", "stop", "restart"})
+ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status"})
 """Those that a node without a secret answers."""
 
 

@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import re
 import signal
 import tarfile
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from tests.support.command import Launch
 from tests.support.hosts import needs_hosts
 from tests.support.nodes import Etcd, Nodes, codes, needs_etcd, ready
+from tests.support.top_view import ESCAPE, View
 from tests.support.traces import state_of, wait_until
 
 pytestmark = [*needs_hosts, pytest.mark.slow]
@@ -121,6 +123,31 @@ def test_logs_are_followed_until_a_node_is_killed(three: Nodes):
     for follower in followers:
         follower.wait()
     launches[1].wait()
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+def test_the_live_view_from_a_host_without_a_part_of_the_job(three: Nodes, secret: dict[str, str] | None):
+    launches = start_two(three, env=secret)
+    view = View(three.commands[2], "--job", f"{three.master}/night", columns=120, env=secret)
+    rows = view.until_text("night (pod ", "2 nodes", "4 of 4 processes up", "1 trainer 3 running")
+    assert sum(" trainer " in row and re.search(r"\d[MG] ", row) is not None for row in rows) == 4, rows
+    view.type_in(b"\x1b[F\r")
+    view.until_text("trainer 3 (", "hello from 3", "<module>")
+    view.type_in(ESCAPE)
+    view.until_text("0 trainer 0 running")
+    view.type_in("r")
+    view.until_text("on all nodes?")
+    view.type_in("y")
+    for launch in launches:
+        launch.until_told(" ready", 4)
+        launch.until_err("asks for a restart")
+    view.until_text("4 of 4 processes up")
+    view.type_in("x")
+    view.until_text("Stop ", "on 2 nodes get SIGTERM")
+    view.type_in("y")
+    assert codes(launches) == [143, 143]
+    view.until_text("night has ended")
+    view.quit()
 
 
 def test_the_last_lines_arrive_though_the_job_ends(three: Nodes):

@@ -190,9 +190,9 @@ def test_two_nodes_that_meet_and_start_again(fleetrun: Fleetrun):
     for launch in (first, second):
         launch.until_told(" 1", 1)
     view.type_in(ESCAPE)
-    view.until_text("0 trainer 0 running", "1 trainer 1 running")
+    view.until_text("restarts: 0 of 3", "0 trainer 0 running", "1 trainer 1 running")
     view.type_in("x")
-    view.until_text("2 processes on 2 nodes")
+    view.until_text("Stop ", "on 2 nodes get SIGTERM")
     view.type_in("y")
     assert [first.wait(), second.wait()] == [143, 143]
     view.until_text("has ended: ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tests.support.command import Fleetrun
 from tests.support.screen import Terminal
@@ -14,9 +14,16 @@ ESCAPE = b"\x1b"
 class View:
     """`fleetrun top` and what its screen shows."""
 
-    def __init__(self, fleetrun: Fleetrun, *words: str, columns: int = 80, rows: int = 24) -> None:
+    def __init__(
+        self,
+        fleetrun: Fleetrun,
+        *words: str,
+        columns: int = 80,
+        rows: int = 24,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.launch, self.master = fleetrun.at_terminal(
-            "top", "--interval", "0.2", *words, env=XTERM, columns=columns, rows=rows
+            "top", "--interval", "0.2", *words, env={**XTERM, **(env or {})}, columns=columns, rows=rows
         )
         self._terminal = Terminal(columns, rows, raw=True)
         self._seen = 0
