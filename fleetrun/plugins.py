@@ -19,7 +19,7 @@ from fleetrun.errors import LaunchError, PluginError, similar
 from fleetrun.values import dataclass
 
 _COMMANDS = (
-    "ps", "status", "logs", "stop", "why", "stacks", "profile", "report", "history", "prune", "bundle",
+    "ps", "status", "top", "logs", "stop", "why", "stacks", "profile", "report", "history", "prune", "bundle",
     "plot", "serve", "tables", "doctor", "nodes", "init", "help", "up", "again",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetrun import plugins
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, PET, SHORTHANDS, TORCHRUN, Group
 from fleetrun.errors import UsageError
 from fleetrun.help import TOPICS, Style, long_help, short_help, topic, wrapped
@@ -129,3 +130,8 @@ def test_a_long_text_on_a_terminal_is_paged(tmp_path, words):
 def test_a_page_in_a_pipe_is_plain_text():
     done = subprocess.run([*FLEETRUN, "help", "exit-codes"], capture_output=True, text=True, check=True)
     assert done.stdout == topic("exit-codes", 80, colours=False)
+
+
+def test_every_command_of_the_help_is_one_that_can_be_loaded():
+    assert {*VERBS} - {"run"} == plugins.IN_TREE["commands"].keys()
+    assert {name for names in FAMILIES.values() for name in names} == {*VERBS}
