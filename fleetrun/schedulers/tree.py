@@ -8,8 +8,8 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -218,28 +218,39 @@ def _entries(root: Path, logs: Sequence[Path]) -> tuple[Entry, ...]:
     inner = [each for each in logs if each.is_relative_to(root) and each != root]
     in_logs = tuple(f"{each.relative_to(root)}/" for each in inner)
     found: dict[str, Entry] = {}
+    written = set(_outputs())
     for name in _names(root, ""):
         if _NEVER.intersection(name.split("/")) or f"{name}/".startswith(in_logs):
             continue
-        entry = _entry(root, name)
+        entry = _entry(root, name, written)
         if entry is not None:
             found[name] = entry
     return tuple(found[name] for name in sorted(found, key=os.fsencode))
 
 
-def _entry(root: Path, name: str) -> Entry | None:
-    """None for what is no longer there, and for sockets and the like."""
+def _outputs() -> Iterator[tuple[int, int]]:
+    """Device and inode of what this process writes to: `> out.log` changes while it is read."""
+    for fd in (1, 2):
+        with suppress(OSError):
+            facts = os.fstat(fd)
+            yield facts.st_dev, facts.st_ino
+
+
+def _entry(root: Path, name: str, written: Collection[tuple[int, int]] = ()) -> Entry | None:
+    """None for what is no longer there, for sockets and the like, and for what is `written`."""
     path = root / name
     try:
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode):
             target = str(path.readlink())
             return Entry(name, "l", len(os.fsencode(target)), target)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if stat.S_ISDIR(facts.st_mode):
         return Entry(name, "d")
-    if stat.S_ISREG(facts.st_mode):
+    if stat.S_ISREG(facts.st_mode) and (facts.st_dev, facts.st_ino) not in written:
         return Entry(name, "x" if facts.st_mode & 0o100 else "f", facts.st_size)
     return None
 
@@ -250,11 +261,15 @@ def _names(root: Path, prefix: str) -> Iterator[str]:
     listed = _listed_by_git(folder)
     for name in _listed_by_rules(folder, []) if listed is None else listed:
         path = f"{prefix}{name.rstrip('/')}"
-        whole = root / path
-        if whole.is_dir() and not whole.is_symlink() and (whole / ".git").exists():
+        if _is_repository(root / path):
             yield from _names(root, f"{path}/")
         else:
             yield path
+
+
+def _is_repository(folder: Path) -> bool:
+    """False where that cannot be told."""
+    return os.access(folder / ".git", os.F_OK) and not folder.is_symlink()
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:
@@ -293,13 +308,13 @@ def _listed_by_rules(folder: Path, outer: list[tuple[int, Any]], prefix: str = "
         with os.scandir(folder) as scanned:
             there = sorted(scanned, key=lambda each: each.name)
     except OSError as error:
-        raise UsageError(f"--sync: {folder} cannot be read: {error.strerror}", hint=_IGNORE) from None
+        raise _unreadable(folder, error) from None
     for each in there:
         name = f"{prefix}{each.name}"
         is_folder = each.is_dir(follow_symlinks=False)
         if each.name in _NEVER or _ignored(f"{name}/" if is_folder else name, rules):
             continue
-        if is_folder and not (Path(each.path) / ".git").exists():
+        if is_folder and not _is_repository(Path(each.path)):
             inner = _listed_by_rules(Path(each.path), rules, f"{name}/")
             first = next(inner, None)
             yield name if first is None else first
@@ -352,7 +367,11 @@ def _open(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:
-        raise UsageError(f"--sync: {path} cannot be read: {error.strerror}", hint=_IGNORE) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"--sync: {path} cannot be read: {error.strerror}", hint=_IGNORE)
 
 
 def _size(amount: int) -> str:

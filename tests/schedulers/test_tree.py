@@ -121,6 +121,34 @@ def test_links_stay_links_and_those_that_lead_out_are_told(project: Path):
     assert found.outside == ("a/far", "out")
 
 
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_link_that_cannot_be_followed_is_a_link(project: Path, repository: bool):
+    if repository:
+        git("init")
+    Path("link").symlink_to("x" * 300)  # as one to where this user may not look
+    make("train.py")
+    assert names() == ["link", "train.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_this_process_writes_to_is_not_of_the_tree(project: Path, stream: str):
+    make("train.py")
+    code = """if True:
+    import sys
+    from pathlib import Path
+    from fleetrun.schedulers.tree import read_tree
+    found = read_tree(".", Path("log").absolute())
+    print("a line of the launch", file=sys.STREAM, flush=True)
+    found.archive().close()
+    Path("names").write_text(" ".join(each.name for each in found.entries))
+    """
+    argv = [sys.executable, "-c", code.replace("STREAM", stream)]
+    with Path("out.log").open("w") as out:
+        subprocess.run(argv, check=True, **{stream: out})
+    assert Path("names").read_text() == "train.py"
+
+
 def test_the_digest_is_of_names_modes_and_contents(project: Path):
     make("f")
     digests = {tree().digest}
