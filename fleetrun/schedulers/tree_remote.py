@@ -68,22 +68,28 @@ class Digest:
 
 
 def folder_of_trees() -> Path:
-    """In the user's cache; where there can be none, in the directory for temporary files."""
+    """In the user's cache; where there can be none, or others could change it, in the directory for temporary
+    files.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache"
     found = Path(home) / "fleetrun" / "code"
     try:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(found, os.W_OK):
+        if os.access(found, os.W_OK) and _only_ours(found.stat()):
             return found
     except OSError as error:
         if error.errno in _FULL:
             raise
     found = Path(tempfile.gettempdir()) / f"fleetrun-code-{os.getuid()}"
     found.mkdir(mode=0o700, exist_ok=True)
-    facts = found.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+    if not _only_ours(found.lstat()):
         raise TreeError(f"{found} belongs to another user, or others can write into it")
     return found
+
+
+def _only_ours(facts: os.stat_result) -> bool:
+    """A folder into which no other user can write."""
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
 def is_there(trees: Path, digest: str) -> bool:

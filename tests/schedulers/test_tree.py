@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from fleetrun.errors import UsageError
 from fleetrun.schedulers import tree as trees_module
 from fleetrun.schedulers.tree import Tree, of_job, read_tree
-from fleetrun.schedulers.tree_remote import TreeError, is_there, unpack
+from fleetrun.schedulers.tree_remote import TreeError, folder_of_trees, is_there, unpack
 from tests.support.submissions import submission
 from tests.support.waiting import eventually
 
@@ -206,6 +207,20 @@ def test_scripts_are_named_from_where_the_job_runs(project: Path):
 
 
 # ---- how it comes to a machine
+
+
+def test_a_cache_that_others_can_change_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    cache = folder_of_trees()
+    assert cache == tmp_path / "fleetrun" / "code"
+    cache.chmod(0o777)
+    other = folder_of_trees()
+    assert other.parent == tmp_path / "temporary"
+    other.chmod(0o777)
+    with pytest.raises(TreeError, match="others can write into it"):
+        folder_of_trees()
 
 
 def odd_files() -> None:
