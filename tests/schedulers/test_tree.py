@@ -337,6 +337,22 @@ def test_a_process_that_is_killed_while_it_unpacks_leaves_no_tree(project: Path,
     assert not list(folder.glob("*.new"))
 
 
+def test_what_another_machine_unpacks_stays_until_it_is_old(project: Path, trees: Path):
+    make("train.py")
+    found = tree()
+    here = os.uname().nodename
+    left = [
+        trees / f"{digest}.{host}-1.new" for digest in (found.digest, "0" * 32) for host in ("other", here)
+    ]
+    for path in left:
+        path.mkdir()
+    old = trees / f"{found.digest}.gone-1.new"
+    old.mkdir()
+    os.utime(old, (time.time() - 90_000,) * 2)
+    sent(found, trees)
+    assert [path.exists() for path in (*left, old)] == [True, False, True, False, False]
+
+
 def test_old_trees_go_but_not_what_is_used_or_has_results(project: Path, trees: Path):
     there = []
     for number in range(12):
