@@ -72,12 +72,12 @@ def folder_of_trees() -> Path:
     """In the user's cache; where there can be none, or others could change it, in the directory for temporary
     files.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache"
-    found = Path(home) / "fleetrun" / "code"
     try:
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(found, os.W_OK) and _only_ours(found.stat()):
-            return found
+        if (cache := _cache()) is not None:
+            found = cache / "fleetrun" / "code"
+            found.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.access(found, os.W_OK) and _only_ours(found.stat()):
+                return found
     except OSError as error:
         if error.errno in _FULL:
             raise
@@ -86,6 +86,14 @@ def folder_of_trees() -> Path:
     if not _only_ours(found.lstat()):
         raise TreeError(f"{found} belongs to another user, or others can write into it")
     return found
+
+
+def _cache() -> Path | None:
+    """None for a user without a home, as in some containers."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with contextlib.suppress(RuntimeError):
+        cache = cache.expanduser()
+    return cache if cache.is_absolute() else None
 
 
 def _only_ours(facts: os.stat_result) -> bool:

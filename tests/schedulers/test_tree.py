@@ -250,6 +250,15 @@ def test_it_arrives_as_it_was(project: Path, trees: Path):
     assert (there / "out").readlink() == Path("/no/such")
 
 
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HOME"])
+def test_a_cache_that_is_not_absolute_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv(name, "relative")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert folder_of_trees() == tmp_path / f"fleetrun-code-{os.getuid()}"
+
+
 def test_what_a_job_has_changed_is_sent_again_and_what_it_wrote_stays(project: Path, trees: Path):
     make("config", "train.py")
     found = tree()
