@@ -130,6 +130,11 @@ class Submission:
         pairs = (text.partition("=") for text in self.settings.scheduler_option)
         return Options({name.strip().replace("_", "-"): value for name, _, value in pairs})
 
+    def heed(self) -> None:
+        """For work that takes long: raises KeyboardInterrupt when a signal to end has come."""
+        if asked_to_end(self.signals.read()):
+            raise KeyboardInterrupt
+
     def print(self, text: str) -> None:
         """To stdout."""
         self.console.out.write(text.encode("utf-8", "surrogateescape"))

@@ -8,8 +8,8 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -33,6 +33,14 @@ _SAMPLE = 64 << 10
 _IGNORE = "What .gitignore names stays here."
 
 
+Heed = Callable[[], None]
+"""Called for each piece that is read: raises KeyboardInterrupt for a signal to end."""
+
+
+def _nothing() -> None:
+    """For a tree that is read without a job."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """`kind`: f, x (executable), l (link) or d (an empty folder); `target` is a link's."""
@@ -52,6 +60,7 @@ class Tree:
     entries: tuple[Entry, ...]
     digest: str
     outside: tuple[str, ...] = ()
+    heed: Heed = _nothing
 
     @property
     def text(self) -> str:
@@ -86,22 +95,23 @@ class Tree:
         import tarfile
 
         found = Digest()
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        with (
-            gzip.GzipFile(fileobj=file, mode="wb", compresslevel=self._level(), mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
-        ):
-            for entry in self.entries:
-                if not _pack(tar, self.root, entry, found):
-                    break
-        if found.text != self.digest:
-            file.close()
-            raise UsageError(f"--sync {self.root}: files changed while they were read", hint="Try again.")
-        file.seek(0)
+        with ExitStack() as on_error:
+            file = on_error.enter_context(tempfile.TemporaryFile())
+            with (
+                gzip.GzipFile(fileobj=file, mode="wb", compresslevel=self._level(), mtime=0) as packed,
+                tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+            ):
+                for entry in self.entries:
+                    if not _pack(tar, self.root, entry, found, self.heed):
+                        break
+            if found.text != self.digest:
+                raise UsageError(f"--sync {self.root}: files changed while they were read", hint="Try again.")
+            file.seek(0)
+            on_error.pop_all()  # the caller closes it
         return file
 
 
-def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool:
+def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest, heed: Heed) -> bool:
     """False for a file that has another size by now."""
     import tarfile
 
@@ -110,7 +120,7 @@ def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool
     if entry.kind in "ld":
         member.type = tarfile.SYMTYPE if entry.kind == "l" else tarfile.DIRTYPE
         member.linkname = entry.target
-        _hash(entry, found, ())
+        _hash(entry, found, (), heed)
         tar.addfile(member)
         return True
     path = root / entry.name
@@ -121,7 +131,7 @@ def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool
             return False
         found.add(entry.name, entry.kind, entry.size)
         try:
-            tar.addfile(member, _Hashed(file, found))
+            tar.addfile(member, _Hashed(file, found, heed))
         except OSError:  # it has been cut
             return False
     return True
@@ -130,11 +140,13 @@ def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool
 class _Hashed:
     """A file whose content goes through the digest as it is read."""
 
-    def __init__(self, file: IO[bytes], found: Digest) -> None:
+    def __init__(self, file: IO[bytes], found: Digest, heed: Heed) -> None:
         self._file = file
         self._found = found
+        self._heed = heed
 
     def read(self, size: int = -1) -> bytes:
+        self._heed()
         piece = self._file.read(size)
         self._found.update(piece)
         return piece
@@ -150,7 +162,7 @@ def of_job(job: Submission) -> tuple[Submission, Tree | None]:
     settings = job.settings
     if settings.sync is None:
         return job, None
-    tree = read_tree(settings.sync, Path(settings.log_dir).absolute())
+    tree = read_tree(settings.sync, Path(settings.log_dir).absolute(), heed=job.heed)
     names = {each.name for each in tree.entries}
     if tree.inside != "." and not any(each.startswith(f"{tree.inside}/") for each in names):
         raise UsageError(f"--sync {settings.sync} has no file of {Path.cwd()}", hint=_IGNORE)
@@ -183,7 +195,7 @@ def _renamed_in(job_file: Mapping[str, Any], tree: Tree) -> dict[str, Any]:
 # ---- Reading a tree
 
 
-def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
+def read_tree(folder: str, logs: Path, *, within: Path | None = None, heed: Heed = _nothing) -> Tree:
     """The tree of `folder`, without the folder of the logs. The job runs in this process's directory, or in
     `within`, which must be in it.
 
@@ -202,10 +214,10 @@ def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
     _check_size(folder, entries)
     found = Digest()
     for entry in entries:
-        _hash(entry, found, _pieces(root / entry.name) if entry.kind in "fx" else ())
+        _hash(entry, found, _pieces(root / entry.name) if entry.kind in "fx" else (), heed)
     inside = str(here.relative_to(root))
     outside = tuple(each.name for each in entries if each.kind == "l" and _leads_out(each))
-    return Tree(root=root, inside=inside, entries=entries, digest=found.text, outside=outside)
+    return Tree(root=root, inside=inside, entries=entries, digest=found.text, outside=outside, heed=heed)
 
 
 def _older_logs(here: Path) -> list[Path]:
@@ -351,9 +363,10 @@ def _check_size(folder: str, entries: Sequence[Entry]) -> None:
     )
 
 
-def _hash(entry: Entry, found: Digest, pieces: Iterable[bytes]) -> None:
+def _hash(entry: Entry, found: Digest, pieces: Iterable[bytes], heed: Heed) -> None:
     found.add(entry.name, entry.kind, entry.size)
     for piece in (os.fsencode(entry.target),) if entry.kind == "l" else pieces:
+        heed()
         found.update(piece)
 
 

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fleetrun.errors import UsageError
 from fleetrun.schedulers import tree as trees_module
 from fleetrun.schedulers.tree import Tree, of_job, read_tree
 from fleetrun.schedulers.tree_remote import TreeError, folder_of_trees, is_there, unpack
-from tests.support.submissions import submission
+from tests.support.submissions import Came, submission
 from tests.support.waiting import eventually
 
 
@@ -274,6 +275,19 @@ def test_what_a_job_has_changed_is_sent_again_and_what_it_wrote_stays(project: P
         "train.py",
         "kept",
     ]
+
+
+def test_a_signal_ends_reading_and_packing(project: Path):
+    make("train.py")
+    words = ("--scheduler=ssh", "--ips=h", "--sync=.", "train.py")
+    assert of_job(submission(*words, signals=Came(signal.SIGUSR1, signal.SIGCHLD)))[1] is not None
+    with pytest.raises(KeyboardInterrupt):
+        of_job(submission(*words, signals=Came(signal.SIGINT)))
+    _, found = of_job(submission(*words))
+    assert found is not None
+    interrupted = replace(found, heed=submission(*words, signals=Came(signal.SIGTERM)).heed)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.archive()
 
 
 def test_files_that_change_while_they_are_packed_are_an_error(project: Path):
