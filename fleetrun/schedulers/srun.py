@@ -93,13 +93,16 @@ def unpacking(job: Submission, tree: Tree, verb: str) -> tuple[str, ...]:
     return (*_SRUN[:2], "--kill-on-bad-exit=1", *words)
 
 
-def _send(job: Submission, tree: Tree, environ: Mapping[str, str]) -> None:
-    """To all nodes of the allocation: Slurm chooses those of the step that follows. With its variables, which
-    say where a tree is kept. Raises LaunchError.
-    """
-    nodes = _allocated(job)
+def sending(job: Submission, tree: Tree) -> tuple[str, ...]:
+    """A step on all nodes of the allocation: Slurm chooses those of the step that follows."""
     first, *rest = unpacking(job, tree, "unpack")
-    argv = (first, f"--nodes={nodes}", f"--ntasks={nodes}", *_export(job), *rest)
+    nodes = _allocated(job)
+    return (first, f"--nodes={nodes}", f"--ntasks={nodes}", *_export(job), *rest)
+
+
+def _send(job: Submission, tree: Tree, environ: Mapping[str, str]) -> None:
+    """With the variables of the step that follows: they say where a tree is kept. Raises LaunchError."""
+    nodes, argv = _allocated(job), sending(job, tree)
     with tree.archive() as archive:
         answer = run_programs({"": argv}, archive, environ, job.signals, job.guard)[""]
     if answer.code:
