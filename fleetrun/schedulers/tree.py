@@ -53,13 +53,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it."""
+    """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it; `in_logs`: code
+    that is left out, because it is in the log directory.
+    """
 
     root: Path
     inside: str
     entries: tuple[Entry, ...]
     digest: str
     outside: tuple[str, ...] = ()
+    in_logs: tuple[str, ...] = ()
     heed: Heed = _nothing
 
     @property
@@ -172,14 +175,20 @@ def of_job(job: Submission) -> tuple[Submission, Tree | None]:
     if is_file and within not in names:
         raise UsageError(f"--sync {settings.sync} does not have {settings.script}", hint=_IGNORE)
     if tree.outside:
-        named = ", ".join(name if name.isprintable() else ascii(name) for name in tree.outside[:5])
-        more = f" and {len(tree.outside) - 5} more" if len(tree.outside) > 5 else ""
-        job.console.info(f"Links that lead out of {settings.sync} stay links: {named}{more}")
+        job.console.info(f"Links that lead out of {settings.sync} stay links: {_few(tree.outside)}")
+    if tree.in_logs:
+        said = f"Not sent, as it is in the log directory: {_few(tree.in_logs)}; --log_dir names another"
+        job.console.info(said)
     words = {name: word for name, word in job.words.items() if name != "log_dir"}
     job_file = _renamed_in(job.job_file, tree)
     return replace(
         job, settings=values.replace(settings, script=script), words=words, job_file=job_file
     ), tree
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(name if name.isprintable() else ascii(name) for name in names[:5]) + more
 
 
 def _renamed_in(job_file: Mapping[str, Any], tree: Tree) -> dict[str, Any]:
@@ -210,14 +219,24 @@ def read_tree(folder: str, logs: Path, *, within: Path | None = None, heed: Heed
     root, here = root.resolve(), here.resolve()
     if not here.is_relative_to(root):
         raise UsageError(f"--sync {folder}: the job starts in {here}, which is not in that folder")
-    entries = _entries(root, [logs.resolve(), *_older_logs(here)])
+    names = list(_names(root, ""))
+    in_logs = _below(root, [logs.resolve(), *_older_logs(here)], names)
+    entries = _entries(root, names, in_logs)
     _check_size(folder, entries)
     found = Digest()
     for entry in entries:
         _hash(entry, found, _pieces(root / entry.name) if entry.kind in "fx" else (), heed)
     inside = str(here.relative_to(root))
     outside = tuple(each.name for each in entries if each.kind == "l" and _leads_out(each))
-    return Tree(root=root, inside=inside, entries=entries, digest=found.text, outside=outside, heed=heed)
+    return Tree(
+        root=root,
+        inside=inside,
+        entries=entries,
+        digest=found.text,
+        outside=outside,
+        in_logs=tuple(sorted(name for name in in_logs if name.endswith(".py"))),
+        heed=heed,
+    )
 
 
 def _older_logs(here: Path) -> list[Path]:
@@ -226,13 +245,18 @@ def _older_logs(here: Path) -> list[Path]:
     return [default] if any(default.glob("*.events.jsonl")) else []
 
 
-def _entries(root: Path, logs: Sequence[Path]) -> tuple[Entry, ...]:
+def _below(root: Path, logs: Sequence[Path], names: Iterable[str]) -> Collection[str]:
+    """Those of the names that are in the folders of logs."""
     inner = [each for each in logs if each.is_relative_to(root) and each != root]
-    in_logs = tuple(f"{each.relative_to(root)}/" for each in inner)
+    heads = tuple(f"{each.relative_to(root)}/" for each in inner)
+    return {name for name in names if f"{name}/".startswith(heads)}
+
+
+def _entries(root: Path, names: Iterable[str], but: Collection[str]) -> tuple[Entry, ...]:
     found: dict[str, Entry] = {}
     written = set(_outputs())
-    for name in _names(root, ""):
-        if _NEVER.intersection(name.split("/")) or f"{name}/".startswith(in_logs):
+    for name in names:
+        if name in but or _NEVER.intersection(name.split("/")):
             continue
         entry = _entry(root, name, written)
         if entry is not None:

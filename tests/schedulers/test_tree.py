@@ -20,7 +20,7 @@ from fleetrun.errors import UsageError
 from fleetrun.schedulers import tree as trees_module
 from fleetrun.schedulers.tree import Tree, of_job, read_tree
 from fleetrun.schedulers.tree_remote import TreeError, folder_of_trees, is_there, unpack
-from tests.support.submissions import Came, submission
+from tests.support.submissions import Came, KeptConsole, submission
 from tests.support.waiting import eventually
 
 
@@ -77,6 +77,17 @@ def test_logs_of_earlier_launches_stay_here_too(project: Path):
     assert [each.name for each in read_tree(".", project / "other").entries] == ["a/log/code.py", "train.py"]
     Path("log/default.x.events.jsonl").unlink()
     assert len(read_tree(".", project / "other").entries) == 3, "a folder of that name may be code"
+
+
+def test_code_in_the_log_directory_is_told(project: Path):
+    make("train.py", "log/__init__.py", "log/default.abcdef.trainer.0.log")
+    job, found = of_job(submission("--scheduler=ssh", "--ips=h", "--sync=.", "train.py"))
+    assert found is not None
+    assert [each.name for each in found.entries] == ["train.py"]
+    assert isinstance(job.console, KeptConsole)
+    assert job.console.said == [
+        "INFO Not sent, as it is in the log directory: log/__init__.py; --log_dir names another"
+    ]
 
 
 def test_of_a_repository_tracked_files_count_and_deleted_ones_do_not(project: Path):
