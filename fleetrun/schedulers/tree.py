@@ -322,9 +322,12 @@ def _listed_by_git(folder: Path) -> list[str] | None:
         )
     except OSError:
         return None
+    said = done.stderr.decode(errors="replace").strip()
+    unread = next((line for line in said.splitlines() if "could not open directory" in line), "")
+    if done.returncode == 0 and unread:  # git goes on without it
+        raise UsageError(f"--sync {folder}: {unread.removeprefix('warning: ')}", hint=_IGNORE)
     if done.returncode == 0:
         return [os.fsdecode(name) for name in dict.fromkeys(done.stdout.split(b"\0")) if name]
-    said = done.stderr.decode(errors="replace").strip()
     if "not a git repository" in said:
         return None
     raise UsageError(f"--sync {folder}: git cannot list its files: {said.partition(chr(10))[0]}")

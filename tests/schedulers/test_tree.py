@@ -162,6 +162,22 @@ def test_what_this_process_writes_to_is_not_of_the_tree(project: Path, stream: s
     assert Path("names").read_text() == "train.py"
 
 
+@pytest.mark.slow
+def test_a_folder_that_git_cannot_read_is_told(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As root it can read them all, so this git is one that says so."""
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    said = "warning: could not open directory 'data/': Permission denied"
+    program.write_text(f'#!/bin/sh\necho "{said}" >&2\nprintf "train.py\\0"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    make("train.py")
+    with pytest.raises(UsageError, match="could not open directory 'data/': Permission denied"):
+        tree()
+
+
 def test_the_digest_is_of_names_modes_and_contents(project: Path):
     make("f")
     digests = {tree().digest}
