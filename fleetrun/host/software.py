@@ -26,6 +26,15 @@ class Software:
     packages: Mapping[str, str]
 
 
+def search_path(environment: Mapping[str, str], environ: Mapping[str, str]) -> Sequence[str]:
+    """Where a process looks that this one starts with these variables besides those that it has itself."""
+    if "PYTHONPATH" not in environment:
+        return sys.path
+    inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in sys.path if folder not in inherited]
+    return [*filter(None, environment["PYTHONPATH"].split(os.pathsep)), *others]
+
+
 def installed(path: Sequence[str] | None = None) -> Software:
     """Of this Python. Only the names of folders are read: milliseconds for hundreds of packages."""
     packages: dict[str, str] = {}
@@ -37,7 +46,9 @@ def installed(path: Sequence[str] | None = None) -> Software:
             continue
         for each in found:
             name, _, version = each.rpartition("-")
-            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)  # the first one is imported
+            if name:  # else no installer has made it
+                # The first one is imported.
+                packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     return Software(".".join(map(str, sys.version_info[:3])), packages)
 
 

@@ -32,7 +32,7 @@ from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError, StoreLostError
 from fleetrun.host.network import LOOPBACK, Ports
-from fleetrun.host.software import differences, installed, kinds, packed
+from fleetrun.host.software import differences, installed, kinds, packed, search_path
 from fleetrun.launcher.node_check import NodeCheck
 from fleetrun.launcher.prepare import (
     check_followed,
@@ -214,6 +214,13 @@ _MACHINE_NAMES = ("FLEETRUN_NODE_NAME", "SLURMD_NODENAME")
 """By which an engine knows this machine; the first is set by our own manifests for Kubernetes."""
 
 
+def _software(settings: LaunchSettings) -> str:
+    """Of the Python of the trainers; empty where none runs."""
+    if not runs_python(settings):
+        return ""
+    return packed(installed(search_path(dict(settings.environment), os.environ)))
+
+
 def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -> Node:
     return Node(
         id=os.urandom(8).hex(),
@@ -225,7 +232,7 @@ def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -
         machine=next(filter(None, map(os.environ.get, _MACHINE_NAMES)), "") or "",
         options=agreed(resolved),
         faults=faults,
-        software=packed(installed()) if runs_python(resolved.settings) else "",
+        software=_software(resolved.settings),
     )
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fleetrun import plugins
-from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
-from fleetrun.envs.variables import JOB_FILE
+from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
+from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
@@ -100,6 +101,12 @@ class Submission:
             )
         return {**self.passed_on, **({JOB_FILE: text} if text else {})}
 
+    @property
+    def own_secrets(self) -> dict[str, str]:
+        """The job's secret, and whom to notify, as variables for the fleetrun on each machine."""
+        token = {TOKEN: self.token} if self.token else {}
+        return token | ({NOTIFY: self.environ[NOTIFY]} if NOTIFY in self.environ else {})
+
     def command(self, *but: str) -> tuple[str, ...]:
         """The words after `fleetrun` on a machine of the job: without the engine's options and those of
         `but`.
@@ -122,6 +129,11 @@ class Submission:
     def options(self) -> Options:
         pairs = (text.partition("=") for text in self.settings.scheduler_option)
         return Options({name.strip().replace("_", "-"): value for name, _, value in pairs})
+
+    def heed(self) -> None:
+        """For work that takes long: raises KeyboardInterrupt when a signal to end has come."""
+        if asked_to_end(self.signals.read()):
+            raise KeyboardInterrupt
 
     def print(self, text: str) -> None:
         """To stdout."""
@@ -174,6 +186,13 @@ class Options:
         for name in self.rest():
             known = ", ".join(sorted(self._taken))
             raise UsageError(f"--scheduler_option {name}: {engine} has no such option; it has {known}")
+
+
+def has_secrets(job_file: Mapping[str, Any]) -> bool:
+    """Whether these tables of a job file set a variable that looks like a secret."""
+    return any(map(looks_secret, job_file.get("environment", ()))) or any(
+        map(has_secrets, job_file.get("roles", {}).values())
+    )
 
 
 class Scheduler(Protocol):

@@ -14,10 +14,10 @@ from typing import Any
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT
-from fleetrun.envs.variables import looks_secret
+from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
-from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus
+from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus, has_secrets
 from fleetrun.schedulers.tree import Tree
 from fleetrun.schedulers.tree import of_job as tree_of_job
 
@@ -74,8 +74,7 @@ class Pod:
         found: dict[str, Any] = {
             "name": "fleetrun",
             "image": self.image,
-            # Kubernetes puts $(NAME) into commands: a doubled dollar is a dollar.
-            "command": [word.replace("$(", "$$(") for word in self.command],
+            "command": [_literal(word) for word in self.command],
             "env": self._env(),
         }
         if self.resources:
@@ -87,9 +86,7 @@ class Pod:
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "FLEETRUN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ]
-        env += [
-            {"name": name, "value": value.replace("$(", "$$(")} for name, value in self.environment.items()
-        ]
+        env += [{"name": name, "value": _literal(value)} for name, value in self.environment.items()]
         for name in self.secrets:
             key = {"secretKeyRef": {"name": self.env_secret, "key": name}}
             env.append({"name": name, "valueFrom": key})
@@ -120,6 +117,11 @@ class Pod:
             "livenessProbe": probe("live", 30, 3),
             "readinessProbe": probe("ready", 10, 1),
         }
+
+
+def _literal(text: str) -> str:
+    """In commands and values Kubernetes puts the value for $(NAME), and one dollar for two."""
+    return text.replace("$", "$$") if "$$" in text or "$(" in text else text
 
 
 # ---- Manifests of a job for Kubernetes: values of the API's own shape, written by a library. Knows no
@@ -218,12 +220,19 @@ def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
 
 
 def _variables(job: Submission) -> dict[str, str]:
-    """Of --env, and [environment] of the job file."""
-    return {**job.passed_on, **job.job_file.get("environment", {})}
+    """Of --env and of the job file; what only that can say of roles is one. Raises UsageError."""
+    said = {name: value for name, value in job.job_file.items() if name != "environment"}
+    rest = replace(job, passed_on={}, job_file=said).carried
+    found = {**job.passed_on, **job.job_file.get("environment", {}), **rest}
+    for name, value in found.items():
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise UsageError(f"{name} is not valid UTF-8, and a manifest is")
+    return found
 
 
 def _secret_names(job: Submission) -> tuple[str, ...]:
-    return tuple(filter(looks_secret, _variables(job)))
+    hidden = has_secrets({"roles": job.job_file.get("roles", {})})
+    return tuple(each for each in _variables(job) if looks_secret(each) or (hidden and each == JOB_FILE))
 
 
 def _secret(job: Submission, name: str) -> list[Document]:
@@ -238,10 +247,9 @@ def _secret(job: Submission, name: str) -> list[Document]:
 
 
 def _environment(job: Submission) -> dict[str, str]:
-    """Of the container. What else only a job file can say is there as one variable."""
-    said = {name: value for name, value in job.job_file.items() if name != "environment"}
-    rest = replace(job, passed_on={}, job_file=said).carried
-    return {name: value for name, value in _variables(job).items() if not looks_secret(name)} | rest
+    """Of the container, without secrets."""
+    hidden = _secret_names(job)
+    return {name: value for name, value in _variables(job).items() if name not in hidden}
 
 
 def manifests_text(documents: list[Document]) -> str:

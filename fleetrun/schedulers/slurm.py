@@ -15,8 +15,16 @@ from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
-from fleetrun.schedulers.base import FLEETRUN, Options, Submission, excluded_nodes, gpus, processes
-from fleetrun.schedulers.srun import is_switch, outlives_a_node, settled_by_step, srun, unpacking
+from fleetrun.schedulers.base import (
+    FLEETRUN,
+    Options,
+    Submission,
+    excluded_nodes,
+    gpus,
+    has_secrets,
+    processes,
+)
+from fleetrun.schedulers.srun import exported, is_switch, outlives_a_node, settled_by_step, srun, unpacking
 from fleetrun.schedulers.tree import Tree
 from fleetrun.schedulers.tree import of_job as tree_of_job
 
@@ -161,6 +169,8 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 # ---- submission
 
+_EXPORT = "SBATCH_EXPORT"
+
 _LARGEST_ARCHIVE = 3 << 20
 """Characters; Slurm takes scripts of 4 MiB, unless max_script_size says otherwise."""
 
@@ -176,7 +186,9 @@ class Slurm:
             job.print(script)
             return 0
         argv = ("sbatch", "--parsable")
-        environ = {**job.environ, **job.passed_on}
+        # The script has what SBATCH_EXPORT asks for; it would win over the script.
+        inherited = {name: value for name, value in job.environ.items() if name != _EXPORT}
+        environ = {**inherited, **_hidden(job)}
         answer = base.run_program(argv, script, environ, job.signals, job.guard)
         if answer.code != 0 and not answer.out:
             raise LaunchError(f"sbatch did not take the job: {answer.err.strip() or f'code {answer.code}'}")
@@ -233,21 +245,21 @@ def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
     job.console.info(f"Code: {tree.text}, in the batch script")
 
 
+def _hidden(job: Submission) -> dict[str, str]:
+    """Variables whose values stand in no script: sbatch gets them in its environment."""
+    whole = {} if has_secrets(job.job_file) else {JOB_FILE}
+    return {name: value for name, value in job.carried.items() if name not in whole} | job.own_secrets
+
+
 def _carried(job: Submission) -> Iterator[str]:
-    """The job file; values of --env NAME stand in no script."""
-    text = job.carried.get(JOB_FILE)
-    if text is not None:
+    """The job file, unless it has secrets."""
+    text, hidden = job.carried.get(JOB_FILE), _hidden(job)
+    if JOB_FILE in hidden:
+        yield f"# {JOB_FILE} has secrets: it is in the environment of sbatch"
+    elif text is not None:
         yield f"export {JOB_FILE}={quoted(text)}"
-    if text is not None or job.passed_on:
+    if text is not None or hidden:
         yield "export SLURM_EXPORT_ENV=ALL"  # srun would leave out what sbatch was told to
-
-
-def _exported(names: Collection[str], asked: str | None) -> str | None:
-    """sbatch's --export with these variables; it passes on all variables unless it is told otherwise."""
-    if asked is None or not names or asked.upper().startswith("ALL"):
-        return asked
-    others = [] if asked.upper() in ("NONE", "NIL") else [asked]
-    return ",".join((*others, *names))
 
 
 def _directives(job: Submission, options: Options) -> Iterator[str]:
@@ -272,7 +284,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     if outlives_a_node(job):
         wanted["no-kill"] = ""
     given = options.rest()
-    export = _exported(job.passed_on.keys(), given.get("export"))
+    export = exported(_hidden(job).keys(), given.get("export") or job.environ.get(_EXPORT))
     for name, value in (wanted | given | ({} if export is None else {"export": export})).items():
         yield _directive(name, value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fleetrun.errors import LaunchError, UsageError
@@ -53,14 +54,12 @@ class Srun:
 
             job.print(f"{shlex.join(argv)}\n")
             return 0
-        if tree is not None:
-            _send(job, tree)
-        job.console.info(f"On the nodes of Slurm job {job.environ['SLURM_JOB_ID']}: srun")
         unset = job.variables("rank", *settled_by_step(job))
         environ = {name: value for name, value in job.environ.items() if name not in unset}
-        environ |= job.carried
-        if job.carried:
-            environ["SLURM_EXPORT_ENV"] = "ALL"
+        environ |= _variables(job)
+        if tree is not None:
+            _send(job, tree, environ)
+        job.console.info(f"On the nodes of Slurm job {job.environ['SLURM_JOB_ID']}: srun")
         try:
             os.execvpe(argv[0], argv, environ)
         except OSError as error:
@@ -69,19 +68,43 @@ class Srun:
             ) from None
 
 
+def _variables(job: Submission) -> dict[str, str]:
+    """Those that the tasks get, and the word to srun that they get any."""
+    found = job.carried | job.own_secrets
+    return found | ({"SLURM_EXPORT_ENV": "ALL"} if found else {})
+
+
+def exported(names: Collection[str], asked: str | None) -> str | None:
+    """--export of sbatch and srun with these variables; all are passed on unless they are told otherwise."""
+    if asked is None or not names or asked.upper().startswith("ALL"):
+        return asked
+    others = [] if asked.upper() in ("NONE", "NIL") else [asked]
+    return ",".join((*others, *names))
+
+
+def _export(job: Submission) -> tuple[str, ...]:
+    asked = exported(tuple(job.carried | job.own_secrets), job.options.given.get("export"))
+    return () if asked is None else (f"--export={asked}",)
+
+
 def unpacking(job: Submission, tree: Tree, verb: str) -> tuple[str, ...]:
     """srun, whose stdin goes to all nodes."""
     words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
     return (*_SRUN[:2], "--kill-on-bad-exit=1", *words)
 
 
-def _send(job: Submission, tree: Tree) -> None:
-    """To all nodes of the step that follows. Raises LaunchError."""
-    nodes = _nodes(job)
+def sending(job: Submission, tree: Tree) -> tuple[str, ...]:
+    """A step on all nodes of the allocation: Slurm chooses those of the step that follows."""
     first, *rest = unpacking(job, tree, "unpack")
-    argv = (first, f"--nodes={nodes}", f"--ntasks={nodes}", *rest)
+    nodes = _allocated(job)
+    return (first, f"--nodes={nodes}", f"--ntasks={nodes}", *_export(job), *rest)
+
+
+def _send(job: Submission, tree: Tree, environ: Mapping[str, str]) -> None:
+    """With the variables of the step that follows: they say where a tree is kept. Raises LaunchError."""
+    nodes, argv = _allocated(job), sending(job, tree)
     with tree.archive() as archive:
-        answer = run_programs({"": argv}, archive, job.environ, job.signals, job.guard)[""]
+        answer = run_programs({"": argv}, archive, environ, job.signals, job.guard)[""]
     if answer.code:
         said = next((line for line in answer.err.splitlines() if "fleetrun: error: " in line), answer.err)
         raise LaunchError(f"the code did not get to all nodes: {said.strip() or f'code {answer.code}'}")
@@ -91,6 +114,10 @@ def _send(job: Submission, tree: Tree) -> None:
 def _nodes(job: Submission) -> str:
     if job.settings.nnodes != (1, 1):
         return str(job.settings.nnodes[1] + job.settings.spares)
+    return _allocated(job)
+
+
+def _allocated(job: Submission) -> str:
     return job.environ.get("SLURM_JOB_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
 
 
@@ -112,6 +139,7 @@ def command(job: Submission, tree: Tree | None = None) -> list[str]:
     if tree is not None:
         words = tree.command(options.python, str(Path(job.settings.log_dir).absolute()), words)
     cpus = environ.get("SLURM_CPUS_PER_TASK")
+    others = {name: value for name, value in options.rest().items() if name != "export"}
     return [
         *srun(job),
         f"--nodes={nodes}",
@@ -119,7 +147,8 @@ def command(job: Submission, tree: Tree | None = None) -> list[str]:
         "--quit-on-interrupt",
         "--input=none",  # it is not in the foreground of the terminal
         *([f"--cpus-per-task={cpus}"] if cpus else []),
-        *(f"--{name}" if is_switch(value) else f"--{name}={value}" for name, value in options.rest().items()),
+        *(f"--{name}" if is_switch(value) else f"--{name}={value}" for name, value in others.items()),
+        *_export(job),
         *words,
     ]
 

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
@@ -379,7 +378,6 @@ class HostGroup:
 
 # ---- The engine
 
-_TOKEN = "FLEETRUN_TOKEN"
 _LARGE = 16 << 20  # bytes of an archive that may take a while
 _MOST_BYTES = 60_000  # of the orders: what goes into a pipe at once
 
@@ -490,8 +488,7 @@ def _environment(job: Submission, options: Options) -> dict[str, str]:
     names = options.take("env")
     if names:
         raise UsageError(f"--scheduler_option env={names}: that is an option now", hint=f"--env {names}")
-    env = job.carried | ({_TOKEN: job.token} if job.token else {})
-    env |= {NOTIFY: job.environ[NOTIFY]} if NOTIFY in job.environ else {}
+    env = job.carried | job.own_secrets
     size = len(json.dumps(env))
     if size > _MOST_BYTES:
         raise UsageError(f"--env and the job file come to {size} bytes; ssh carries {_MOST_BYTES}")

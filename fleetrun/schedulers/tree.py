@@ -8,8 +8,8 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -33,6 +33,14 @@ _SAMPLE = 64 << 10
 _IGNORE = "What .gitignore names stays here."
 
 
+Heed = Callable[[], None]
+"""Called for each piece that is read: raises KeyboardInterrupt for a signal to end."""
+
+
+def _nothing() -> None:
+    """For a tree that is read without a job."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """`kind`: f, x (executable), l (link) or d (an empty folder); `target` is a link's."""
@@ -45,13 +53,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it."""
+    """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it; `in_logs`: code
+    that is left out, because it is in the log directory.
+    """
 
     root: Path
     inside: str
     entries: tuple[Entry, ...]
     digest: str
     outside: tuple[str, ...] = ()
+    in_logs: tuple[str, ...] = ()
+    heed: Heed = _nothing
 
     @property
     def text(self) -> str:
@@ -86,22 +98,23 @@ class Tree:
         import tarfile
 
         found = Digest()
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        with (
-            gzip.GzipFile(fileobj=file, mode="wb", compresslevel=self._level(), mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
-        ):
-            for entry in self.entries:
-                if not _pack(tar, self.root, entry, found):
-                    break
-        if found.text != self.digest:
-            file.close()
-            raise UsageError(f"--sync {self.root}: files changed while they were read", hint="Try again.")
-        file.seek(0)
+        with ExitStack() as on_error:
+            file = on_error.enter_context(tempfile.TemporaryFile())
+            with (
+                gzip.GzipFile(fileobj=file, mode="wb", compresslevel=self._level(), mtime=0) as packed,
+                tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+            ):
+                for entry in self.entries:
+                    if not _pack(tar, self.root, entry, found, self.heed):
+                        break
+            if found.text != self.digest:
+                raise UsageError(f"--sync {self.root}: files changed while they were read", hint="Try again.")
+            file.seek(0)
+            on_error.pop_all()  # the caller closes it
         return file
 
 
-def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool:
+def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest, heed: Heed) -> bool:
     """False for a file that has another size by now."""
     import tarfile
 
@@ -110,7 +123,7 @@ def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool
     if entry.kind in "ld":
         member.type = tarfile.SYMTYPE if entry.kind == "l" else tarfile.DIRTYPE
         member.linkname = entry.target
-        _hash(entry, found, ())
+        _hash(entry, found, (), heed)
         tar.addfile(member)
         return True
     path = root / entry.name
@@ -121,7 +134,7 @@ def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool
             return False
         found.add(entry.name, entry.kind, entry.size)
         try:
-            tar.addfile(member, _Hashed(file, found))
+            tar.addfile(member, _Hashed(file, found, heed))
         except OSError:  # it has been cut
             return False
     return True
@@ -130,11 +143,13 @@ def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest) -> bool
 class _Hashed:
     """A file whose content goes through the digest as it is read."""
 
-    def __init__(self, file: IO[bytes], found: Digest) -> None:
+    def __init__(self, file: IO[bytes], found: Digest, heed: Heed) -> None:
         self._file = file
         self._found = found
+        self._heed = heed
 
     def read(self, size: int = -1) -> bytes:
+        self._heed()
         piece = self._file.read(size)
         self._found.update(piece)
         return piece
@@ -150,7 +165,7 @@ def of_job(job: Submission) -> tuple[Submission, Tree | None]:
     settings = job.settings
     if settings.sync is None:
         return job, None
-    tree = read_tree(settings.sync, Path(settings.log_dir).absolute())
+    tree = read_tree(settings.sync, Path(settings.log_dir).absolute(), heed=job.heed)
     names = {each.name for each in tree.entries}
     if tree.inside != "." and not any(each.startswith(f"{tree.inside}/") for each in names):
         raise UsageError(f"--sync {settings.sync} has no file of {Path.cwd()}", hint=_IGNORE)
@@ -160,14 +175,20 @@ def of_job(job: Submission) -> tuple[Submission, Tree | None]:
     if is_file and within not in names:
         raise UsageError(f"--sync {settings.sync} does not have {settings.script}", hint=_IGNORE)
     if tree.outside:
-        named = ", ".join(name if name.isprintable() else ascii(name) for name in tree.outside[:5])
-        more = f" and {len(tree.outside) - 5} more" if len(tree.outside) > 5 else ""
-        job.console.info(f"Links that lead out of {settings.sync} stay links: {named}{more}")
+        job.console.info(f"Links that lead out of {settings.sync} stay links: {_few(tree.outside)}")
+    if tree.in_logs:
+        said = f"Not sent, as it is in the log directory: {_few(tree.in_logs)}; --log_dir names another"
+        job.console.info(said)
     words = {name: word for name, word in job.words.items() if name != "log_dir"}
     job_file = _renamed_in(job.job_file, tree)
     return replace(
         job, settings=values.replace(settings, script=script), words=words, job_file=job_file
     ), tree
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(name if name.isprintable() else ascii(name) for name in names[:5]) + more
 
 
 def _renamed_in(job_file: Mapping[str, Any], tree: Tree) -> dict[str, Any]:
@@ -183,7 +204,7 @@ def _renamed_in(job_file: Mapping[str, Any], tree: Tree) -> dict[str, Any]:
 # ---- Reading a tree
 
 
-def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
+def read_tree(folder: str, logs: Path, *, within: Path | None = None, heed: Heed = _nothing) -> Tree:
     """The tree of `folder`, without the folder of the logs. The job runs in this process's directory, or in
     `within`, which must be in it.
 
@@ -198,14 +219,24 @@ def read_tree(folder: str, logs: Path, *, within: Path | None = None) -> Tree:
     root, here = root.resolve(), here.resolve()
     if not here.is_relative_to(root):
         raise UsageError(f"--sync {folder}: the job starts in {here}, which is not in that folder")
-    entries = _entries(root, [logs.resolve(), *_older_logs(here)])
+    names = list(_names(root, ""))
+    in_logs = _below(root, [logs.resolve(), *_older_logs(here)], names)
+    entries = _entries(root, names, in_logs)
     _check_size(folder, entries)
     found = Digest()
     for entry in entries:
-        _hash(entry, found, _pieces(root / entry.name) if entry.kind in "fx" else ())
+        _hash(entry, found, _pieces(root / entry.name) if entry.kind in "fx" else (), heed)
     inside = str(here.relative_to(root))
     outside = tuple(each.name for each in entries if each.kind == "l" and _leads_out(each))
-    return Tree(root=root, inside=inside, entries=entries, digest=found.text, outside=outside)
+    return Tree(
+        root=root,
+        inside=inside,
+        entries=entries,
+        digest=found.text,
+        outside=outside,
+        in_logs=tuple(sorted(name for name in in_logs if name.endswith(".py"))),
+        heed=heed,
+    )
 
 
 def _older_logs(here: Path) -> list[Path]:
@@ -214,32 +245,48 @@ def _older_logs(here: Path) -> list[Path]:
     return [default] if any(default.glob("*.events.jsonl")) else []
 
 
-def _entries(root: Path, logs: Sequence[Path]) -> tuple[Entry, ...]:
+def _below(root: Path, logs: Sequence[Path], names: Iterable[str]) -> Collection[str]:
+    """Those of the names that are in the folders of logs."""
     inner = [each for each in logs if each.is_relative_to(root) and each != root]
-    in_logs = tuple(f"{each.relative_to(root)}/" for each in inner)
+    heads = tuple(f"{each.relative_to(root)}/" for each in inner)
+    return {name for name in names if f"{name}/".startswith(heads)}
+
+
+def _entries(root: Path, names: Iterable[str], but: Collection[str]) -> tuple[Entry, ...]:
     found: dict[str, Entry] = {}
-    for name in _names(root, ""):
-        if _NEVER.intersection(name.split("/")) or f"{name}/".startswith(in_logs):
+    written = set(_outputs())
+    for name in names:
+        if name in but or _NEVER.intersection(name.split("/")):
             continue
-        entry = _entry(root, name)
+        entry = _entry(root, name, written)
         if entry is not None:
             found[name] = entry
     return tuple(found[name] for name in sorted(found, key=os.fsencode))
 
 
-def _entry(root: Path, name: str) -> Entry | None:
-    """None for what is no longer there, and for sockets and the like."""
+def _outputs() -> Iterator[tuple[int, int]]:
+    """Device and inode of what this process writes to: `> out.log` changes while it is read."""
+    for fd in (1, 2):
+        with suppress(OSError):
+            facts = os.fstat(fd)
+            yield facts.st_dev, facts.st_ino
+
+
+def _entry(root: Path, name: str, written: Collection[tuple[int, int]] = ()) -> Entry | None:
+    """None for what is no longer there, for sockets and the like, and for what is `written`."""
     path = root / name
     try:
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode):
             target = str(path.readlink())
             return Entry(name, "l", len(os.fsencode(target)), target)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if stat.S_ISDIR(facts.st_mode):
         return Entry(name, "d")
-    if stat.S_ISREG(facts.st_mode):
+    if stat.S_ISREG(facts.st_mode) and (facts.st_dev, facts.st_ino) not in written:
         return Entry(name, "x" if facts.st_mode & 0o100 else "f", facts.st_size)
     return None
 
@@ -250,11 +297,15 @@ def _names(root: Path, prefix: str) -> Iterator[str]:
     listed = _listed_by_git(folder)
     for name in _listed_by_rules(folder, []) if listed is None else listed:
         path = f"{prefix}{name.rstrip('/')}"
-        whole = root / path
-        if whole.is_dir() and not whole.is_symlink() and (whole / ".git").exists():
+        if _is_repository(root / path):
             yield from _names(root, f"{path}/")
         else:
             yield path
+
+
+def _is_repository(folder: Path) -> bool:
+    """False where that cannot be told."""
+    return os.access(folder / ".git", os.F_OK) and not folder.is_symlink()
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:
@@ -271,9 +322,12 @@ def _listed_by_git(folder: Path) -> list[str] | None:
         )
     except OSError:
         return None
+    said = done.stderr.decode(errors="replace").strip()
+    unread = next((line for line in said.splitlines() if "could not open directory" in line), "")
+    if done.returncode == 0 and unread:  # git goes on without it
+        raise UsageError(f"--sync {folder}: {unread.removeprefix('warning: ')}", hint=_IGNORE)
     if done.returncode == 0:
         return [os.fsdecode(name) for name in dict.fromkeys(done.stdout.split(b"\0")) if name]
-    said = done.stderr.decode(errors="replace").strip()
     if "not a git repository" in said:
         return None
     raise UsageError(f"--sync {folder}: git cannot list its files: {said.partition(chr(10))[0]}")
@@ -293,13 +347,13 @@ def _listed_by_rules(folder: Path, outer: list[tuple[int, Any]], prefix: str = "
         with os.scandir(folder) as scanned:
             there = sorted(scanned, key=lambda each: each.name)
     except OSError as error:
-        raise UsageError(f"--sync: {folder} cannot be read: {error.strerror}", hint=_IGNORE) from None
+        raise _unreadable(folder, error) from None
     for each in there:
         name = f"{prefix}{each.name}"
         is_folder = each.is_dir(follow_symlinks=False)
         if each.name in _NEVER or _ignored(f"{name}/" if is_folder else name, rules):
             continue
-        if is_folder and not (Path(each.path) / ".git").exists():
+        if is_folder and not _is_repository(Path(each.path)):
             inner = _listed_by_rules(Path(each.path), rules, f"{name}/")
             first = next(inner, None)
             yield name if first is None else first
@@ -336,9 +390,10 @@ def _check_size(folder: str, entries: Sequence[Entry]) -> None:
     )
 
 
-def _hash(entry: Entry, found: Digest, pieces: Iterable[bytes]) -> None:
+def _hash(entry: Entry, found: Digest, pieces: Iterable[bytes], heed: Heed) -> None:
     found.add(entry.name, entry.kind, entry.size)
     for piece in (os.fsencode(entry.target),) if entry.kind == "l" else pieces:
+        heed()
         found.update(piece)
 
 
@@ -352,7 +407,11 @@ def _open(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:
-        raise UsageError(f"--sync: {path} cannot be read: {error.strerror}", hint=_IGNORE) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"--sync: {path} cannot be read: {error.strerror}", hint=_IGNORE)
 
 
 def _size(amount: int) -> str:

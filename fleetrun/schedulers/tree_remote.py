@@ -33,6 +33,7 @@ from typing import IO, Any, NoReturn
 NOT_HERE = 3
 _KEPT = 8  # trees; older ones are removed, if nothing else is in them and no job runs there
 _RECENT = 3600.0  # seconds after its last use in which a tree is not removed
+_ABANDONED = 86_400.0  # seconds after which what another machine was unpacking is removed
 _PIECE = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
@@ -68,22 +69,36 @@ class Digest:
 
 
 def folder_of_trees() -> Path:
-    """In the user's cache; where there can be none, in the directory for temporary files."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache"
-    found = Path(home) / "fleetrun" / "code"
+    """In the user's cache; where there can be none, or others could change it, in the directory for temporary
+    files.
+    """
     try:
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(found, os.W_OK):
-            return found
+        if (cache := _cache()) is not None:
+            found = cache / "fleetrun" / "code"
+            found.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.access(found, os.W_OK) and _only_ours(found.stat()):
+                return found
     except OSError as error:
         if error.errno in _FULL:
             raise
     found = Path(tempfile.gettempdir()) / f"fleetrun-code-{os.getuid()}"
     found.mkdir(mode=0o700, exist_ok=True)
-    facts = found.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+    if not _only_ours(found.lstat()):
         raise TreeError(f"{found} belongs to another user, or others can write into it")
     return found
+
+
+def _cache() -> Path | None:
+    """None for a user without a home, as in some containers."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with contextlib.suppress(RuntimeError):
+        cache = cache.expanduser()
+    return cache if cache.is_absolute() else None
+
+
+def _only_ours(facts: os.stat_result) -> bool:
+    """A folder into which no other user can write."""
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
 def is_there(trees: Path, digest: str) -> bool:
@@ -116,7 +131,7 @@ def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
     """
     with (trees / f"{digest}.lock").open("w") as lock:
         if _locked(lock, fcntl.LOCK_EX):  # another launch may be sending the same
-            for left in trees.glob(f"{digest}.*.new"):  # by a process that was killed
+            for left in _left_over(trees, digest):
                 shutil.rmtree(left, ignore_errors=True)
         if is_there(trees, digest):
             while archive.read(_PIECE):  # who sends it waits for that
@@ -125,6 +140,21 @@ def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
             _unpack(trees, digest, archive)
         os.utime(trees / f"{digest}.json")
     _prune(trees, but=digest)
+
+
+def _host() -> str:
+    return os.uname().nodename
+
+
+def _left_over(trees: Path, digest: str) -> Iterator[Path]:
+    """Folders of processes that were killed. Of another machine only old ones: it may be unpacking now, and
+    on some network file systems (Lustre with localflock) a lock is known to its own machine only.
+    """
+    for path in trees.glob(f"{digest}.*.new"):
+        own = path.name.startswith(f"{path.name.partition('.')[0]}.{_host()}-")
+        with contextlib.suppress(OSError):
+            if own or time.time() - path.stat().st_mtime > _ABANDONED:
+                yield path
 
 
 def _locked(file: IO[Any] | int, how: int) -> bool:
@@ -140,7 +170,7 @@ def _locked(file: IO[Any] | int, how: int) -> bool:
 
 def _unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
     there = trees / digest
-    new = trees.resolve() / f"{digest}.{os.uname().nodename}-{os.getpid()}.new"
+    new = trees.resolve() / f"{digest}.{_host()}-{os.getpid()}.new"
     text = trees / f"{new.name.removesuffix('.new')}.facts"
     try:
         new.mkdir()
@@ -236,7 +266,7 @@ def _prune(trees: Path, but: str) -> None:
         if digest != but and time.time() - facts[digest] > _RECENT:
             with contextlib.suppress(OSError, ValueError):
                 _remove(trees, digest)
-    for path in trees.glob("*.new"):  # of a process that was killed
+    for path in _left_over(trees, "*"):
         with contextlib.suppress(OSError), (trees / f"{path.name.partition('.')[0]}.lock").open("w") as lock:
             if _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 shutil.rmtree(path)

@@ -67,7 +67,7 @@ def test_machines_with_other_packages_are_told(fleetrun: Fleetrun):
         (other / f"{name}.dist-info").mkdir(parents=True)
     path = f"{environment()['PYTHONPATH']}:{other}"
     first = nodes.start("--rank", "0", script)
-    second = nodes.start("--rank", "1", script, env={"PYTHONPATH": path})
+    second = nodes.start("--rank", "1", f"--env=PYTHONPATH={path}", script)
     assert [first.wait(), second.wait()] == [0, 0]
     assert re.search(
         r"LAUNCH ERROR .* the machines differ: torch is 1.2.3 on node 1, .+, 2\.\S+ on the others", first.err

@@ -18,6 +18,7 @@ from fleetrun.host.software import (
     installed,
     kinds,
     packed,
+    search_path,
     unpacked,
 )
 
@@ -43,8 +44,17 @@ def test_of_two_folders_the_first_counts(tmp_path: Path):
     }.items():
         for name in names:
             (tmp_path / folder / name).mkdir(parents=True)
+    (tmp_path / "b" / "-.dist-info").mkdir()
     path = [str(tmp_path / name) for name in ("none", "a", "b")]
     assert installed(path).packages == {"foo-bar": "1.0", "x": "3"}
+
+
+def test_the_jobs_python_path_replaces_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", ["", "/own", "/lib"])
+    inherited = {"PYTHONPATH": "/own:/own2"}
+    assert search_path({"A": "1"}, inherited) == ["", "/own", "/lib"]
+    assert search_path({"PYTHONPATH": "/a:/b:"}, inherited) == ["/a", "/b", "", "/lib"]
+    assert search_path({"PYTHONPATH": "/a:/own"}, inherited) == ["/a", "/own", "", "/lib"]
 
 
 def test_it_comes_back_and_of_too_many_torch_is_left():

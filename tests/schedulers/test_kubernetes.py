@@ -15,6 +15,7 @@ import pytest
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.job_file import job_file_of_variable
 from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import Guard, Signals
 from fleetrun.schedulers.base import Submission, scheduler
@@ -143,12 +144,12 @@ def test_what_a_pod_finds_are_its_options():
 
 def test_variables_of_the_job_are_those_of_its_containers():
     environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hunter2"}
-    words = (*BASE, "--env=A=$(B)", "--env=NCCL_*,HF_TOKEN")
+    words = (*BASE, "--env=A=$(B)", "--env=C=$$ $D", "--env=NCCL_*,HF_TOKEN")
     made = submission(*words, "train.py", environ=environ)
     secret, _, main = build_manifests(made, made.options)
     (container,) = pod_of(main)["containers"]
     found = environment_of(container)
-    assert (found["A"], found["NCCL_DEBUG"]) == ("$$(B)", "INFO")
+    assert (found["A"], found["C"], found["NCCL_DEBUG"]) == ("$$(B)", "$$$$ $$D", "INFO")
     assert found["HF_TOKEN"] == {"secretKeyRef": {"name": "train-env", "key": "HF_TOKEN"}}
     assert (secret["metadata"]["name"], secret["stringData"]) == ("train-env", {"HF_TOKEN": "hunter2"})
     assert "--env" not in " ".join(container["command"])
@@ -170,6 +171,25 @@ def test_what_only_a_job_file_says_of_roles_is_a_variable():
     assert job_file_of_variable(found).environment == ()
 
 
+def test_a_job_file_with_secrets_of_roles_is_one():
+    role = {"script": "e.py", "count": 1, "environment": {"B_TOKEN": "hunter2"}}
+    for dry in ((), ("--dry_run",)):
+        made = submission(*BASE, *dry, "train.py", job_file={"roles": {"evaluator": role}})
+        secret, *others = build_manifests(made, made.options)
+        assert "hunter2" not in manifests_text(others)
+        assert ("hunter2" in secret["stringData"][JOB_FILE]) == (not dry)
+    assert environment_of(pod_of(others[-1])["containers"][0])[JOB_FILE] == {
+        "secretKeyRef": {"name": "train-env", "key": JOB_FILE}
+    }
+
+
+@pytest.mark.parametrize("name", ["A", "A_TOKEN"])
+def test_a_value_that_no_manifest_can_hold_is_refused(name: str):
+    made = submission(*BASE, f"--env={name}", "train.py", environ={name: "hunter2\udcff"})
+    with pytest.raises(UsageError, match=f"^{name} is not valid UTF-8"):
+        build_manifests(made, made.options)
+
+
 def test_a_store_in_etcd_is_where_they_meet_if_given():
     environ = environment_of(pod_of(documents(*BASE, "--master=etcd://e1:2379")[1])["containers"][0])
     assert environ["FLEETRUN_PLACE_MASTER"] == "etcd://e1:2379"
@@ -184,13 +204,13 @@ def test_machines_of_a_range_have_no_rank_of_their_own():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_has_the_jobs_words_and_no_dollar_of_kubernetes(kind: str):
-    document = documents(*FULL, kind=kind, script=("train.py", "$(HOME)", "a b", "$$"))[-1]
+    document = documents(*FULL, kind=kind, script=("train.py", "$(HOME)", "a b", "$$", "$HOME"))[-1]
     if kind == "trainjob":
         command = document["spec"]["trainer"]["command"]
     else:
         command = pod_of(document)["containers"][0]["command"]
     assert command[0] == "fleetrun"
-    assert command[-4:] == ["train.py", "$$(HOME)", "a b", "$$"]
+    assert command[-5:] == ["train.py", "$$(HOME)", "a b", "$$$$", "$HOME"]
     assert not any(word.startswith(("--nnodes", "--gpus", "--image", "--scheduler")) for word in command)
 
 

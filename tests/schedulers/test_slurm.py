@@ -14,6 +14,7 @@ from fleetrun.errors import UsageError
 from fleetrun.record.faults import MachineFault, faults_path, keep
 from fleetrun.schedulers import srun
 from fleetrun.schedulers.slurm import HostlistError, batch_script, hosts, place, quoted
+from fleetrun.schedulers.tree import of_job
 from tests.support.submissions import submission
 
 STEP = {
@@ -156,6 +157,33 @@ def test_variables_are_passed_on_by_name_only(export: str | None, written: str |
     assert job_file_of_variable({JOB_FILE: done.stdout}).environment == (("A", "x y"),)
 
 
+@pytest.mark.parametrize(
+    ("export", "inherited", "written"),
+    [("NONE", None, True), (None, "NONE", True), (None, None, False), ("ALL", "NONE", False)],
+)
+def test_the_jobs_secret_and_whom_to_notify_are_exported_too(
+    export: str | None, inherited: str | None, written: bool
+):
+    given = () if export is None else ("--scheduler_option", f"export={export}")
+    environ = {"FLEETRUN_NOTIFY": "https://h/kept-secret"}
+    environ |= {} if inherited is None else {"SBATCH_EXPORT": inherited}
+    job = submission("--scheduler=slurm", *given, "train.py", environ=environ, token="secret-of-the-job-0123")
+    script = batch_script(job)
+    assert ("#SBATCH --export=FLEETRUN_TOKEN,FLEETRUN_NOTIFY\n" in script) == written
+    assert "export SLURM_EXPORT_ENV=ALL" in script
+    assert "secret-" not in script
+
+
+@pytest.mark.parametrize("table", ["environment", "roles"])
+def test_a_job_file_with_secrets_stands_in_no_script(table: str):
+    secret = {"environment": {"A_KEY": "hunter2"}}
+    file = secret if table == "environment" else {"roles": {"evaluator": {"script": "e.py", **secret}}}
+    job = submission("--scheduler=slurm", "--scheduler_option", "export=NONE", "train.py", job_file=file)
+    script = batch_script(job)
+    assert f"#SBATCH --export={JOB_FILE}" in script
+    assert "hunter2" not in script
+
+
 def test_a_tree_that_no_script_can_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
@@ -223,6 +251,26 @@ def test_runs_once_on_every_node_and_once_only():
     argv = srun.command(job)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8"} <= set(argv)
     assert shlex.join(argv).endswith("-m fleetrun -- train.py --lr 1")
+
+
+def test_the_tree_goes_to_every_node_that_the_step_may_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    words = ("--scheduler=srun", "--nnodes=2", "--sync=.", "train.py")
+    job, tree = of_job(submission(*words, environ={**BATCH, "SLURM_JOB_NUM_NODES": "4"}))
+    assert tree is not None
+    assert {"--nodes=4", "--ntasks=4"} <= set(srun.sending(job, tree))
+    assert {"--nodes=2", "--ntasks=2"} <= set(srun.command(job, tree))
+
+
+def test_variables_reach_the_tasks_where_the_user_exports_few():
+    words = ("--scheduler=srun", "--env=A=1", "--scheduler_option", "export=PATH", "train.py")
+    environ = {**BATCH, "FLEETRUN_NOTIFY": "https://h/kept-secret"}
+    argv = srun.command(submission(*words, environ=environ))
+    assert [word for word in argv if word.startswith("--export")] == [
+        f"--export=PATH,{JOB_FILE},FLEETRUN_NOTIFY"
+    ]
+    assert "kept-secret" not in " ".join(argv)
 
 
 def test_with_spares_the_end_of_one_task_is_not_that_of_the_others():

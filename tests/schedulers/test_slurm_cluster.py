@@ -220,6 +220,21 @@ def test_an_allocation_gets_the_files_of_its_shell(on_slurm: OnSlurm):
     assert "sent to 2 nodes" in launch.err
 
 
+def test_an_allocation_that_exports_nothing_gets_files_variables_and_secrets(on_slurm: OnSlurm):
+    """SLURM_EXPORT_ENV is what `sbatch --export=NONE` leaves in a batch script."""
+    tell = "tell('in', os.getcwd(), os.environ.get('A'), 'FLEETRUN_TOKEN' in os.environ)"
+    script = on_slurm.fleetrun.script(tell)
+    known = {"A": "z", "FLEETRUN_TOKEN": "a-secret-of-the-job-0123456789", "SLURM_EXPORT_ENV": "NONE"}
+    words = ("--sync=.", "--env=A,FLEETTEST_*,FLEETTEST_TOKEN,PYTHONPATH", script)
+    launch = on_slurm.fleetrun.start(
+        *words, prefix=("salloc", "--nodes=2"), env={**on_slurm.cluster.env, **known}
+    )
+    assert launch.wait() == 0, launch
+    told = launch.told("in")
+    assert len(told) == 2
+    assert all("/fleetrun/code/" in each and each.endswith(" z True") for each in told), told
+
+
 def test_its_exit_code_is_the_jobs(on_slurm: OnSlurm):
     _, job = on_slurm.submit("--max_restart=0", script=on_slurm.fleetrun.script("sys.exit(9 * RANK)"))
     assert on_slurm.wait(job) == "FAILED", on_slurm.output

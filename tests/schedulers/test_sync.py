@@ -65,7 +65,7 @@ def test_only_hosts_without_it_get_it_and_a_half_unpacked_one_is_no_tree(over_ss
     assert sync(over_ssh).code == 0
     trees = over_ssh.server.trees(HOSTS[1])
     digest = max(trees.glob("*.json"), key=lambda path: path.stat().st_mtime).stem
-    (trees / digest).rename(trees / f"{digest}.h-1.new")
+    (trees / digest).rename(trees / f"{digest}.{os.uname().nodename}-1.new")
     launch = sync(over_ssh)
     assert launch.code == 0, launch
     assert "sent to 1 of 2 hosts; 1 had it" in launch.err
@@ -92,7 +92,7 @@ def test_a_script_that_git_ignores_is_told_before_anything_is_sent(over_ssh: Ove
 def test_a_host_with_a_full_disk_is_named(over_ssh: OverSsh, project: Path):
     trees = over_ssh.server.trees(HOSTS[1])
     trees.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", trees], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", trees], check=True)
     try:
         (project / "data").write_bytes(os.urandom(200_000))
         launch = sync(over_ssh)

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,8 @@ import pytest
 from fleetrun.errors import UsageError
 from fleetrun.schedulers import tree as trees_module
 from fleetrun.schedulers.tree import Tree, of_job, read_tree
-from fleetrun.schedulers.tree_remote import TreeError, is_there, unpack
-from tests.support.submissions import submission
+from fleetrun.schedulers.tree_remote import TreeError, folder_of_trees, is_there, unpack
+from tests.support.submissions import Came, KeptConsole, submission
 from tests.support.waiting import eventually
 
 
@@ -77,6 +79,17 @@ def test_logs_of_earlier_launches_stay_here_too(project: Path):
     assert len(read_tree(".", project / "other").entries) == 3, "a folder of that name may be code"
 
 
+def test_code_in_the_log_directory_is_told(project: Path):
+    make("train.py", "log/__init__.py", "log/default.abcdef.trainer.0.log")
+    job, found = of_job(submission("--scheduler=ssh", "--ips=h", "--sync=.", "train.py"))
+    assert found is not None
+    assert [each.name for each in found.entries] == ["train.py"]
+    assert isinstance(job.console, KeptConsole)
+    assert job.console.said == [
+        "INFO Not sent, as it is in the log directory: log/__init__.py; --log_dir names another"
+    ]
+
+
 def test_of_a_repository_tracked_files_count_and_deleted_ones_do_not(project: Path):
     git("init")
     make("tracked.bin", "deleted", "new")
@@ -119,6 +132,50 @@ def test_links_stay_links_and_those_that_lead_out_are_told(project: Path):
     found = tree()
     assert {each.name: each.target for each in found.entries if each.kind == "l"}["in"] == "a"
     assert found.outside == ("a/far", "out")
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_link_that_cannot_be_followed_is_a_link(project: Path, repository: bool):
+    if repository:
+        git("init")
+    Path("link").symlink_to("x" * 300)  # as one to where this user may not look
+    make("train.py")
+    assert names() == ["link", "train.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_this_process_writes_to_is_not_of_the_tree(project: Path, stream: str):
+    make("train.py")
+    code = """if True:
+    import sys
+    from pathlib import Path
+    from fleetrun.schedulers.tree import read_tree
+    found = read_tree(".", Path("log").absolute())
+    print("a line of the launch", file=sys.STREAM, flush=True)
+    found.archive().close()
+    Path("names").write_text(" ".join(each.name for each in found.entries))
+    """
+    argv = [sys.executable, "-c", code.replace("STREAM", stream)]
+    with Path("out.log").open("w") as out:
+        subprocess.run(argv, check=True, **{stream: out})
+    assert Path("names").read_text() == "train.py"
+
+
+@pytest.mark.slow
+def test_a_folder_that_git_cannot_read_is_told(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As root it can read them all, so this git is one that says so."""
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    said = "warning: could not open directory 'data/': Permission denied"
+    program.write_text(f'#!/bin/sh\necho "{said}" >&2\nprintf "train.py\\0"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    make("train.py")
+    with pytest.raises(UsageError, match="could not open directory 'data/': Permission denied"):
+        tree()
 
 
 def test_the_digest_is_of_names_modes_and_contents(project: Path):
@@ -180,6 +237,20 @@ def test_scripts_are_named_from_where_the_job_runs(project: Path):
 # ---- how it comes to a machine
 
 
+def test_a_cache_that_others_can_change_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    cache = folder_of_trees()
+    assert cache == tmp_path / "fleetrun" / "code"
+    cache.chmod(0o777)
+    other = folder_of_trees()
+    assert other.parent == tmp_path / "temporary"
+    other.chmod(0o777)
+    with pytest.raises(TreeError, match="others can write into it"):
+        folder_of_trees()
+
+
 def odd_files() -> None:
     make("a/f", "with space", "new\nline", "umläut", "-x", "x" * 200 + "/" + "y" * 200)
     Path(os.fsdecode(b"\xff")).write_bytes(os.urandom(100_000))
@@ -207,6 +278,15 @@ def test_it_arrives_as_it_was(project: Path, trees: Path):
     assert (there / "out").readlink() == Path("/no/such")
 
 
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "HOME"])
+def test_a_cache_that_is_not_absolute_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv(name, "relative")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert folder_of_trees() == tmp_path / f"fleetrun-code-{os.getuid()}"
+
+
 def test_what_a_job_has_changed_is_sent_again_and_what_it_wrote_stays(project: Path, trees: Path):
     make("config", "train.py")
     found = tree()
@@ -222,6 +302,19 @@ def test_what_a_job_has_changed_is_sent_again_and_what_it_wrote_stays(project: P
         "train.py",
         "kept",
     ]
+
+
+def test_a_signal_ends_reading_and_packing(project: Path):
+    make("train.py")
+    words = ("--scheduler=ssh", "--ips=h", "--sync=.", "train.py")
+    assert of_job(submission(*words, signals=Came(signal.SIGUSR1, signal.SIGCHLD)))[1] is not None
+    with pytest.raises(KeyboardInterrupt):
+        of_job(submission(*words, signals=Came(signal.SIGINT)))
+    _, found = of_job(submission(*words))
+    assert found is not None
+    interrupted = replace(found, heed=submission(*words, signals=Came(signal.SIGTERM)).heed)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.archive()
 
 
 def test_files_that_change_while_they_are_packed_are_an_error(project: Path):
@@ -292,6 +385,22 @@ def test_a_process_that_is_killed_while_it_unpacks_leaves_no_tree(project: Path,
     assert subprocess.run(argv, input=data, env=env, check=False).returncode == 0
     assert is_there(folder, found.digest)
     assert not list(folder.glob("*.new"))
+
+
+def test_what_another_machine_unpacks_stays_until_it_is_old(project: Path, trees: Path):
+    make("train.py")
+    found = tree()
+    here = os.uname().nodename
+    left = [
+        trees / f"{digest}.{host}-1.new" for digest in (found.digest, "0" * 32) for host in ("other", here)
+    ]
+    for path in left:
+        path.mkdir()
+    old = trees / f"{found.digest}.gone-1.new"
+    old.mkdir()
+    os.utime(old, (time.time() - 90_000,) * 2)
+    sent(found, trees)
+    assert [path.exists() for path in (*left, old)] == [True, False, True, False, False]
 
 
 def test_old_trees_go_but_not_what_is_used_or_has_results(project: Path, trees: Path):

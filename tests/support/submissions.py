@@ -29,6 +29,17 @@ class Kept:
         return self.data.decode("utf-8", "surrogateescape")
 
 
+class Came:
+    """Signals that have come: none if nothing is said."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = bytes(numbers)
+
+    def read(self) -> bytes:
+        numbers, self._numbers = self._numbers, b""
+        return numbers
+
+
 class KeptConsole:
     """`said` has `INFO ...` and `ERROR ...`; `read` is called by the engine's loop once it runs."""
 
@@ -54,7 +65,7 @@ class KeptConsole:
 def submission(
     *words: str, environ: Mapping[str, str] | None = None, token: str | None = None, **parts: Any
 ) -> Submission:
-    """The job of `fleetrun *words`. Without signals and guard unless they are given."""
+    """The job of `fleetrun *words`. Without guard unless it is given."""
     environ = environ or {}
     return submission_of(resolve(command_line.read(words), environ), environ, token=token, **parts)
 
@@ -64,7 +75,7 @@ def submission_of(resolved: Resolved, environ: Mapping[str, str], **parts: Any) 
     settings = resolved.settings
     given = {
         "console": KeptConsole(),
-        "signals": cast("Any", None),
+        "signals": cast("Any", Came()),
         "guard": cast("Any", None),
         "passed_on": chosen(settings.env, environ, {}).values,
         "job_file": job_file_parts(settings),
