@@ -58,10 +58,15 @@ def node_options(command: Decorated) -> Decorated:
     """`--node`, `--job` and `--token_file` of a command, as the parameters `node`, `url`, `token_file` and
     `here`.
     """
+    node = click.option(
+        "--node", type=click.IntRange(min=0), metavar="N", help="Only of node N of a job on several."
+    )
+    return node(job_options(command))
+
+
+def job_options(command: Decorated) -> Decorated:
+    """The same without `--node`, for a command that is about all nodes."""
     options = (
-        click.option(
-            "--node", type=click.IntRange(min=0), metavar="N", help="Only of node N of a job on several."
-        ),
         click.option(
             "--job", "url", metavar="URL",
             help="From a host that runs no part of the job: HOST:PORT/JOB, or etcd://HOST:PORT/JOB.",

@@ -17,9 +17,8 @@ from typing import Any
 from fleetrun.commands.everywhere import Documents, Nodes, Where, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import describe_end, job_title
 from fleetrun.commands.live_rows import Process
-from fleetrun.commands.status import StatusWatch
+from fleetrun.commands.status import StatusWatch, status_of_nodes
 from fleetrun.control.client import NoAnswer, Running, ask
-from fleetrun.control.node_status import sound_summary
 from fleetrun.control.usage import objects_in
 from fleetrun.envs.contract import TOKEN
 from fleetrun.errors import LaunchError
@@ -132,20 +131,14 @@ class RemoteWatch:
                     self._latest[rank] = said, self._heard
         if not self._nodes.open:
             return None
-        first = next((self._latest[rank][0] for rank in self._nodes.ranks if rank in self._latest), {})
-        nodes = [self._node(rank) for rank in self._nodes.ranks]
+        latest = {rank: said for rank, (said, _) in self._latest.items()}
         silent = "no node of the job answers" if self.silent_for > _SILENT + 2 * self._interval else None
-        return {**first, "containers": [], "nodes": nodes, "silent": silent}
+        return {**status_of_nodes(self._nodes, latest, self._silence), "silent": silent}
 
-    def _node(self, rank: int) -> Status:
-        said, heard = self._latest.get(rank, ({}, None))
+    def _silence(self, rank: int) -> str | None:
+        heard = self._latest[rank][1] if rank in self._latest else None
         age = self.silent_for if heard is None else time.monotonic() - heard
-        why = self._nodes.trouble.get(rank) or (
-            f"no answer for {age:.0f} s" if age > _SILENT + 2 * self._interval else None
-        )
-        about = {"rank": rank, "title": self._nodes.title(rank).partition(", ")[2], "this": False}
-        kept = {name: said.get(name) for name in ("containers", "late")}
-        return {**sound_summary(said), **kept, **about, "silent": why}
+        return f"no answer for {age:.0f} s" if age > _SILENT + 2 * self._interval else None
 
 
 _SILENT = 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import click
 from rich.text import Text
 
 from fleetrun.commands import views
+from fleetrun.commands.everywhere import Documents, Nodes, Where, check_url, node_options, nodes_at
 from fleetrun.commands.find import complete_running_jobs, find_running
 from fleetrun.commands.output import output_width, print_json, print_lines
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
-from fleetrun.control.node_status import MANY, unfolded
+from fleetrun.control.node_status import MANY, sound_summary, unfolded
 from fleetrun.control.usage import MOMENT, Observer, objects_in
 from fleetrun.errors import LaunchError, UsageError
 
@@ -90,13 +91,10 @@ class SilentError(LaunchError):
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
     help="Seconds between two updates with --watch.",
 )  # fmt: skip
-@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Only the processes of this node.")
 @click.option("--all", "whole", is_flag=True, help="All processes, even of many nodes.")
-@click.option("--here", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def command(
-    job: str | None, watch: bool, interval: float, node: int | None, whole: bool, here: bool, as_json: bool
-) -> int:
+@node_options
+def command(job: str | None, watch: bool, interval: float, whole: bool, as_json: bool, **options: Any) -> int:
     """Show the state of a running job: its processes, their resource usage, progress and last output.
 
     JOB is a job's name, pod, script or folder. Without it, the job of this folder is meant.
@@ -106,30 +104,36 @@ def command(
     second. Columns that are empty or do not fit are left out; --json has all.
 
     For a job on several machines the launcher asks the other launchers and waits two seconds at most. CPU,
-    memory and last output are known for this machine only. If there are more than 16 nodes, each node is one
-    line unless --node or --all is given. `fleetrun top` shows the same live.
+    memory and last output are known for this machine only; with --job for all. If there are more than 16
+    nodes, each node is one line unless --node or --all is given. `fleetrun top` shows the same live.
 
     \b
     Examples:
       fleetrun status
       fleetrun status --node 3
+      fleetrun status --job h1:6768/resnet --token_file secret
       fleetrun status --json | jq '.containers[] | {name, step, loss}'
 
     \b
     Exit codes:
       0  the job is running (with --watch: has ended)
-      1  there is no such job
+      1  there is no such job; with --job: a node does not answer
       2  JOB fits several jobs
       3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
     """
     if not 0.1 <= interval <= 3600:  # false for nan too
         raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
+    where = Where(**options)
+    check_url(where, [("JOB", job), ("--watch", watch or None)])
+    if where.url is not None:
+        with nodes_at(where) as nodes:
+            return _show_of(nodes, where.url, as_json)
     if watch and not as_json:
         raise UsageError(
             "--watch is for --json, one line for each update", hint="`fleetrun top` is the live view."
         )
     found = answering(find_running(job))
-    wanted = NodeFilter(node, whole, here)
+    wanted = NodeFilter(where.node, whole, where.here)
     wanted.check(found.status)
     if watch:
         return _stream(StatusWatch(found, wanted), interval)
@@ -145,6 +149,36 @@ def _show(job: Running, wanted: NodeFilter, as_json: bool) -> None:
         print_json(status)
     else:
         _print(wanted.shown(status))
+
+
+def _show_of(nodes: Nodes, url: str, as_json: bool) -> int:
+    """Of a job of which this host runs no part. Returns the exit code."""
+    nodes.ask("status", {"json": True})
+    said = {rank: list(Documents().of(b"".join(nodes.pieces(rank)))) for rank in nodes.ranks}
+    latest = {rank: found[-1] for rank, found in said.items() if found and isinstance(found[-1], dict)}
+    status = status_of_nodes(nodes, latest, lambda rank: None if rank in latest else "no answer")
+    if latest and as_json:
+        print_json(status)
+    elif latest:
+        _print(status)
+    return nodes.report()
+
+
+def status_of_nodes(
+    nodes: Nodes, latest: Mapping[int, Status], silence: Callable[[int], str | None]
+) -> Status:
+    """The status of the whole job from what its nodes have said of themselves, by their ranks. `silence`: why
+    a node does not answer.
+    """
+    first = next((latest[rank] for rank in nodes.ranks if rank in latest), {})
+    found = []
+    for rank in nodes.ranks:
+        said = latest.get(rank, {})
+        about = {"rank": rank, "title": nodes.title(rank).partition(", ")[2], "this": False}
+        kept = {name: said.get(name) for name in ("containers", "late")}
+        why = nodes.trouble.get(rank) or silence(rank)
+        found.append({**sound_summary(said), **kept, **about, "silent": why})
+    return {**first, "containers": [], "nodes": found}
 
 
 def newest_answer(job: Running, wanted: NodeFilter) -> Mapping[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
 
+from fleetrun.commands.everywhere import Documents, Where, check_url, job_options, nodes_at
 from fleetrun.commands.find import complete_running_jobs, find_running, job_title
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import printable
@@ -21,7 +23,8 @@ _TIMEOUT = 10.0
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
-def command(job: str | None, in_json: bool) -> int:
+@job_options
+def command(job: str | None, in_json: bool, **options: Any) -> int:
     """Say which rank of JOB the others wait for, and where all ranks are, on all nodes.
 
     JOB is a job's name, pod, script or folder; without it, the job of this folder is meant.
@@ -34,6 +37,7 @@ def command(job: str | None, in_json: bool) -> int:
     Examples:
       fleetrun why
       fleetrun why mnist --json | jq .verdict.ranks
+      fleetrun why --job h1:6768/mnist --token_file secret
 
     \b
     Exit codes:
@@ -41,6 +45,10 @@ def command(job: str | None, in_json: bool) -> int:
       1  there is no such job, or its launcher does not answer
       2  the command line is wrong, or JOB fits several jobs
     """
+    where = Where(**options)
+    check_url(where, [("JOB", job)])
+    if where.url is not None:
+        return _why_at(replace(where, node=0), in_json)
     running = find_running(job)
     try:
         answer = ask_why(running)
@@ -54,6 +62,21 @@ def command(job: str | None, in_json: bool) -> int:
     else:
         write("".join(f"{printable(line)}\n" for line in _lines(answer)))
     return 0
+
+
+def _why_at(where: Where, in_json: bool) -> int:
+    """Of a job of which this host runs no part: node 0 asks the others. Returns the exit code."""
+    with nodes_at(where) as nodes:
+        nodes.ask("why", {"json": True})
+        said = list(Documents().of(b"".join(nodes.pieces(0))))
+        code = nodes.report()
+    if not said or not isinstance(said[-1], dict):
+        return code or 1
+    if in_json:
+        print_json(said[-1])
+    else:
+        write("".join(f"{printable(line)}\n" for line in _lines({"ranks": [], **said[-1]})))
+    return code
 
 
 def ask_why(running: Running, *, states: bool = False) -> dict[str, Any]:

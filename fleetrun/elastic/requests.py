@@ -11,7 +11,7 @@ by the helper process that reads the log, and by nothing else. When the command 
 suspended, its lease ends, its request disappears, and the nodes end what they run for it.
 
 With a secret a request is signed with it. Without one, anyone who can reach the store can write there, as
-anyone can join the job and end it: then a node answers `stop`, `restart`, `status`, `stacks`, and
+anyone can join the job and end it: then a node answers `stop`, `restart`, `status`, `why`, `stacks`, and
 `logs`, of which it looks at the last `MOST_BYTES_OPEN` and at new lines.
 """
 
@@ -85,6 +85,7 @@ VERBS: Mapping[str, Mapping[str, Flag]] = {
         "rank": Flag("--rank", str),
         "timeout": Flag("--timeout", float),
     },
+    "why": {"json": Flag("--json", bool)},
     "stop": {"now": Flag("--now", bool)},
     "restart": {"name": Flag("--name", str)},
     "status": {
@@ -97,7 +98,7 @@ VERBS: Mapping[str, Mapping[str, Flag]] = {
 }
 """What may be asked, with the options that are passed on. What is not listed here reaches no command line."""
 
-ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status"})
+ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status", "why"})
 """Those that a node without a secret answers."""
 
 
