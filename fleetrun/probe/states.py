@@ -321,10 +321,11 @@ def read_state(said: Mapping[str, Any]) -> RankState:
     )
 
 
+_REST = r"[^\n]{0,200}"  # bounded: a progress bar, or data, may be a line of all of the log
 _TIMEOUT = re.compile(
-    r"\[E(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) [^\n]* Watchdog caught collective operation timeout: "
-    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+),[^\n]* ran for (\d+) milliseconds[^\n]*\n"
-    r"[^\n]* PG GUID (\w+)"
+    rf"\[E(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) {_REST} Watchdog caught collective operation timeout: "
+    rf"WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+),{_REST} ran for (\d+) milliseconds{_REST}\n"
+    rf"{_REST} PG GUID (\w+)"
 )
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "_ALLGATHER_BASE": "_all_gather_base",

@@ -243,3 +243,12 @@ def test_what_nccls_watchdogs_have_written_before_they_ended_the_process():
     assert state.symptom
     assert state.waits_in is state.calls[0]
     assert state.entered("1") == 6
+
+
+def test_a_log_of_one_line_takes_no_time():
+    """As progress bars write it. One with nested repetitions ran for minutes."""
+    line = (
+        "[E1126 19:00:00.1 x] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=1, OpType=A, NumelIn=4, ran for 3 "
+    )
+    assert nccl_timeouts(line * 2000, time.time()) == []
