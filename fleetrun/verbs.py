@@ -99,8 +99,10 @@ def answer(verb: str, argv: Sequence[str]) -> int:
 
 
 def command(verb: str) -> Any:
-    """The click command of this name. Raises PluginError."""
-    return plugins.load("commands", verb, has="main")
+    """The click command of this name, with -h as all have it. Raises PluginError."""
+    found = plugins.load("commands", verb, has="main")
+    getattr(found, "context_settings", {}).setdefault("help_option_names", ["-h", "--help"])
+    return found
 
 
 def program_of(verb: str) -> str | None:

@@ -70,6 +70,7 @@ def test_a_command_of_a_package(fleetrun: Fleetrun, example: Packages):
     assert (said.code, said.out) == (0, "Hello world\n")
     assert fleetrun.run("hello", env=example.env).code == 2, "click's own error"
     assert "fleetrun hello [OPTIONS] NAME" in fleetrun.run("help", "hello", env=example.env).out
+    assert "fleetrun hello [OPTIONS] NAME" in fleetrun.run("hello", "-h", env=example.env).out
     assert re.search(
         r"hello +Of the package fleetrun-example 1\.0\.", fleetrun.run("--help", env=example.env).out
     )
@@ -107,6 +108,8 @@ def test_a_scheduler_of_a_package(fleetrun: Fleetrun, example: Packages):
     assert "kubernetes, ssh, batch" in " ".join(fleetrun.run("--help", env=example.env).out.split())
     Path(fleetrun.folder, "job.toml").write_text('script = "train.py"\nscheduler = "batch"\nnnodes = 2\n')
     assert fleetrun.run("up", "job.toml", env=example.env).out.startswith("batch -q default -n 2")
+    unknown = fleetrun.run("--scheduler=batch", "--scheduler_option=que=gpu", "train.py", env=example.env)
+    assert (unknown.code, "batch has no such option" in unknown.err) == (2, True)
     wrong = fleetrun.run("--scheduler=bach", "train.py", env=example.env)
     assert (wrong.code, "did you mean batch?" in wrong.err) == (2, True)
 
