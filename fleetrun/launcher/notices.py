@@ -120,7 +120,8 @@ class Notices:
             return
         if not companion.finish(_SILENT_WAIT, urgent):
             self._say("waiting until the last notification is sent; Ctrl-C stops waiting")
-        if not companion.close(_LONGEST_WAIT - _SILENT_WAIT, urgent):
+        in_time = companion.close(_LONGEST_WAIT - _SILENT_WAIT, urgent)
+        if not in_time or companion.exit != Exit(0):
             names = written_notifiers(self._settings.notify)
             self._warn(f"{names}: the last notification may not have been sent")
 

@@ -144,6 +144,12 @@ def test_a_stopped_notifier_process_holds_up_no_end(fleetrun: Fleetrun):
     assert f"{server.host}: the last notification may not have been sent" in launch.said
 
 
+def test_of_one_that_is_killed_after_the_end_the_user_is_told(fleetrun: Fleetrun):
+    launch = fleetrun.run("--notify=command:kill -9 $PPID", "true")
+    assert launch.code == 0
+    assert "command: the last notification may not have been sent" in launch.said
+
+
 def test_of_a_notifier_process_that_is_killed_the_user_is_told(fleetrun: Fleetrun):
     script = fleetrun.script('tell("ready", os.getpid())\nwait_for_go()')
     with Webhook() as server:
