@@ -232,7 +232,8 @@ def _decoded(data: bytes, *, cut: bool) -> list[str]:
 
 
 _NATIVE_FRAME = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)"
+    r"(?:\[rank\d+\]: ?)?"
+    r"(?:frame #\d+: .*\(0x[0-9a-f]+ in .+\)$|Exception raised from .* \(most recent call first\):$)"
 )
 
 
