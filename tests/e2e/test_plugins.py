@@ -117,6 +117,7 @@ def test_a_scheduler_of_a_package(fleetrun: Fleetrun, example: Packages):
 BROKEN = {
     "commands": {
         "gone": "no_such_module:x", "raises": "bad:raises", "nothing": "bad:missing", "number": "bad:NUMBER",
+        "--odd": "bad:raises",
     },
     "schedulers": {"lame": "bad:NUMBER", "broken": "bad:BROKEN"},
     "exporters": {"gone": "no_such_module:x", "stops": "bad:Stops", "late": "bad:Late"},
@@ -154,7 +155,7 @@ class Wrong:
     [
         (["gone"], "the command 'gone' of bad 1.0 cannot be loaded: ModuleNotFoundError: No module named"),
         (["nothing"], "the command 'nothing' of bad 1.0 cannot be loaded: AttributeError"),
-        (["number"], "the command 'number' of bad 1.0 cannot be used: bad:NUMBER has no main()"),
+        (["number"], "the command 'number' of bad 1.0 cannot be used: bad:NUMBER has no get_help()"),
         (["raises"], "the command 'raises' of bad 1.0 failed: ZeroDivisionError: in the plug-in"),
         (["--scheduler=lame", "x.py"], "the scheduler 'lame' of bad 1.0 cannot be used: bad:NUMBER has no"),
         (["--scheduler=broken", "x.py"], "the scheduler 'broken' of bad 1.0 failed: ZeroDivisionError"),
@@ -177,6 +178,13 @@ def test_broken_ones_break_nothing_else(fleetrun: Fleetrun, packages: Packages):
     for words in (["--help"], ["help"], ["-h"], ["ps"], ["true"], ["--version"]):
         launch = fleetrun.run(*words, env=packages.env)
         assert launch.code == 0, launch
+    assert "--odd" not in fleetrun.run("--help", env=packages.env).out, "it cannot be typed"
+    rest = packages.folder / "removed-1.0.dist-info"
+    rest.mkdir()
+    (rest / "entry_points.txt").write_text("[fleetrun.commands]\nhalf = removed:command\n")
+    assert "no program half" in fleetrun.run("half", env=packages.env).err, "without its METADATA"
+    asked = fleetrun.run("help", "number", env=packages.env)
+    assert "the command 'number' of bad 1.0 cannot be used" in asked.err
     words = (
         "--export=gone",
         "--export=stops",
