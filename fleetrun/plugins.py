@@ -167,12 +167,12 @@ def _declaring(folder: str) -> Iterator[str]:
 
 # ---- Commands
 
-_WORD = re.compile(r"[A-Za-z][\w-]*")
+_WORD = r"[A-Za-z][\w-]*"
 
 
 def _is_word(name: str) -> bool:
     """Whether it can be the name of a command: no option, no path, no `train.py`."""
-    return _WORD.fullmatch(name) is not None
+    return re.fullmatch(_WORD, name) is not None
 
 
 def is_command(word: str) -> bool:
