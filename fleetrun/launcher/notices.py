@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetrun import __version__
 from fleetrun.console.narrator import cause_line
-from fleetrun.console.text import describe_duration, printable, read_tail
+from fleetrun.console.text import describe_duration, printable, read_tail, without_secrets
 from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.envs.settings.parsing import written_notifiers
 from fleetrun.envs.settings.show import program
@@ -135,7 +135,9 @@ class Notices:
         job, host = self._settings.job_id, os.uname().nodename
         on = f" on {host}" if self._settings.nnodes == (1, 1) else ""
         script = os.path.basename(program(self._settings))  # noqa: PTH119 - may be a module
-        sentence = printable(f"Job {job} ({script}){on} {text}")
+        sentence = without_secrets(printable(f"Job {job} ({script}){on} {text}"), os.environ)
+        if "reason" in fields:
+            fields["reason"] = without_secrets(fields["reason"], os.environ)
         message = {
             "text": for_slack(sentence),
             "sentence": sentence,
