@@ -136,8 +136,8 @@ def _width(columns: int) -> int:
     return max(NARROWEST, min(columns, WIDEST)) - 1
 
 
-def _row(word: str, text: str, width: int, style: Style) -> str:
-    line = wrapped(f"{word:<12}{text}", width, indent=" " * 14, first="  ")
+def _row(word: str, text: str, width: int, style: Style, column: int = 12) -> str:
+    line = wrapped(f"{word:<{column - 1}} {text}", width, indent=" " * (column + 2), first="  ")
     return f"  {style.name(word)}{line[2 + len(word) :]}"
 
 
@@ -199,6 +199,8 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "jobs": ("Ask and stop running jobs.", "monitoring-a-job.md", ""),
     "job-files": ("Options of a launch in a file.", "job-files.md", ""),
     "ps": ("Training with parameter servers.", "parameter-server.md", ""),
+    "ps-data": ("Parameter servers: data sets and streams.", "parameter-server-data.md", ""),
+    "ps-modes": ("Parameter servers: what is exact in which mode.", "parameter-server-modes.md", ""),
     "ps-running": ("Parameter servers: crashes, saves, publishing.", "parameter-server-running.md", ""),
     "fleet": ("The API for scripts.", "fleet.md", ""),
     "elastic": ("Scripts that are stopped and resume.", "elastic-training.md", ""),
@@ -236,7 +238,8 @@ _BEFORE = {
 def topics(columns: int, style: Style = PLAIN) -> str:
     """What there is to ask for."""
     width = _width(columns)
-    rows = [_row(name, text, width, style) for name, (text, *_) in TOPICS.items()]
+    column = max(map(len, TOPICS)) + 2
+    rows = [_row(name, text, width, style, column) for name, (text, *_) in TOPICS.items()]
     return "\n".join([style.heading("Topics: fleetrun help TOPIC"), *rows]) + "\n"
 
 

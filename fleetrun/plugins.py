@@ -127,7 +127,8 @@ def _installed(kind: str) -> Mapping[str, tuple[Plugin, ...]]:
         try:
             owner = distribution.metadata["Name"]
             package = f"{owner} {distribution.version}"
-            points = tuple(distribution.entry_points.select(group=f"fleetrun.{kind}"))
+            # Without a name: pip was killed while it removed the package.
+            points = tuple(distribution.entry_points.select(group=f"fleetrun.{kind}")) if owner else ()
         except Exception:  # noqa: BLE001  (broken metadata: other commands must work)
             continue
         for each in points:
@@ -166,14 +167,19 @@ def _declaring(folder: str) -> Iterator[str]:
 
 # ---- Commands
 
-_WORD = re.compile(r"[A-Za-z][\w-]*")
+_WORD = r"[A-Za-z][\w-]*"
+
+
+def _is_word(name: str) -> bool:
+    """Whether it can be the name of a command: no option, no path, no `train.py`."""
+    return re.fullmatch(_WORD, name) is not None
 
 
 def is_command(word: str) -> bool:
     """Whether another package, or a program `fleetrun-WORD` on PATH, is this command. Reads what is installed
-    only for what can be the name of one: no path, no `train.py`.
+    only for what can be the name of one.
     """
-    if _WORD.fullmatch(word) is None:
+    if not _is_word(word):
         return False
     return program(word) is not None or word in others("commands")
 
@@ -194,7 +200,7 @@ def programs() -> Mapping[str, str]:
             continue
         for each in present:
             name = each.removeprefix("fleetrun-")
-            if name != each and _WORD.fullmatch(name) and name not in found and program(name):
+            if name != each and _is_word(name) and name not in found and program(name):
                 found[name] = os.path.join(folder or ".", each)  # noqa: PTH118
     return dict(sorted(found.items()))
 
@@ -209,7 +215,7 @@ def other_commands() -> Mapping[str, str]:
     """
     found = {name: f"The program {path}." for name, path in programs().items()}
     found |= {name: f"Of the package {package}." for name, package in others("commands").items()}
-    return {name: found[name] for name in sorted(found) if name not in IN_TREE["commands"]}
+    return {name: found[name] for name in sorted(found) if _is_word(name) and name not in IN_TREE["commands"]}
 
 
 def guarded(plugin: Plugin, call: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> Any:

@@ -100,8 +100,10 @@ def answer(verb: str, argv: Sequence[str]) -> int:
 
 
 def command(verb: str) -> Any:
-    """The click command of this name. Raises PluginError."""
-    return plugins.load("commands", verb, has="main")
+    """The click command of this name, with -h as all have it. Raises PluginError."""
+    found = plugins.load("commands", verb, has="get_help")  # what has that is a command of click
+    found.context_settings.setdefault("help_option_names", ["-h", "--help"])
+    return found
 
 
 def program_of(verb: str) -> str | None:

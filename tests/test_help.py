@@ -9,7 +9,7 @@ import pytest
 from fleetrun import plugins
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, PET, SHORTHANDS, TORCHRUN, Group
 from fleetrun.errors import UsageError
-from fleetrun.help import TOPICS, Style, long_help, short_help, topic, wrapped
+from fleetrun.help import TOPICS, Style, long_help, short_help, topic, topics, wrapped
 from fleetrun.verbs import FAMILIES, VERBS
 from tests.support.command import FLEETRUN, Fleetrun
 
@@ -83,6 +83,11 @@ def test_a_topic_is_its_page_without_marks(word):
     assert "<!--" not in text
     title = heading or (ROOT / "docs" / page).read_text().partition("\n")[0].removeprefix("# ")
     assert title in text[:400]
+
+
+def test_each_topic_is_a_word_of_its_own():
+    listed = [line.split()[0] for line in topics(200).splitlines()[1:]]
+    assert listed == list(TOPICS)
 
 
 def test_topics_have_what_the_help_leaves_out():

@@ -341,7 +341,8 @@ def error_line(ended: Ended, tail: Tail) -> str:
         return printable(_telling_line(ended.record.message.splitlines()))
     if ended.exit.signal == signal.SIGABRT:  # how one in C++ ends a process
         said = (line.partition(_WHAT)[2] for line in reversed(tail.after or tail.before))
-        return next(filter(None, said), "")
+        if found := next(filter(None, said), ""):
+            return found
     if _PADDLE_SUMMARY in tail.after:  # of a crash in C++; rules of dashes around it
         rest = tail.after[tail.after.index(_PADDLE_SUMMARY) + 1 :]
         return next((line for line in rest if line.strip(" -")), "")

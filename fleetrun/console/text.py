@@ -231,14 +231,16 @@ def _decoded(data: bytes, *, cut: bool) -> list[str]:
     return [printable(line.lstrip(b"\0").decode("utf-8", "backslashreplace")) for line in shown]
 
 
-_NATIVE_FRAME = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:frame #\d+: |Exception raised from .* \(most recent call first\):$)"
+_NATIVE_FRAME = (
+    r"(?:\[rank\d+\]: ?)?"
+    r"(?:frame #\d+: .*\(0x[0-9a-f]+ in .+\)$|Exception raised from .* \(most recent call first\):$)"
 )
 
 
 def without_native_frames(lines: Iterable[str]) -> list[str]:
     """Without the calls in C++ that torch adds to an exception: dozens of rows that hide its message."""
-    return [line for line in lines if not _NATIVE_FRAME.match(line)]
+    found = re.compile(_NATIVE_FRAME).match  # here: a launch that succeeds needs none
+    return [line for line in lines if not found(line)]
 
 
 def parse_tail(lines: list[str]) -> Tail:

@@ -47,7 +47,7 @@ class Exporters:
         context = Context(argument=argument, job=self.job, lock=self.lock, warn=self._warn)
         try:
             made = plugins.load("exporters", name, has="__call__")(context)
-        except Exception as error:  # noqa: BLE001  (whatever the code of another package raises)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever another package raises)
             self._tell(name, error)
         else:
             self._exporters.append((name, made))
@@ -57,11 +57,11 @@ class Exporters:
         for each in list(self._exporters):
             try:
                 call(each[1])
-            except Exception as error:  # noqa: BLE001  (the same)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (the same)
                 self._exporters.remove(each)
                 self._tell(each[0], error)
 
-    def _tell(self, name: str, error: Exception) -> None:
+    def _tell(self, name: str, error: BaseException) -> None:
         known = isinstance(error, PluginError)
         text = str(error) if known else f"the exporter {name!r} failed: {type(error).__name__}: {error}"
         self._warn(f"{text}; the job continues without it")

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetrun import __version__
 from fleetrun.console.narrator import cause_line
-from fleetrun.console.text import describe_duration, printable, read_tail
+from fleetrun.console.text import describe_duration, printable, read_tail, without_secrets
 from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.envs.settings.parsing import written_notifiers
 from fleetrun.envs.settings.show import program
@@ -120,7 +120,8 @@ class Notices:
             return
         if not companion.finish(_SILENT_WAIT, urgent):
             self._say("waiting until the last notification is sent; Ctrl-C stops waiting")
-        if not companion.close(_LONGEST_WAIT - _SILENT_WAIT, urgent):
+        in_time = companion.close(_LONGEST_WAIT - _SILENT_WAIT, urgent)
+        if not in_time or companion.exit != Exit(0):
             names = written_notifiers(self._settings.notify)
             self._warn(f"{names}: the last notification may not have been sent")
 
@@ -134,7 +135,9 @@ class Notices:
         job, host = self._settings.job_id, os.uname().nodename
         on = f" on {host}" if self._settings.nnodes == (1, 1) else ""
         script = os.path.basename(program(self._settings))  # noqa: PTH119 - may be a module
-        sentence = printable(f"Job {job} ({script}){on} {text}")
+        sentence = without_secrets(printable(f"Job {job} ({script}){on} {text}"), os.environ)
+        if "reason" in fields:
+            fields["reason"] = without_secrets(fields["reason"], os.environ)
         message = {
             "text": for_slack(sentence),
             "sentence": sentence,

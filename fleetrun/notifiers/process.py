@@ -35,7 +35,7 @@ _PATIENCE = (
 
 
 def deliver(
-    send: Callable[[], Exception | None], pause: Callable[[float], bool], attempts: int = ATTEMPTS
+    send: Callable[[], BaseException | None], pause: Callable[[float], bool], attempts: int = ATTEMPTS
 ) -> str | None:
     """Why it was not delivered; None if it was. `send` makes an attempt; `pause` waits, and returns whether
     there is time for another one.
@@ -86,15 +86,15 @@ class Delivery:
             if why is not None:
                 self._tell(why, message)
 
-    def _attempt(self, message: Mapping[str, Any]) -> Exception | None:
+    def _attempt(self, message: Mapping[str, Any]) -> BaseException | None:
         """One that takes too long is left behind, in its thread."""
-        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
             try:
                 self._notifier.send(message)
                 ended.put(None)
-            except Exception as error:  # noqa: BLE001  (whatever the code of another package raises)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever another package raises)
                 ended.put(error)
 
         threading.Thread(target=run, daemon=True).start()
@@ -129,7 +129,7 @@ def run(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
         try:
             notifier: Notifier = plugins.load("notifiers", name, has="__call__")(argument)
             deliveries.append(Delivery(notifier, title, argument, warn, over))
-        except Exception as error:  # noqa: BLE001  (whatever the code of another package raises)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever another package raises)
             known = isinstance(error, PluginError)
             why = str(error) if known else f"the notifier {name!r} failed: {type(error).__name__}: {error}"
             warn(f"{why.replace(argument, '...') if argument else why}; nothing is told by it")

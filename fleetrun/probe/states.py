@@ -321,11 +321,13 @@ def read_state(said: Mapping[str, Any]) -> RankState:
     )
 
 
+_REST = r"[^\n]{0,200}"  # bounded: a progress bar, or data, may be a line of all of the log
 _TIMEOUT = re.compile(
-    r"\[E(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) [^\n]* Watchdog caught collective operation timeout: "
-    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+),[^\n]* ran for (\d+) milliseconds[^\n]*\n"
-    r"[^\n]* PG GUID (\w+)"
+    rf"\[E(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) {_REST} Watchdog caught collective operation timeout: "
+    rf"WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+),{_REST} ran for (\d+) milliseconds{_REST}\n"
+    rf"{_REST} PG GUID (\w+)"
 )
+_ZONES = 15 * 60  # seconds: time zones, and years, differ by a multiple of this
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "_ALLGATHER_BASE": "_all_gather_base",
     "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
@@ -335,7 +337,8 @@ _OPERATIONS = {
 def nccl_timeouts(log: str, now: float) -> list[list[Any]]:
     """The collectives that were not over in time, one of each group, from what NCCL's watchdogs have written:
     when they end a process, no probe answers any more. `[group, operation, number, values, moment at which it
-    was entered, moment of the timeout]`; the log has no year, which is that of `now`.
+    was entered, moment of the timeout]`. The log has neither a year nor a time zone, and that may be the
+    job's own: they are those in which the last timeout was about `now`.
     """
     found = []
     for month, day, hour, minute, second, number, operation, values, waited, group in _TIMEOUT.findall(log):
@@ -345,7 +348,10 @@ def nccl_timeouts(log: str, now: float) -> list[list[Any]]:
         moment = time.mktime(date) + float(second)
         name = _OPERATIONS.get(operation, operation.lower())
         found.append([group, name, int(number), int(values), moment - int(waited) / 1000, moment])
-    return sorted(found, key=lambda each: each[4])
+    last = max((each[5] for each in found), default=now)
+    ahead = round((now - last) / _ZONES) * _ZONES
+    shifted = ([*each[:4], each[4] + ahead, each[5] + ahead] for each in found)
+    return sorted(shifted, key=lambda each: each[4])
 
 
 def _timed_out(said: Sequence[Any]) -> Call:

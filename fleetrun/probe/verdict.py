@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.pod.events import Verdict
@@ -161,12 +162,14 @@ class _Job:
                 if call.group in self.members:
                     made.setdefault((call.group, call.number), {})[state.rank] = call
         for calls in (made[key] for key in sorted(made, key=lambda key: (key[1], key[0]))):
-            first, *others = calls.values()
-            if not all(first.agrees(each) for each in others):
-                return self._differ(calls)
+            for watched in (False, True):  # of these and those it is not known whether they are the same
+                like = {rank: call for rank, call in calls.items() if call.watched is watched}
+                if not all(each.agrees(other) for each, other in pairwise(like.values())):
+                    return self._differ(like, len(calls) - len(like))
         return None
 
-    def _differ(self, calls: Mapping[int, Call]) -> Verdict:
+    def _differ(self, calls: Mapping[int, Call], unknown: int) -> Verdict:
+        """`unknown`: how many ranks made a call that may be like any of these."""
         alike: list[list[int]] = []
         for rank, call in sorted(calls.items()):
             found = next((each for each in alike if call.agrees(calls[each[0]])), None)
@@ -182,7 +185,7 @@ class _Job:
             f"{self._placed(ranks)} called {odd} as collective #{call.number}{self._group(call)}, "
             f"where {_trainers(others)} called {common}"
         )
-        culprits = ranks if len(ranks) < len(others) else sorted([*ranks, *others])
+        culprits = ranks if len(ranks) + unknown < len(others) else sorted([*ranks, *others])
         return self._verdict("mismatch", sentence, culprits)
 
     def misread(self) -> Verdict | None:
@@ -215,7 +218,7 @@ class _Job:
             rank
             for waiting, blockers in self.blocked_by.items()
             for rank in blockers
-            if rank not in self.blocked_by and self.free(rank)
+            if rank not in self.blocked_by and self.free(rank) and not self._held_up(rank, waiting)
             if self._long(waiting) or self._kind(self.states[rank]) != "not entered"
         }
         if not absent:
@@ -236,6 +239,11 @@ class _Job:
             said.append(sentence[0].upper() + sentence[1:] if said else sentence)
             left = [rank for rank in left if rank not in alike]
         return self._verdict(kind, ". ".join(said[:_MOST_SENTENCES]), culprits, what)
+
+    def _held_up(self, rank: int, waiting: int) -> bool:
+        """Whether it does not go on only because of a call that all have entered, and which does not end."""
+        state, call = self.states[rank], self.waits.get(waiting)
+        return call is not None and not state.note and state.held_up(call)
 
     def _missed(self, rank: int) -> Call | None:
         """The call for which it is waited for; None if that is no collective."""

@@ -86,6 +86,7 @@ class Submission:
     passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
     job_file: Mapping[str, Any] = field(default_factory=dict, repr=False)
     token: str | None = None
+    _taken: set[str] = field(default_factory=set, repr=False)
 
     @property
     def carried(self) -> dict[str, str]:
@@ -127,8 +128,9 @@ class Submission:
 
     @property
     def options(self) -> Options:
+        """Each time the same: what was taken once counts for `refuse_rest`."""
         pairs = (text.partition("=") for text in self.settings.scheduler_option)
-        return Options({name.strip().replace("_", "-"): value for name, _, value in pairs})
+        return Options({name.strip().replace("_", "-"): value for name, _, value in pairs}, self._taken)
 
     def heed(self) -> None:
         """For work that takes long: raises KeyboardInterrupt when a signal to end has come."""

@@ -161,7 +161,7 @@ def _last_words(ending: str) -> str:
     return str(lines[-1])[:500] if lines else ""
 
 
-_FATAL = r"\[F\d[^\n]* ProcessGroup\w+\.cpp[^\n]*"
+_FATAL = r"\[F\d[^\n]{0,200} ProcessGroup\w{1,40}\.cpp[^\n]*"  # bounded, as a progress bar is one line
 
 
 _TAIL = 256 << 10  # the watchdogs of NCCL print stacks of C++ after what they have seen

@@ -451,6 +451,19 @@ def test_torchs_watchdog_is_quoted_and_its_calls_in_cpp_are_not(ended):
     assert any("`fleetrun why` names that rank" in line for line in lines)
 
 
+def test_what_only_looks_like_calls_in_cpp_is_shown(ended):
+    lines = lines_of(
+        ended(1), parse_tail([*TRACEBACK[:-1], "ValueError: cannot decode", "frame #1: corrupt"])
+    )
+    assert "  frame #1: corrupt" in lines
+
+
+def test_of_an_exception_at_whose_end_threads_abort_the_exception_is_the_cause(ended):
+    log = [*TRACEBACK, "terminate called without an active exception"]
+    line = lines_of(ended(-6), parse_tail(log))[-1]
+    assert line == "trainer 1 was killed by SIGABRT: ValueError: bad input at train.py:7"
+
+
 NCCL = [
     "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, invalid usage",
     "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",

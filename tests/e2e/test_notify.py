@@ -77,6 +77,18 @@ def test_a_failure_is_told_once_and_the_url_is_nowhere(fleetrun: Fleetrun):
     no_secret(fleetrun, launch, again, with_it, saved, *asked)
 
 
+def test_a_secret_in_the_error_of_a_script_is_not_told(fleetrun: Fleetrun):
+    script = fleetrun.script('raise ValueError("no access with " + os.environ["HF_TOKEN"])')
+    with Webhook() as server:
+        launch = fleetrun.run(
+            "--max_restart=0", "--notify", server.url, script, env={"HF_TOKEN": "kept-secret"}
+        )
+    assert launch.code == 1
+    (failure,) = server.posted
+    assert failure["reason"] == "trainer 0: ValueError: no access with ****** at train.py:2"
+    assert "kept-secret" not in json.dumps(failure)
+
+
 def test_what_is_not_asked_for_is_not_told_and_a_user_who_stops_a_job_is_no_failure(fleetrun: Fleetrun):
     script = fleetrun.script("leave_on_term()\nstay()")
     with Webhook() as server:
@@ -142,6 +154,12 @@ def test_a_stopped_notifier_process_holds_up_no_end(fleetrun: Fleetrun):
         launch.go()
         assert launch.wait() == 0
     assert f"{server.host}: the last notification may not have been sent" in launch.said
+
+
+def test_of_one_that_is_killed_after_the_end_the_user_is_told(fleetrun: Fleetrun):
+    launch = fleetrun.run("--notify=command:kill -9 $PPID", "true")
+    assert launch.code == 0
+    assert "command: the last notification may not have been sent" in launch.said
 
 
 def test_of_a_notifier_process_that_is_killed_the_user_is_told(fleetrun: Fleetrun):

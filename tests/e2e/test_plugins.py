@@ -70,6 +70,7 @@ def test_a_command_of_a_package(fleetrun: Fleetrun, example: Packages):
     assert (said.code, said.out) == (0, "Hello world\n")
     assert fleetrun.run("hello", env=example.env).code == 2, "click's own error"
     assert "fleetrun hello [OPTIONS] NAME" in fleetrun.run("help", "hello", env=example.env).out
+    assert "fleetrun hello [OPTIONS] NAME" in fleetrun.run("hello", "-h", env=example.env).out
     assert re.search(
         r"hello +Of the package fleetrun-example 1\.0\.", fleetrun.run("--help", env=example.env).out
     )
@@ -107,6 +108,8 @@ def test_a_scheduler_of_a_package(fleetrun: Fleetrun, example: Packages):
     assert "kubernetes, ssh, batch" in " ".join(fleetrun.run("--help", env=example.env).out.split())
     Path(fleetrun.folder, "job.toml").write_text('script = "train.py"\nscheduler = "batch"\nnnodes = 2\n')
     assert fleetrun.run("up", "job.toml", env=example.env).out.startswith("batch -q default -n 2")
+    unknown = fleetrun.run("--scheduler=batch", "--scheduler_option=que=gpu", "train.py", env=example.env)
+    assert (unknown.code, "batch has no such option" in unknown.err) == (2, True)
     wrong = fleetrun.run("--scheduler=bach", "train.py", env=example.env)
     assert (wrong.code, "did you mean batch?" in wrong.err) == (2, True)
 
@@ -114,6 +117,7 @@ def test_a_scheduler_of_a_package(fleetrun: Fleetrun, example: Packages):
 BROKEN = {
     "commands": {
         "gone": "no_such_module:x", "raises": "bad:raises", "nothing": "bad:missing", "number": "bad:NUMBER",
+        "--odd": "bad:raises",
     },
     "schedulers": {"lame": "bad:NUMBER", "broken": "bad:BROKEN"},
     "exporters": {"gone": "no_such_module:x", "stops": "bad:Stops", "late": "bad:Late"},
@@ -151,7 +155,7 @@ class Wrong:
     [
         (["gone"], "the command 'gone' of bad 1.0 cannot be loaded: ModuleNotFoundError: No module named"),
         (["nothing"], "the command 'nothing' of bad 1.0 cannot be loaded: AttributeError"),
-        (["number"], "the command 'number' of bad 1.0 cannot be used: bad:NUMBER has no main()"),
+        (["number"], "the command 'number' of bad 1.0 cannot be used: bad:NUMBER has no get_help()"),
         (["raises"], "the command 'raises' of bad 1.0 failed: ZeroDivisionError: in the plug-in"),
         (["--scheduler=lame", "x.py"], "the scheduler 'lame' of bad 1.0 cannot be used: bad:NUMBER has no"),
         (["--scheduler=broken", "x.py"], "the scheduler 'broken' of bad 1.0 failed: ZeroDivisionError"),
@@ -174,6 +178,13 @@ def test_broken_ones_break_nothing_else(fleetrun: Fleetrun, packages: Packages):
     for words in (["--help"], ["help"], ["-h"], ["ps"], ["true"], ["--version"]):
         launch = fleetrun.run(*words, env=packages.env)
         assert launch.code == 0, launch
+    assert "--odd" not in fleetrun.run("--help", env=packages.env).out, "it cannot be typed"
+    rest = packages.folder / "removed-1.0.dist-info"
+    rest.mkdir()
+    (rest / "entry_points.txt").write_text("[fleetrun.commands]\nhalf = removed:command\n")
+    assert "no program half" in fleetrun.run("half", env=packages.env).err, "without its METADATA"
+    asked = fleetrun.run("help", "number", env=packages.env)
+    assert "the command 'number' of bad 1.0 cannot be used" in asked.err
     words = (
         "--export=gone",
         "--export=stops",

@@ -4,10 +4,13 @@ import io
 import json
 import threading
 import time
+import tracemalloc
 
 import pytest
 
+from fleetrun import plugins
 from fleetrun.notifiers.base import Undelivered
+from fleetrun.notifiers.command import Command
 from fleetrun.notifiers.process import Delivery, deliver, run
 from fleetrun.notifiers.webhook import Webhook as Notifier
 from fleetrun.notifiers.webhook import retry_after
@@ -131,6 +134,36 @@ def test_what_a_notifier_of_another_package_raises_has_no_secret_when_it_is_told
     delivery.put(MESSAGE)
     delivery.finish()
     assert told == ["sms was not told of the failure: ValueError: cannot reach sms://... (3 attempts)"]
+
+
+class Exits:
+    def __init__(self, argument):
+        if argument == "at once":
+            raise SystemExit(3)
+
+    def send(self, message):
+        raise SystemExit("no such number")
+
+
+@pytest.mark.slow
+def test_one_that_calls_exit_failed(monkeypatch):
+    monkeypatch.setitem(plugins.IN_TREE["notifiers"], "exits", f"{__name__}:Exits")
+    told = ran([["exits", "at once", "exits"], ["exits", "later", "exits"]], MESSAGE)
+    assert told == [
+        "the notifier 'exits' failed: SystemExit: 3; nothing is told by it",
+        "exits was not told of the failure: SystemExit: no such number (3 attempts)",
+    ]
+
+
+def test_of_a_command_that_writes_without_end_the_last_is_kept():
+    written = Command("head -c 100000000 /dev/zero >&2; echo >&2; echo no mail >&2; exit 3")
+    tracemalloc.start()
+    try:
+        with pytest.raises(Undelivered, match="exit code 3: no mail"):
+            written.send(MESSAGE)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_notifier_that_there_is_not():

@@ -243,3 +243,19 @@ def test_what_nccls_watchdogs_have_written_before_they_ended_the_process():
     assert state.symptom
     assert state.waits_in is state.calls[0]
     assert state.entered("1") == 6
+
+
+@pytest.mark.parametrize("hours", [0, 5.75, -11, 24 * 365], ids=lambda hours: f"{hours} h")
+def test_a_job_with_a_time_zone_of_its_own_or_at_the_turn_of_the_year(hours):
+    noon = time.mktime((2026, 11, 26, 18, 26, 55, 0, 0, -1)) + hours * 3600
+    works = nccl_timeouts(WATCHDOGS, noon + 60)
+    assert [each[5] for each in works] == pytest.approx([noon + 0.294, noon + 0.257], abs=0.001)
+
+
+def test_a_log_of_one_line_takes_no_time():
+    """As progress bars write it. One with nested repetitions ran for minutes."""
+    line = (
+        "[E1126 19:00:00.1 x] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=1, OpType=A, NumelIn=4, ran for 3 "
+    )
+    assert nccl_timeouts(line * 2000, time.time()) == []

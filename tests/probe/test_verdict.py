@@ -142,6 +142,15 @@ def test_a_call_that_differs_where_nccls_watchdog_has_ended_all():
     assert decide([aborted(0, WORK), typed, aborted(2, WORK)]) is None, "the type of the others is not known"
 
 
+def test_what_a_call_without_types_is_alike_is_not_known():
+    """Of a rank that lives torch tells the call in other words than the watchdogs of those that ended."""
+    lives = rank(1, call(27, "broadcast", sizes="[1000]", entered=97.0))
+    verdict = there(aborted(0, WORK), lives, aborted(2, ("0", "broadcast", 27, 1000)))
+    assert (verdict.kind, verdict.ranks) == ("mismatch", (0, 2))
+    assert "trainer 0 called all_reduce" in verdict.sentence
+    assert "trainer 1" not in verdict.sentence
+
+
 def test_of_those_that_nccls_watchdog_has_ended_none_is_blamed():
     """Nothing tells for which rank they waited."""
     assert decide([aborted(0, WORK), aborted(1, WORK), aborted(2, WORK)]) is None
@@ -163,6 +172,18 @@ def test_of_groups_that_a_gpu_is_given_in_another_order():
     verdict = there(rank(0, *calls), rank(1, *calls), rank(2, *calls[::-1]))
     assert (verdict.kind, verdict.ranks) == ("deadlock", (0, 2))
     assert decide([rank(each, *calls) for each in ALL]).kind == "transport"
+
+
+def test_ranks_that_are_stuck_together_are_not_those_that_have_not_come():
+    """The GPUs of two are in a call that both have entered, before the one in which the third waits."""
+    first, second = (replace(call(4, group=each), queued=True) for each in ("pair", "0"))
+    entered = {"0": Group(ALL, 4), "pair": Group((0, 1), 4)}
+    both = [rank(each, first, second, groups=entered) for each in (0, 1)]
+    verdict = there(*both, rank(2, second))
+    assert (verdict.kind, verdict.ranks) == ("transport", ())
+    assert "trainers 0, 1 have all entered all_reduce #4 of the group of ranks 0, 1" in verdict.sentence
+    stopped = replace(both[0], note="stopped by a signal")
+    assert there(stopped, both[1], rank(2, second)).ranks == (0,)
 
 
 def test_sizes_may_differ_where_torch_allows_it():
