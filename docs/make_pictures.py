@@ -145,7 +145,7 @@ def live(folder: Path) -> str:
 
 def top(folder: Path) -> str:
     """A recording of `fleetrun top`: the slowest process is found, and looked at."""
-    with job(folder, "--nproc_per_node", "6"), Terminal([str(COMMAND), "top"], folder, 100, 24) as terminal:
+    with job(folder, "--nproc_per_node", "6"), Terminal([str(COMMAND), "top"], folder, 100, 18) as terminal:
         frames: list[list[list[tuple[str, Style]]]] = []
 
         def show(keys: str, until: str, count: int) -> None:
