@@ -77,9 +77,12 @@ def run_cluster(
     console: Console,
     loop: Loop,
     interrupts: Interrupts,
-    show_settings: Callable[[Resolved, Host, PodSpec], None],
+    show_settings: Callable[[Resolved, Host, PodSpec], str],
 ) -> int:
-    """Take part in the job; return the exit code. Raises LaunchError for what cannot be started."""
+    """Take part in the job; return the exit code. `show_settings` tells what runs on this machine.
+
+    Raises LaunchError for what cannot be started.
+    """
     settings = resolved.settings
     check_meeting(host.master)
     host = equipped(host, resolved, console.warning, os.environ)
@@ -93,12 +96,12 @@ def run_cluster(
         print_plan(settings, imagined)
         return 0
     logs.make_log_dir(Path(settings.log_dir))
-    show_settings(resolved, host, imagined)
+    facts = show_settings(resolved, host, imagined)
     faults = _read_faults(settings, console)
     node = _node(resolved, host, offer, faults)
     session = LaunchSession(resolved, pod, console, loop, interrupts)
     runner = PodRunner(session, console, loop, interrupts)
-    nodes = NodeReporter(console, terminal_columns() or WIDE)
+    nodes = NodeReporter(console, terminal_columns() or WIDE, facts)
     events = _NodeEvents(nodes, settings, session.job_status, partial(session.journal.write, "node"))
     check = partial(NodeCheck, loop, session.companions, console, host, settings.check)
     pods = PodFactory(settings, host, pod, runner, console, check)
@@ -451,11 +454,14 @@ def _states(found: Answers, place: Assignment) -> list[State]:
 
 
 class NodeReporter:
-    """What the console shows about the nodes of a job, one line per event; `width` is that of reports."""
+    """What the console shows about the nodes of a job, one line per event. `width` is that of reports,
+    `facts` tell what runs on this one.
+    """
 
-    def __init__(self, console: Console, width: int) -> None:
+    def __init__(self, console: Console, width: int, facts: str = "") -> None:
         self._console = console
         self._width = width
+        self._facts = facts
         self._store_down = False
         self._reached = False
 
@@ -481,7 +487,8 @@ class NodeReporter:
     def met(self, generation: int, size: int, rank: int, hosts: Sequence[str]) -> None:
         self._reached = True
         again = "" if generation == 1 else f" (generation {generation})"
-        self._console.info(f"Node {rank} of {size}{again}: {_listed(hosts)}")
+        here, self._facts = f"; here {self._facts}" if self._facts else "", ""
+        self._console.info(f"Node {rank} of {size}{again}: {_listed(hosts)}{here}")
 
     def differ(self, serious: Sequence[str], other: Sequence[str]) -> None:
         """In what the machines have installed."""

@@ -137,7 +137,8 @@ def _alone(
     return result.code
 
 
-def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Console) -> None:
+def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Console) -> str:
+    """Returns what runs on this machine, in words; one of several says it when all have come."""
     settings, columns = resolved.settings, terminal_columns() or WIDE
     whole = console.enabled("DEBUG")
     if whole:
@@ -145,9 +146,12 @@ def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Conso
             console.opening(line)
     console.opening(narrator.job_line(settings.job_id, settings.run_mode, host.nnodes))
     kind, script = settings.device_kind, os.path.basename(program(settings))  # noqa: PTH119 - may be a module
-    console.opening(narrator.pod_facts(spec, script, kind, host.devices, settings.log_dir))
+    facts = narrator.pod_facts(spec, script, kind, host.devices, settings.log_dir)
+    if host.alone:
+        console.opening(facts)
     if not whole and (rows := changed(resolved)):
         console.opening(narrator.settings_line(rows))
+    return facts
 
 
 # ---- The display: live, plain, json or quiet

@@ -43,6 +43,16 @@ def test_a_spare_waits(said):
     assert made.err.endswith(" the job runs on 2 nodes; this node is a spare, and waits\n")
 
 
+def test_what_runs_on_this_node_is_told_when_all_have_come_and_once(said):
+    made = said()
+    nodes = NodeReporter(made.console, 100, "2 trainers of train.py on CPU; logs: log/x.*.log")
+    nodes.met(1, 2, 0, ["h1", "h2"])
+    nodes.met(2, 2, 0, ["h1", "h3"])
+    first, second = made.err.splitlines()
+    assert first.endswith(" Node 0 of 2: h1, h2; here 2 trainers of train.py on CPU; logs: log/x.*.log")
+    assert second.endswith(" Node 0 of 2 (generation 2): h1, h3")
+
+
 def test_a_stop_names_the_node_once(said):
     made = said()
     voice = NodeReporter(made.console, 100)

@@ -224,7 +224,9 @@ def _notifier(text: str) -> Addressed:
     argument = argument.strip()
     if name == "webhook":
         if not host_of_url(argument):
-            raise InvalidValue("a webhook must be http://HOST/PATH or https://HOST/PATH, without spaces")
+            raise InvalidValue(
+                "a webhook must be http://HOST/PATH or https://HOST/PATH, without a user and spaces"
+            )
     elif name == "command":
         if not argument:
             raise InvalidValue("command: needs the command, as in command:mail -s fleetrun me@example.com")
