@@ -27,7 +27,9 @@ _OPTIONS = (
     "--max_restart", "1000", "--stop_timeout", "2", "--log_level", "INFO",
 )  # fmt: skip
 _LINE = re.compile(r"^LAUNCH \w+ (\S+ \S+)", re.MULTILINE)
-_MET = re.compile(rf"{_LINE.pattern} Node (\d+) of (\d+)(?: \(generation (\d+)\))?: (.*)", re.MULTILINE)
+_MET = re.compile(
+    rf"{_LINE.pattern} Node (\d+) of (\d+)(?: \(generation (\d+)\))?: (.*?)(?:; here .*)?$", re.MULTILINE
+)
 
 
 class Soak:
