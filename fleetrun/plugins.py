@@ -18,10 +18,35 @@ from typing import Any, NoReturn
 from fleetrun.errors import LaunchError, PluginError, similar
 from fleetrun.values import dataclass
 
-_COMMANDS = (
-    "ps", "status", "top", "logs", "stop", "why", "stacks", "profile", "report", "history", "prune", "bundle",
-    "plot", "serve", "tables", "doctor", "nodes", "init", "help", "up", "again",
-)  # fmt: skip
+ASKING: Mapping[str, str] = {
+    "ps": "List the jobs that run on this machine.",
+    "status": "Show the state of a job: processes, progress, last log lines.",
+    "top": "Watch a job live: all ranks, their stacks and logs; restart and stop.",
+    "logs": "Print the logs of a job, merged by time.",
+    "stop": "Stop a job.",
+    "why": "Say which rank the others wait for, in a job that makes no progress.",
+    "stacks": "Print the Python stacks of all processes of a job.",
+    "profile": "Write where a process spends its time, as a flame graph.",
+    "report": "Report how a job ended, and why.",
+    "history": "List the jobs that ran with their logs here: when, how long, how each ended.",
+    "prune": "Delete logs and records of old jobs.",
+    "bundle": "Pack all that is known of a job into one file, to ask for help.",
+    "plot": "Plot loss and speed of a job over time, and when its processes ran.",
+    "serve": "Answer requests with a saved model, over HTTP.",
+    "tables": "Inspect the tables of parameter servers, of a job or in a save.",
+    "doctor": "Check machines before a launch.",
+    "nodes": "List the faults of machines, and which are left out for them.",
+    "init": "Write a commented job file.",
+    "help": "Explain a topic or a command.",
+}
+"""Commands that launch no job."""
+
+LAUNCHING: Mapping[str, str] = {
+    "run": "Launch SCRIPT. The word may be left out.",
+    "up": "Launch the job of a job file.",
+    "again": "Launch an earlier job again, with the same settings.",
+}
+"""Commands that launch a job."""
 
 IN_TREE: Mapping[str, Mapping[str, str]] = {
     "schedulers": {
@@ -35,7 +60,9 @@ IN_TREE: Mapping[str, Mapping[str, str]] = {
         "webhook": "fleetrun.notifiers.webhook:Webhook",
         "command": "fleetrun.notifiers.command:Command",
     },
-    "commands": {name: f"fleetrun.commands.{name}:command" for name in _COMMANDS},
+    "commands": {
+        name: f"fleetrun.commands.{name}:command" for name in (*ASKING, *LAUNCHING) if name != "run"
+    },
 }
 """Of each kind what fleetrun has itself, as `module:attribute`, the syntax of entry points."""
 

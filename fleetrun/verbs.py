@@ -17,36 +17,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from fleetrun import plugins
-
-ASKING: Mapping[str, str] = {
-    "ps": "List the jobs that run on this machine.",
-    "status": "Show the state of a job: processes, progress, last log lines.",
-    "top": "Watch a job live: all ranks, their stacks and logs; restart and stop.",
-    "logs": "Print the logs of a job, merged by time.",
-    "stop": "Stop a job.",
-    "why": "Say which rank the others wait for, in a job that makes no progress.",
-    "stacks": "Print the Python stacks of all processes of a job.",
-    "profile": "Write where a process spends its time, as a flame graph.",
-    "report": "Report how a job ended, and why.",
-    "history": "List the jobs that ran with their logs here: when, how long, how each ended.",
-    "prune": "Delete logs and records of old jobs.",
-    "bundle": "Pack all that is known of a job into one file, to ask for help.",
-    "plot": "Plot loss and speed of a job over time, and when its processes ran.",
-    "serve": "Answer requests with a saved model, over HTTP.",
-    "tables": "Inspect the tables of parameter servers, of a job or in a save.",
-    "doctor": "Check machines before a launch.",
-    "nodes": "List the faults of machines, and which are left out for them.",
-    "init": "Write a commented job file.",
-    "help": "Explain a topic or a command.",
-}
-"""Commands that launch no job."""
-
-LAUNCHING: Mapping[str, str] = {
-    "run": "Launch SCRIPT. The word may be left out.",
-    "up": "Launch the job of a job file.",
-    "again": "Launch an earlier job again, with the same settings.",
-}
-"""Commands that launch a job."""
+from fleetrun.plugins import ASKING, LAUNCHING
 
 VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
 

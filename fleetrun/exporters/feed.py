@@ -20,7 +20,7 @@ from fleetrun.exporters import job_state
 from fleetrun.host import interpreter
 from fleetrun.host.interpreter import check_package
 from fleetrun.host.network import Ports
-from fleetrun.pod.companion import Companion, read_warning
+from fleetrun.pod.companion import Companion, Said
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
@@ -114,7 +114,7 @@ class Feed:
         self._companion: Companion | None = None
         self._writes = False
         self._what = "the event files"
-        self._last_line = ""
+        self._said = Said(warn)
 
     def open(self, settings: LaunchSettings, spec: PodSpec) -> None:
         """Called before any process of the job starts. Raises LaunchError."""
@@ -186,7 +186,7 @@ class Feed:
             self._companions,
             interpreter.helper_command("fleetrun.exporters.process"),
             interpreter.helper_environment(os.environ),
-            heard=self._heard,
+            heard=self._said.take,
             ended=self._ended,
             keep=keep,
         )
@@ -205,20 +205,12 @@ class Feed:
         if self._companion is not None:
             self._companion.write(line)
 
-    def _heard(self, line: bytes) -> None:
-        text = read_warning(line)
-        if text is not None:
-            self._warn(text)
-        elif line.strip():
-            self._last_line = line.decode(errors="replace").strip()
-
     def _ended(self, exit: Exit) -> None:
         self._companion = None
         self._warn(f"{self._exit_text(exit)}; the job continues without it")
 
     def _exit_text(self, exit: Exit) -> str:
-        last_line = f": {self._last_line}" if self._last_line else ""
-        return f"the exporter process {exit}{last_line}"
+        return f"the exporter process {self._said.end(exit)}"
 
 
 def _readable(fd: int | None) -> bool:

@@ -148,7 +148,7 @@ def run_cluster(
     return outcome.code
 
 
-def is_speaker(
+def tells_for_job(
     rank: int, cause: Cause | None, error: LaunchError | None = None, *, served: bool = False
 ) -> bool:
     """Whether the machine of this rank tells people of it: the first one, or the second where it is the first
@@ -162,7 +162,7 @@ def _place_of_end(notices: Notices, outcome: Outcome, *, served: bool) -> None:
     cause = outcome.cause
     where = {} if cause is None else {"node": cause.rank, "host": cause.node}
     if outcome.rank >= 0:
-        notices.at_end(is_speaker(outcome.rank, cause, outcome.error, served=served), **where)
+        notices.at_end(tells_for_job(outcome.rank, cause, outcome.error, served=served), **where)
     elif outcome.code == 0:  # a spare; else machines have never met
         notices.at_end(False)
 
@@ -629,7 +629,7 @@ class _NodeEvents:
         self._job_status.stopping(cause.headline, restart)
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer, cause.requested)
         self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
-        tells = restart and cause.why is not CauseKind.JOINED and is_speaker(self._rank, cause)
+        tells = restart and cause.why is not CauseKind.JOINED and tells_for_job(self._rank, cause)
         if self.notices is not None and tells:
             self.notices.restarting(
                 last_line(cause),

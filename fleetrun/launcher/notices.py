@@ -1,7 +1,7 @@
 """The launcher's side of --notify: from what happens to a job to one message for each moment, which the
 notifier process delivers. While the job runs it never waits for that.
 
-On several machines one of them speaks for the job: `cluster.is_speaker`.
+On several machines one of them tells for the job: `cluster.tells_for_job`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.envs.settings.parsing import written_notifiers
 from fleetrun.envs.settings.show import program
 from fleetrun.host import interpreter
-from fleetrun.pod.companion import Companion, read_warning
+from fleetrun.pod.companion import Companion, Said
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, PodEvent, code_of
 from fleetrun.pod.loop import Loop
@@ -46,20 +46,20 @@ class Notices:
         """Starts the notifier process. Raises LaunchError."""
         self.node = 0
         """The rank of this machine."""
-        self._speaks = True
+        self._tells = True
         self._where: Mapping[str, Any] = {}
         self._settings = settings
         self._pod = pod
         self._say = say
         self._warn = warn
         self._began = time.time()
-        self._last_line = ""
+        self._from_it = Said(warn)
         self._companion: Companion | None = Companion(
             loop,
             companions,
             interpreter.helper_command("fleetrun.notifiers.process"),
             interpreter.helper_environment(os.environ),
-            heard=self._heard,
+            heard=self._from_it.take,
             ended=self._ended,
         )
         titled = [(*each, written_notifiers((each,))) for each in settings.notify]
@@ -82,9 +82,9 @@ class Notices:
         """All machines stop their processes, and start them again. `sentence`: why, and on which."""
         self._tell("hang" if hang else "restart", f"restarts: {sentence}", reason=sentence, **fields)
 
-    def at_end(self, speaks: bool, **where: Any) -> None:
+    def at_end(self, tells: bool, **where: Any) -> None:
         """Whether this machine tells of the end, and the `node` and `host` that it is about."""
-        self._speaks, self._where = speaks, where
+        self._tells, self._where = tells, where
 
     def over(
         self,
@@ -98,7 +98,7 @@ class Notices:
         summary: str,
     ) -> None:
         """The job has ended, as `LaunchSession.over` is told. `summary`: what was reached."""
-        if not self._speaks:
+        if not self._tells:
             return
         cause = report[-1] if report else reason
         process = {} if first is None else _process(first)
@@ -161,17 +161,11 @@ class Notices:
         }
         self._companion.write(encoded_line(message))
 
-    def _heard(self, line: bytes) -> None:
-        text = read_warning(line)
-        if text is not None:
-            self._warn(text)
-        elif line.strip():
-            self._last_line = line.decode(errors="replace").strip()
-
     def _ended(self, exit: Exit) -> None:
         self._companion = None
-        last_line = f": {self._last_line}" if self._last_line else ""
-        self._warn(f"the notifier process {exit}{last_line}; the job continues, and nothing more is told")
+        self._warn(
+            f"the notifier process {self._from_it.end(exit)}; the job continues, and nothing more is told"
+        )
 
 
 def _sentence(ended: Ended) -> str:

@@ -186,7 +186,7 @@ class LaunchSession:
         """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
         self._feed: Feed | None = None
         self.notices: Notices | None = None
-        """With --notify; on several machines `speaks` says whether this one does."""
+        """With --notify; on several machines one of them tells."""
         self._hangs: HangWatch | None = None
         self._watches: list[PodWatch] = []
         self._over = False

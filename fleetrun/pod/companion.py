@@ -38,6 +38,25 @@ def read_warning(line: bytes) -> str | None:
     return text if isinstance(text, str) else None
 
 
+class Said:
+    """What a companion writes: `warn` gets its warnings; its last other line tells why it ended."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._last_line = ""
+
+    def take(self, line: bytes) -> None:
+        text = read_warning(line)
+        if text is not None:
+            self._warn(text)
+        elif line.strip():
+            self._last_line = line.decode(errors="replace").strip()
+
+    def end(self, exit: Exit) -> str:
+        """`was killed by SIGKILL: its last line`"""
+        return f"{exit}: {self._last_line}" if self._last_line else str(exit)
+
+
 class Companion:
     """`heard` gets each line from it, without its end; `ended` how it ended, once, unless it was closed.
 

@@ -144,13 +144,17 @@ def test_a_bad_server_delays_no_restart(fleetrun: Fleetrun, answer):
     assert ("it answered 404" in launch.said) == (answer == 404)
 
 
+def notifier_of(launch: Launch) -> int:
+    (pid,) = [pid for pid, words in left_behind(launch.token).items() if "fleetrun.notifiers" in words]
+    return pid
+
+
 def test_a_stopped_notifier_process_holds_up_no_end(fleetrun: Fleetrun):
     script = fleetrun.script('tell("ready", os.getpid())\nwait_for_go()')
     with Webhook() as server:
         launch = fleetrun.start("--notify", server.url, script)
         launch.until_ready(1)
-        (pid,) = [pid for pid, words in left_behind(launch.token).items() if "fleetrun.notifiers" in words]
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(notifier_of(launch), signal.SIGSTOP)
         launch.go()
         assert launch.wait() == 0
     assert f"{server.host}: the last notification may not have been sent" in launch.said
@@ -167,8 +171,7 @@ def test_of_a_notifier_process_that_is_killed_the_user_is_told(fleetrun: Fleetru
     with Webhook() as server:
         launch = fleetrun.start("--notify", server.url, script)
         launch.until_ready(1)
-        (pid,) = [pid for pid, words in left_behind(launch.token).items() if "fleetrun.notifiers" in words]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(notifier_of(launch), signal.SIGKILL)
         launch.until_err("notifier process")
         launch.go()
         assert launch.wait() == 0

@@ -4,14 +4,14 @@ import pytest
 
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.errors import RendezvousError, StoreLostError
-from fleetrun.launcher.cluster import is_speaker
+from fleetrun.launcher.cluster import tells_for_job
 from fleetrun.launcher.notices import for_slack
 
 FAILED, LEFT, LOST = CauseKind.FAILED, CauseKind.LEFT, CauseKind.LOST
 
 
 @pytest.mark.parametrize(
-    ("why", "rank", "error", "served", "speaker"),
+    ("why", "rank", "error", "served", "machine"),
     [
         (None, -1, None, True, 0),
         (FAILED, 0, None, True, 0),
@@ -25,10 +25,10 @@ FAILED, LEFT, LOST = CauseKind.FAILED, CauseKind.LEFT, CauseKind.LOST
         (None, -1, RendezvousError("late"), True, 0),
     ],
 )
-def test_one_machine_speaks(why, rank, error, served, speaker):
+def test_one_machine_tells(why, rank, error, served, machine):
     cause = None if why is None else Cause(why=why, node="h", rank=rank)
-    speaks = [each for each in range(-1, 4) if is_speaker(each, cause, error, served=served)]
-    assert speaks == [speaker]
+    found = [each for each in range(-1, 4) if tells_for_job(each, cause, error, served=served)]
+    assert found == [machine]
 
 
 def test_text_for_slack_has_no_markup():
