@@ -17,6 +17,8 @@ from fleetrun.files import end_of
 
 MOST = 256
 """Entries that are kept: the newest."""
+DIGITS = 3
+"""Of the seconds of a time: a process may be killed, started again and killed within 0.1 s."""
 
 
 class MachineFault(NamedTuple):

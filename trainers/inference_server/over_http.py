@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import WeakSet
 
 from aiohttp import web
 
@@ -13,7 +15,14 @@ from trainers.inference_server.protocol import RefusedError, encode_answer
 
 JSON_SIZE = "Inference-Header-Content-Length"
 LAST_S = 1.0
-"""Connections that were accepted already have so long to send a request; after its answer they are closed."""
+"""At a stop, so long may connections that were accepted already send another request; after its answer they
+are closed.
+"""
+FIRST_S = 5.0
+"""And so long one that has sent none yet: its client does not expect to find it closed."""
+_POLL_S = 0.05
+_ASKED: web.AppKey[WeakSet[asyncio.BaseTransport]] = web.AppKey("asked", WeakSet)
+"""The connections that have sent a request."""
 
 
 class _Routes:
@@ -105,6 +114,8 @@ def _completed(answers: Answers) -> Any:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        assert request.transport is not None
+        request.app[_ASKED].add(request.transport)
         try:
             response = await handler(request)
         except RefusedError as error:
@@ -124,6 +135,7 @@ def _completed(answers: Answers) -> Any:
 async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
     """What answers at its sites. `grace_s`: how long `cleanup` waits for answers that have begun."""
     app = web.Application(client_max_size=answers.settings.max_body, middlewares=[_completed(answers)])
+    app[_ASKED] = WeakSet()
     app.add_routes(_Routes(answers).all())
     runner = web.AppRunner(
         app,
@@ -134,3 +146,13 @@ async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
     )
     await runner.setup()
     return runner
+
+
+async def last_requests(runner: web.AppRunner) -> None:
+    """Wait for what may still come when no connection is accepted any more."""
+    assert runner.server is not None
+    until = time.monotonic() + FIRST_S
+    await asyncio.sleep(LAST_S)
+    asked = runner.app[_ASKED]
+    while time.monotonic() < until and any(each.transport not in asked for each in runner.server.connections):
+        await asyncio.sleep(_POLL_S)

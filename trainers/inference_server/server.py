@@ -30,7 +30,7 @@ from trainers.inference_server.files import Cache, CacheFile, tensor_of
 from trainers.inference_server.follow import Followed, Follower
 from trainers.inference_server.metrics import Metrics
 from trainers.inference_server.model import ModelVersion, check_values
-from trainers.inference_server.over_http import LAST_S, runner_of
+from trainers.inference_server.over_http import LAST_S, last_requests, runner_of
 from trainers.inference_server.settings import ServeSettings
 from trainers.process.log import glog
 from trainers.serving.bundle import read_bundle
@@ -303,8 +303,10 @@ class Server:
         async with self._answering:
             serving = any(worker.serving for worker in self._running)
             if self._not_ready is not None and (serving or self._end.is_set()):
-                await self._not_ready.cleanup()
-                self._not_ready = None
+                leaving, self._not_ready = self._not_ready, None
+                for site in list(leaving.sites):
+                    await site.stop()
+                self._spawn(_closed(leaving))
             elif self._not_ready is None and not (serving or self._end.is_set()):
                 answers = Answers(self._settings, Metrics(str(self._metrics)))
                 answers.closing = True
@@ -402,6 +404,11 @@ class Server:
                 await worker.process.wait()
         for task in list(self._tasks):
             task.cancel()
+
+
+async def _closed(runner: web.AppRunner) -> None:
+    await last_requests(runner)
+    await runner.cleanup()
 
 
 def _bound(option: str, host: str, port: int, kind: int = socket.SO_REUSEADDR) -> socket.socket:

@@ -22,7 +22,7 @@ from trainers.errors import FleetError
 from trainers.inference_server.answers import Answers
 from trainers.inference_server.metrics import Metrics
 from trainers.inference_server.model import ModelVersion
-from trainers.inference_server.over_http import LAST_S, runner_of
+from trainers.inference_server.over_http import last_requests, runner_of
 from trainers.inference_server.settings import ServeSettings
 from trainers.process.log import glog
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 class _Site:
     """The ports: of HTTP, and of gRPC if there is one."""
 
-    def __init__(self, answers: Answers, http: web.SockSite) -> None:
-        self._answers, self._http = answers, http
+    def __init__(self, answers: Answers, runner: web.AppRunner, listening: socket.socket) -> None:
+        self._answers, self._runner = answers, runner
+        self._http = web.SockSite(runner, listening)
         self._grpc: grpc.aio.Server | None = None
         self._open = False
 
@@ -53,7 +54,7 @@ class _Site:
         """Requests that have begun are answered."""
         if self._open:
             await self._http.stop()
-            last = asyncio.create_task(asyncio.sleep(LAST_S))
+            last = asyncio.create_task(last_requests(self._runner))
             if self._grpc is not None:
                 await self._grpc.stop(self._answers.settings.grace_s)
             await last
@@ -63,7 +64,7 @@ async def work(settings: ServeSettings, listening: socket.socket, control: socke
     """Until SIGTERM; requests that have begun are answered."""
     answers = Answers(settings, Metrics(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
     runner = await runner_of(answers, settings.grace_s)
-    site = _Site(answers, web.SockSite(runner, listening))
+    site = _Site(answers, runner, listening)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

@@ -55,7 +55,7 @@ from fleetrun.envs.contract import NodeLoss
 from fleetrun.pod.events import servers_named_in
 from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart, Spent
 from fleetrun.pod.process import Exit
-from fleetrun.record.faults import MachineFault, MachineFaults, counted, merged, unforgiven
+from fleetrun.record.faults import DIGITS, MachineFault, MachineFaults, counted, merged, unforgiven
 
 # ---- After a generation: why it stopped, and whether another follows
 #
@@ -152,7 +152,7 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
 def _faults(view: View, cause: Cause, now: float) -> MachineFaults:
     if not cause.machine:
         return ()
-    time = round(view.epoch + now - cause.age, 1)
+    time = round(view.epoch + now - cause.age, DIGITS)
     return (MachineFault(time, cause.machine, cause.headline, cause.suspicion),)
 
 
@@ -169,7 +169,7 @@ def _work(
         total = view.round.worked.get(machine, 0.0) + (seconds if machine in here else 0.0)
         if total >= policy.forgiven_after:
             # Just after it, not now: the generation may have ended with the next fault, which counts.
-            forgiven.append(MachineFault(round(max(own).time + 0.1, 1), machine))
+            forgiven.append(MachineFault(round(max(own).time + 10**-DIGITS, DIGITS), machine))
         elif total > 0:
             worked[machine] = total
     return merged(forgiven), worked
@@ -434,7 +434,7 @@ def _others_until(
         return float("-inf")
     known, faults = {node.id for node in members}, counted(known_faults(view))
     # Rounded as the times of faults are: one that came right after the start is not before it.
-    began = round(view.epoch + view.ran_since, 1) if round_.cause is not None else float("-inf")
+    began = round(view.epoch + view.ran_since, DIGITS) if round_.cause is not None else float("-inf")
     if rest and all(each.node.id in known and faults[each.node.known_as][-1].time < began for each in rest):
         return float("-inf")
     since = max(view.unformed_since, view.nodes_since, view.led_since, view.whole_since)

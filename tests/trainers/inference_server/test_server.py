@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.command import FLEETRUN, environment
 from tests.support.inference import Served, Tensors, encoded, equal, served
 from tests.support.traces import wait_until
 from trainers.export import save_program
+from trainers.inference_server.over_http import LAST_S
 
 pytestmark = pytest.mark.slow  # servers import torch
 
@@ -254,13 +256,19 @@ def test_when_the_server_is_killed_its_workers_end_and_a_stop_answers_what_has_b
         body, headers = encoded(batch(2))
         head = f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), 60) as begun:
+        with (
+            socket.create_connection(("127.0.0.1", server.port), 60) as late,
+            socket.create_connection(("127.0.0.1", server.port), 60) as begun,
+        ):
             begun.sendall(head.encode() + body[:10])
             assert server.json("GET", "/v2/health/ready")[0] == 200  # it has been accepted before this
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: refused(server.port))
             begun.sendall(body[10:])
             assert begun.recv(100).startswith(b"HTTP/1.1 200")
+            time.sleep(LAST_S + 0.5)
+            late.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert late.recv(100).startswith(b"HTTP/1.1 200"), "a first request, which it may still send"
         assert server.process.wait(60) == 0
 
 
