@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from time import time
@@ -44,6 +45,9 @@ class Webhook:
             error.close()
             raise Undelivered(f"it answered {error.code}", again=again, after=after) from None
         except URLError as error:
+            if isinstance(error.reason, ssl.SSLCertVerificationError):
+                why = f"its certificate is not trusted ({error.reason.verify_message}); SSL_CERT_FILE names"
+                raise Undelivered(f"{why} a file of authorities to trust", again=False) from None
             raise Undelivered(_reason(error.reason)) from None
         except (OSError, http.client.HTTPException) as error:
             raise Undelivered(_reason(error)) from None

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.test_hangs import STUCK
 from tests.e2e.test_together import Nodes
 from tests.support.command import Fleetrun, Launch
+from tests.support.etcd import Certificates, needs_openssl
 from tests.support.traces import left_behind, wait_until
 from tests.support.webhook import PATH, Webhook
 
@@ -54,6 +55,22 @@ def test_a_restart_and_the_end(fleetrun: Fleetrun):
     assert launch.printed[-1] == "[]", "the processes do not get it"
     assert f"notify={server.host}" in launch.err
     no_secret(fleetrun, launch)
+
+
+@needs_openssl
+def test_https_needs_a_certificate_that_the_machine_trusts(fleetrun: Fleetrun):
+    made = Certificates.made(fleetrun.folder / "certificates")
+    script = fleetrun.script("pass")
+    with Webhook(certificate=made["server.pem"], key=made["server.key"]) as server:
+        words = ("--notify", server.url, script)
+        trusted = fleetrun.run(*words, env={"SSL_CERT_FILE": made["ca.pem"]})
+        assert server.events == ["end"]
+        assert "was not told" not in trusted.err
+        strange = fleetrun.run(*words)
+        assert server.events == ["end"]
+    assert [trusted.code, strange.code] == [0, 0]
+    assert f"{server.host} was not told of the end: its certificate is not trusted (" in strange.err
+    no_secret(fleetrun, trusted, strange)
 
 
 def test_a_failure_is_told_once_and_the_url_is_nowhere(fleetrun: Fleetrun):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -14,10 +16,11 @@ PATH = "/services/T0/kept-secret"
 
 class Webhook:
     """`answers` are for the requests in their order, then it is 200: a code, `(503, seconds)` with
-    Retry-After, or what it does instead: `hang`, `close`, `garbage`. As a context it serves.
+    Retry-After, or what it does instead: `hang`, `close`, `garbage`. As a context it serves. `certificate`
+    and `key`: PEM files, for HTTPS.
     """
 
-    def __init__(self, *answers: Any) -> None:
+    def __init__(self, *answers: Any, certificate: str | None = None, key: str | None = None) -> None:
         self.posted: list[dict[str, Any]] = []
         self._answers = list(answers)
         self._over = threading.Event()
@@ -30,12 +33,22 @@ class Webhook:
                 outer.posted.append(json.loads(body))
                 outer._answer(self, outer._answers.pop(0) if outer._answers else 200)
 
+            def handle(self) -> None:
+                with suppress(ssl.SSLError):  # a client that does not trust the certificate
+                    super().handle()
+
             def log_message(self, format: str, *args: object) -> None:
                 """The test prints what matters."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self._server.server_port}"
-        self.url = f"http://{self.host}{PATH}"
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate, key)
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.url = f"{'http' if certificate is None else 'https'}://{self.host}{PATH}"
 
     def _answer(self, handler: BaseHTTPRequestHandler, how: Any) -> None:
         if how == "hang":
