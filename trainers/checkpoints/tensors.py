@@ -24,8 +24,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 def is_sharded(value: torch.Tensor) -> bool:
-    """Whether a rank holds a part of it only: a DTensor, as FSDP2's and tensor parallel parameters are. That
-    type's home moved in torch 2.5, and takes a while to import.
+    """Whether a rank holds a part of it only: a DTensor, as FSDP2's and tensor parallel parameters are. To
+    import that type takes a while.
     """
     return hasattr(value, "placements")
 
@@ -85,13 +85,7 @@ def write(
     planner = DefaultSavePlanner(flatten_state_dict=False)
     _be_quiet()
     with _failures(f"the checkpoint could not be written to {checkpoints.path(name)}", checkpoints):
-        metadata = save(
-            tensors,
-            storage_writer=writer,
-            planner=planner,
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
+        metadata = save(tensors, storage_writer=writer, planner=planner, process_group=group)
     return Written(_index(metadata), writer.files.written)
 
 
@@ -106,7 +100,7 @@ def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: M
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     _be_quiet()
     with _failures(f"the checkpoint {checkpoints.path(name)} could not be read"):
-        load(tensors, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
+        load(tensors, storage_reader=reader, planner=planner)
 
 
 def _index(metadata: Any) -> dict[str, Any]:
@@ -156,7 +150,8 @@ def _be_quiet() -> None:
     """A process without a process group is nothing to warn of. For good, and not around a call: a save in the
     background would put back what the main thread has changed meanwhile.
     """
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+    for state in ("disabled", "unavailable"):  # by version
+        warnings.filterwarnings("ignore", message=f"torch.distributed is {state}", category=UserWarning)
 
 
 # ---- A copy of a state, written while training continues

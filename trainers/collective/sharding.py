@@ -249,14 +249,10 @@ def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
     evaluation on one rank see `whole_state_dict`. Buffers stay each rank's own: running statistics are alike
     with `sync_batch_norm` only. Raises UsageError for anchors that cannot be.
     """
-    try:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-    except ImportError as error:
-        raise NotSupportedError(
-            f"NotSupported: sharding stage {configs.stage} needs torch 2.6 or newer, and this is "
-            f"{torch.__version__}; use stage 1"
-        ) from error
+    # Late: only those who shard wait for it.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     names = _units(model, configs)
     _from_first(model)
     kind = type(model)

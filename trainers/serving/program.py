@@ -152,8 +152,6 @@ def program_of(
     tensors, NotSupportedError for a model that fixes the size of a batch, and what torch.export raises for
     one that cannot be exported.
     """
-    if not hasattr(torch.export.Dim, "AUTO"):
-        raise NotSupportedError(f"programs need torch 2.6 or newer, and this is {torch.__version__}")
     names, tensors = _named(model, example)
     plain = _copied(model, stand_ins or {})
     weights = dict(plain.named_parameters()) | dict(plain.named_buffers())
