@@ -110,7 +110,8 @@ def test_exit_codes_are_a_section_and_a_link_to_a_page_is_its_topic():
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("fialures", "help failures"), ("xyzzy", "There are: tutorial, ")]
+    ("word", "hint"),
+    [("fialures", "help failures"), ("exit", "help exit-codes"), ("xyzzy", "There are: tutorial, ")],
 )
 def test_an_unknown_topic_comes_with_those_there_are(word, hint):
     with pytest.raises(UsageError) as raised:

@@ -35,7 +35,7 @@ from fleetrun.console.text import describe_duration, format_bytes, printable, wr
 from fleetrun.errors import UsageError
 from fleetrun.pod.events import HUNG
 from fleetrun.record.goodput import Goodput, Kind, goodput_fields, read_fields, sentence, share
-from fleetrun.record.history import History, UnreadableError, names, number, read, records
+from fleetrun.record.history import History, UnreadableError, names, number, read, records, was_stopped
 from fleetrun.record.journal import Event
 
 _MOST_EVENTS = 40
@@ -74,7 +74,7 @@ def outcome(history: History) -> str:
     if code == 0:
         return "completed"
     reason = str(over.get("reason") or "")
-    if reason.startswith("got "):  # a signal: the user stopped the job
+    if was_stopped(over):
         return f"stopped, {reason}, exit code {code}"
     return f"failed with exit code {code}{f', {reason}' if reason else ''}"
 

@@ -11,7 +11,7 @@ import pytest
 
 from fleetrun.console import narrator
 from fleetrun.console.console import Console
-from fleetrun.console.frames import folded, library_of
+from fleetrun.console.frames import folded, library_of, place_of
 from fleetrun.console.narrator import (
     Narrator,
     error_line,
@@ -608,6 +608,15 @@ IN_TORCH = (
 CAUSE = (
     "trainer 1: RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x784 and 128x10) at train.py:36"
 )
+
+
+def test_a_cell_of_a_notebook_goes_by_its_function():
+    trace = [
+        "Traceback:",
+        '  File "/tmp/ipykernel_19636/2731293513.py", line 2, in train',
+        "    raise ValueError",
+    ]
+    assert place_of(trace) == "line 2 of the cell of train"
 
 
 def test_the_scripts_own_frames_are_shown_and_those_of_libraries_folded(ended):
