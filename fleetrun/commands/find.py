@@ -137,8 +137,13 @@ def started_here(job: Running) -> bool:
 
 
 def job_title(job: Running) -> str:
-    """The name of a job in messages: `resnet (pod abcdef)`."""
-    return f"{printable(job.job)} (pod {job.pod})" if job.job else f"pod {job.pod}"
+    """The name of a job in messages: `default (train.py, pod abcdef)`."""
+    return titled(job.job, job.script, job.pod)
+
+
+def titled(job: str, script: str, pod: str) -> str:
+    name = f"{printable(script_names(script)[0])}, " if script else ""
+    return f"{printable(job)} ({name}pod {pod})" if job else f"pod {pod}"
 
 
 def describe_end(job: Running) -> str:

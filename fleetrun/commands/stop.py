@@ -73,7 +73,7 @@ def command(job: str | None, now: bool, **options: Any) -> int:
 
 def _confirm(found: Running) -> None:
     """It was started elsewhere, and may not be the one that is meant. Raises UsageError."""
-    what = f"{printable(found.script) or 'a job'}, {job_title(found)}, was started in {printable(found.cwd)}"
+    what = f"{job_title(found)} was started in {printable(found.cwd)}"
     if not (sys.stdin and sys.stdin.isatty()):
         raise UsageError(f"{what}, not here", hint=f"To stop it: fleetrun stop {found.pod}")
     click.confirm(f"{what}. Stop it?", abort=True)

@@ -18,6 +18,7 @@ from fleetrun.commands.find import (
     find_any,
     find_ended,
     find_running,
+    job_title,
     list_ranks,
     matching_jobs,
     parse_since,
@@ -297,6 +298,12 @@ def test_several_are_listed_with_what_tells_them_apart(runs):
         assert first.startswith("default (pod abcdef, since 19")
         assert second.endswith("logs in /two)")
     assert find_running("gh").pod == "ghijkl"
+
+
+def test_a_job_is_called_by_its_script_too(runs):
+    """`default` alone tells nothing."""
+    runs("default", "abcdef", script="src/train.py")
+    assert job_title(find_running()) == "default (train.py, pod abcdef)"
 
 
 def test_only_what_tells_them_apart_is_asked_for(runs):
