@@ -216,7 +216,7 @@ def settings_line(rows: Sequence[tuple[str, str, str]]) -> str:
         for name, value, origin in rows[:_MOST_SETTINGS]
     ]
     more = f", and {len(rows) - _MOST_SETTINGS} more" if len(rows) > _MOST_SETTINGS else ""
-    return f"Settings: {', '.join(told)}{more} (-v shows all)"
+    return f"Settings: {', '.join(told)}{more} (-v shows more)"
 
 
 def _shortened(value: str) -> str:

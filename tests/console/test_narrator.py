@@ -149,7 +149,7 @@ def test_what_runs_where_and_with_which_settings(spec):
     assert narrator.pod_facts(spec, "x", "gpu", uuids, "log").count("GPU-") == 3
     rows = [("servers", "h:1," * 99, "--servers"), ("timeout", "9", "job.toml:3")]
     assert narrator.settings_line(rows) == (
-        f"Settings: servers={('h:1,' * 99)[:37]}..., timeout=9 (job.toml:3) (-v shows all)"
+        f"Settings: servers={('h:1,' * 99)[:37]}..., timeout=9 (job.toml:3) (-v shows more)"
     )
     assert "and 8 more (-v" in narrator.settings_line(rows * 10)
 
