@@ -293,9 +293,12 @@ def _described(options: Iterable[Option]) -> str:
     return _table("option", "", ((f"`{_names(option)}`", option.help) for option in options))
 
 
+_BAR = r"\|"
+
+
 def _table(left: str, right: str, rows: Iterable[tuple[str, str]]) -> str:
     lines = [(left, right), ("---", "---"), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n" for row in lines)
+    return "".join(f"| {' | '.join(cell.replace('|', _BAR) for cell in row)} |\n" for row in lines)
 
 
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
