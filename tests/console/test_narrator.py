@@ -648,6 +648,9 @@ def test_the_report_of_a_usual_failure_fits_an_old_terminal_with_its_cause_at_th
     ("changes", "tail", "cause"),
     [
         ({"code": 3}, NOTHING, "trainer 1 exited with code 3"),
+        ({"code": 2}, Tail(("usage: train.py", "train.py: error: no --lr", ""), ()),
+         "trainer 1 exited with code 2; its last line: train.py: error: no --lr"),
+        ({"code": -15}, Tail(("step 3",), ()), "trainer 1 was killed by SIGTERM"),
         ({"code": 3}, Tail((), TRACEBACK),
          "trainer 1 exited with code 3: ValueError: bad input at train.py:7"),
         ({"code": 1}, Tail((), TRACEBACK), "trainer 1: ValueError: bad input at train.py:7"),
