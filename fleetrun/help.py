@@ -222,7 +222,8 @@ def topic(word: str, columns: int, colours: bool) -> str:
     """A page or a section of the documentation for a terminal. Raises UsageError."""
     if word not in TOPICS:
         known = [*TOPICS, *VERBS, *plugins.other_commands()]
-        meant = next(iter(similar(word, known)), None)
+        begun = [name for name in known if name.startswith(word)]
+        meant = begun[0] if len(begun) == 1 else next(iter(similar(word, known)), None)
         hint = f"Did you mean `fleetrun help {meant}`?" if meant else f"There are: {', '.join(TOPICS)}."
         raise UsageError(f"there is no help on {word!r}", hint=hint)
     _, page, heading = TOPICS[word]
@@ -292,9 +293,12 @@ def _described(options: Iterable[Option]) -> str:
     return _table("option", "", ((f"`{_names(option)}`", option.help) for option in options))
 
 
+_BAR = r"\|"
+
+
 def _table(left: str, right: str, rows: Iterable[tuple[str, str]]) -> str:
     lines = [(left, right), ("---", "---"), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n" for row in lines)
+    return "".join(f"| {' | '.join(cell.replace('|', _BAR) for cell in row)} |\n" for row in lines)
 
 
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")

@@ -65,6 +65,12 @@ def answer(verb: str, argv: Sequence[str]) -> int:
     except SystemExit:  # how click reports a broken pipe
         raise BrokenPipeError from None
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            hidden = {
+                word for each in asked_for.params if getattr(each, "hidden", False) for word in each.opts
+            }
+            meant = [word for word in error.possibilities if word not in hidden]
+            error = click.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx)
         hint = f"See fleetrun {verb} --help."
         raise UsageError(error.format_message().replace("\n", " ").rstrip("."), hint=hint) from None
     return code if isinstance(code, int) else 0
@@ -102,7 +108,8 @@ def nearest(word: str) -> str | None:
     """A command with a similar name, as a suggestion."""
     from fleetrun.errors import similar
 
-    return next(iter(similar(word, (*VERBS, *plugins.other_commands()))), None)
+    cutoff = 0.6 if len(word) <= 3 else 0.7  # `tpo`
+    return next(iter(similar(word, (*VERBS, *plugins.other_commands()), cutoff=cutoff)), None)
 
 
 def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:

@@ -111,7 +111,7 @@ def test_bad_input_is_told_in_two_lines_and_nothing_is_launched(argv):
 
 def test_an_unknown_option_comes_with_the_one_that_was_meant():
     _, _, err = call(["--nproc_per_nod", "2", "x.py"], Launches())
-    assert err == "fleetrun: error: unknown option --nproc_per_nod\n  did you mean --nproc_per_node?\n"
+    assert err == "fleetrun: error: unknown option --nproc_per_nod\n  Did you mean --nproc_per_node?\n"
 
 
 def test_no_words_at_all_get_the_short_help():
@@ -148,7 +148,7 @@ def test_an_option_of_a_launcher_behind_the_script_is_told():
 )
 def test_an_option_of_another_tool_comes_with_ours(word, meant):
     _, _, err = call([word, "2", "x.py"], Launches())
-    assert err.endswith(f"did you mean {meant}?\n")
+    assert err.endswith(f"Did you mean {meant}?\n")
 
 
 def test_save_writes_the_job_file_before_the_launch(tmp_path):
@@ -165,11 +165,24 @@ def test_help_of_a_command(verb):
     assert out.startswith(f"Usage: fleetrun {verb} ")
 
 
+def test_no_hidden_option_of_a_command_is_suggested():
+    _, _, err = call(["logs", "--her"], Launches())
+    assert "--help" in err
+    assert "--here" not in err
+
+
 def test_version():
     assert re.fullmatch(r"fleetrun \d+\.\d+\.\d+\S*\n", call(["--version"], Launches())[1])
 
 
-@pytest.mark.parametrize(("word", "hint"), [("statsu", "`fleetrun status`"), ("dcotor", "`fleetrun doctor`")])
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("statsu", "`fleetrun status`"),
+        ("dcotor", "`fleetrun doctor`"),
+        ("tpo", "`fleetrun top`"),
+    ],
+)
 def test_a_script_that_is_almost_a_command_gets_a_hint(word, hint):
     code, _, err = call([word], Launches(error=ScriptNotFoundError(f"no program {word}")))
     assert code == 127
@@ -195,7 +208,7 @@ def test_a_real_usage_error():
     done = real("--server_nun=1", "x.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "fleetrun: error: unknown option --server_nun\n  did you mean --server_num or --servers?\n"
+        "fleetrun: error: unknown option --server_nun\n  Did you mean --server_num or --servers?\n"
     )
 
 

@@ -109,8 +109,13 @@ def test_exit_codes_are_a_section_and_a_link_to_a_page_is_its_topic():
     assert "fleetrun help machines" in topic("failures", 80, colours=False)
 
 
+def test_a_bar_in_a_table_is_a_bar():
+    assert "--with_gloo 0|1|2 " in topic("paddle", 80, colours=False)
+
+
 @pytest.mark.parametrize(
-    ("word", "hint"), [("fialures", "help failures"), ("xyzzy", "There are: tutorial, ")]
+    ("word", "hint"),
+    [("fialures", "help failures"), ("exit", "help exit-codes"), ("xyzzy", "There are: tutorial, ")],
 )
 def test_an_unknown_topic_comes_with_those_there_are(word, hint):
     with pytest.raises(UsageError) as raised:

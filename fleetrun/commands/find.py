@@ -137,8 +137,13 @@ def started_here(job: Running) -> bool:
 
 
 def job_title(job: Running) -> str:
-    """The name of a job in messages: `resnet (pod abcdef)`."""
-    return f"{printable(job.job)} (pod {job.pod})" if job.job else f"pod {job.pod}"
+    """The name of a job in messages: `default (train.py, pod abcdef)`."""
+    return titled(job.job, job.script, job.pod)
+
+
+def titled(job: str, script: str, pod: str) -> str:
+    name = f"{printable(script_names(script)[0])}, " if script else ""
+    return f"{printable(job)} ({name}pod {pod})" if job else f"pod {pod}"
 
 
 def describe_end(job: Running) -> str:
@@ -257,10 +262,30 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _only(word: str | None, found: Sequence[Job]) -> Job:
-    if len(found) == 1:
-        return found[0]
+    first = min(found, key=_node)
+    if len({_url(each) or each.pod for each in found}) == 1:
+        return first
     what = f"{_quoted(word)}fits {len(found)} jobs" if word else f"{len(found)} jobs are running here"
-    raise UsageError(f"{what}; name one by its pod or folder", hint=_list(found))
+    differ = [
+        name
+        for name, values in (
+            ("its pod", {each.pod for each in found}),
+            ("script", {each.script for each in found}),
+            ("folder", {each.cwd for each in found}),
+        )
+        if len(values) == len(found)
+    ]
+    raise UsageError(f"{what}; name one by {' or '.join(differ)}", hint=_list(found))
+
+
+def _url(job: EndedJob | Running) -> str:
+    """The same for launches that are nodes of one job, all of them on this machine."""
+    return str(job.status.get("url") or "") if isinstance(job, Running) else ""
+
+
+def _node(job: EndedJob | Running) -> int:
+    nodes = job.status.get("nodes") if isinstance(job, Running) else None
+    return next((each["rank"] for each in nodes or () if each["this"]), 0)
 
 
 def _none(word: str | None, there: Sequence[Running]) -> NoJobError:

@@ -11,7 +11,10 @@ import click
 from fleetrun.commands.find import LOG_DIR, EndedJob, NoJobError, ended_jobs, matching_jobs, script_names
 from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
 from fleetrun.console.text import format_duration, format_loss, printable
-from fleetrun.record.history import Glance, UnreadableError, glance, number
+from fleetrun.record.history import Glance, UnreadableError, glance, number, was_stopped
+
+_UNNAMED = "default"
+"""Every job without a --job_id is called so, which tells nothing."""
 
 _COLUMNS = (
     Column("BEGAN"),
@@ -62,7 +65,8 @@ def command(job: str | None, most: int, log_dir: Path | None, as_json: bool) -> 
     if as_json:
         print_json([_as_json(each) for each in seen])
     else:
-        rows = [_row(each, time.time()) for each in reversed(seen)]
+        names = any(each.job != _UNNAMED for each in seen)
+        rows = [_row(each, time.time(), names) for each in reversed(seen)]
         print_lines(table(_COLUMNS, rows, output_width()))
     return 0
 
@@ -85,21 +89,23 @@ def how_it_ended(launch: Glance) -> str:
     code, reason = launch.over.get("code"), str(launch.over.get("reason") or "")
     if code == 0:
         return "completed"
+    if was_stopped(launch.over):
+        return f"stopped: {reason}, exit code {code}"
     report = launch.over.get("report")
     cause = str(report[-1]).strip() if isinstance(report, list) and report else ""
     said = cause if cause.strip("=") else reason
     return f"exit code {code}{f': {said}' if said else ''}"
 
 
-def _row(launch: Glance, now: float) -> list[Cell]:
+def _row(launch: Glance, now: float, named: bool) -> list[Cell]:
     began, progress = _began(launch), launch.progress or {}
     restarts = number((launch.over or {}).get("restarts"))
     step, loss = number(progress.get("step")), number(progress.get("loss"))
-    failed = launch.over is None or launch.over.get("code") != 0
+    failed = launch.over is None or not (launch.over.get("code") == 0 or was_stopped(launch.over))
     style = "" if launch.running else "red" if failed else "green"
     return [
         Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else "?"),
-        Cell(launch.job),
+        Cell(launch.job if named else ""),
         Cell(launch.pod, "bold"),
         Cell(script_names(str(launch.launch.get("script") or ""))[0]),
         Cell(format_duration(_ended(launch, now) - began if began else None)),

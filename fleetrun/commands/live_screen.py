@@ -167,19 +167,21 @@ class Confirm(ModalScreen[bool]):
 
 
 _HELP = """\
-up, down, page up, page down, home, end    choose a process
-Enter    its stack and its log; u there takes the stack again, Tab changes between them
-s, S     the next order: rank, node, state, step, step time, lateness, cpu, memory; the other way round
-/        show only what fits: node=0-3, rank=7, role=ps, state=failed, 12 or 8-15 (ranks), or a part of the
-         line; several words must all fit. Escape shows all
-t        tables of the parameter servers
-r        start the process again; in a collective job all of them, on all nodes
-x        stop the job; once more kills it at once
-q        quit. The job goes on
+up, down, page up, page down, home, end: choose a process
 
-STEP TIME has two minutes behind it, LATE (the part of the time for which the others wait) eight minutes; the
-bars of all processes have the same scale. CPU, memory and GPU are known of this machine's processes only,
-with --job of all."""
+Enter  its stack and its log; u takes the stack again
+s, S   the next order: rank, node, state, step, step time, lateness, CPU,
+       memory; the other way round
+/      show only what fits all words: node=0-3, rank=7, role=ps,
+       state=failed, 12 or 8-15 (ranks), a part of the line; Escape: all
+t      tables of the parameter servers
+r      start the process again; in a collective job all, on all nodes
+x      stop the job; once more kills it at once
+q      quit; the job goes on
+
+The bars are STEP TIME of the last two minutes, and LATE (the part of the
+time for which others wait) of the last eight; all have the same scale.
+CPU, memory and GPU are known of this machine, with --job of all."""
 
 
 class Help(ModalScreen[None]):
@@ -432,7 +434,7 @@ class Top(App[int]):
     def _heading(self) -> list[Text]:
         status, width = self._status, self.size.width
         if not status:
-            return [Text("...")]
+            return [Text("asking the job for its state")]
         lines = filled(views.heading_fields(status), width)
         waiting = status.get("waiting")
         for text in (
@@ -575,7 +577,7 @@ class ListScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield Static(id="heading")
+            yield Static(Text("asking the job for its state"), id="heading")
             yield Ranks()
             yield Static(id="note")
             yield Input(

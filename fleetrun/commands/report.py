@@ -29,13 +29,13 @@ from fleetrun.commands.everywhere import (
     nodes_of,
     own_rank,
 )
-from fleetrun.commands.find import complete_jobs, find_any, history_of
+from fleetrun.commands.find import complete_jobs, find_any, history_of, titled
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import describe_duration, format_bytes, printable, wrapped
 from fleetrun.errors import UsageError
 from fleetrun.pod.events import HUNG
 from fleetrun.record.goodput import Goodput, Kind, goodput_fields, read_fields, sentence, share
-from fleetrun.record.history import History, UnreadableError, names, number, read, records
+from fleetrun.record.history import History, UnreadableError, names, number, read, records, was_stopped
 from fleetrun.record.journal import Event
 
 _MOST_EVENTS = 40
@@ -74,7 +74,7 @@ def outcome(history: History) -> str:
     if code == 0:
         return "completed"
     reason = str(over.get("reason") or "")
-    if reason.startswith("got "):  # a signal: the user stopped the job
+    if was_stopped(over):
         return f"stopped, {reason}, exit code {code}"
     return f"failed with exit code {code}{f', {reason}' if reason else ''}"
 
@@ -161,7 +161,8 @@ def _recounted(history: History, best: int | None = None) -> Goodput:
 def _head(history: History, now: float) -> list[str]:
     launch = history.launch
     began, ended = history.began, history.ended
-    lines = [f"Job {history.job} (pod {history.pod}): {outcome(history)}"]
+    title = titled(history.job, str(launch.get("script") or ""), history.pod)
+    lines = [f"Job {title}: {outcome(history)}"]
     if began is not None:
         until = ended if ended is not None else now
         word = "ended" if history.over is not None else "last event" if ended is not None else "now"

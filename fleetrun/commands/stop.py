@@ -28,10 +28,10 @@ def command(job: str | None, now: bool, **options: Any) -> int:
     Without JOB, the job that was started in this folder is meant; if there is none, the only one that runs,
     and on a terminal fleetrun asks first.
 
-    As after Ctrl-C, the processes get SIGTERM, trainers before servers, and SIGKILL after the --stop_timeout
-    of the launch. A second `fleetrun stop --now` kills them at once. A job on several machines ends on all of
-    them. With --node N only that node leaves; whether the others continue depends on --on_node_loss. This
-    waits for the processes of this machine; on other nodes they end within --stop_timeout after it.
+    The processes get SIGTERM, trainers before servers, and SIGKILL after the --stop_timeout of the launch. A
+    second `fleetrun stop --now` kills them at once. A job on several machines ends on all of them. With
+    --node N only that node leaves; whether the others continue depends on --on_node_loss. This waits for the
+    processes of this machine; on other nodes they end within --stop_timeout after it.
 
     A launcher that does not answer gets a signal instead; one that is stopped (Ctrl-Z) is continued first.
 
@@ -73,7 +73,7 @@ def command(job: str | None, now: bool, **options: Any) -> int:
 
 def _confirm(found: Running) -> None:
     """It was started elsewhere, and may not be the one that is meant. Raises UsageError."""
-    what = f"{printable(found.script) or 'a job'}, {job_title(found)}, was started in {printable(found.cwd)}"
+    what = f"{job_title(found)} was started in {printable(found.cwd)}"
     if not (sys.stdin and sys.stdin.isatty()):
         raise UsageError(f"{what}, not here", hint=f"To stop it: fleetrun stop {found.pod}")
     click.confirm(f"{what}. Stop it?", abort=True)
@@ -90,7 +90,8 @@ def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
         if wait:
             write(f"stopping {printable(name)}{_on(nodes)}\n")
             nodes.wait_for_end(but=nodes.trouble)
-            write("left the job; its processes there end within --stop_timeout\n")
+            left = nodes.title(nodes.ranks[0]) + " has" if len(nodes.ranks) == 1 else "all nodes have"
+            write(f"{left} left the job; processes there end within --stop_timeout\n")
     return missing
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
+from fleetrun.commands.find import script_names
 from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
 from fleetrun.control.usage import objects_in
@@ -205,8 +206,9 @@ def heading_fields(status: Mapping[str, Any]) -> list[Text]:
     """The job in a few words each."""
     state = text_of(status, "state")
     up, there = processes_up(status)
+    script = f"{script_names(text_of(status, 'script'))[0]}, " if status.get("script") else ""
     return [
-        Text.assemble((text_of(status, "job"), "bold"), f" (pod {text_of(status, 'pod')})"),
+        Text.assemble((text_of(status, "job"), "bold"), f" ({script}pod {text_of(status, 'pod')})"),
         Text(text_of(status, "mode")),
         Text(state, STYLES.get(state, "")),
         *([Text(f"{up} of {there} process{'es' * (there != 1)} up")] if there else []),

@@ -14,6 +14,8 @@ _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+)(?:, in (.+))?$')
 _REPEATED = re.compile(r" *\[Previous line repeated \d+ more times?\]$")
 _STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python3[^/]*/(?:lib-dynload/)?")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+_CELL = re.compile(r".*/ipykernel_\d+/\d+\.py")
+"""The name that Jupyter gives to a cell of a notebook, which its user never sees."""
 _OURS = str(Path(__file__).parents[2])
 _MOST_NAMES = 3
 
@@ -103,6 +105,8 @@ def place_of(traceback: Sequence[str]) -> str:
     if not frames:
         return ""
     last = (own or frames)[-1]
+    if _CELL.match(last.path):
+        return f"line {last.line} of the cell of {last.function}"
     return f"{_short(last.path)}:{last.line}"
 
 

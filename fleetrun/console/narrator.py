@@ -216,7 +216,7 @@ def settings_line(rows: Sequence[tuple[str, str, str]]) -> str:
         for name, value, origin in rows[:_MOST_SETTINGS]
     ]
     more = f", and {len(rows) - _MOST_SETTINGS} more" if len(rows) > _MOST_SETTINGS else ""
-    return f"Settings: {', '.join(told)}{more} (-v shows all)"
+    return f"Settings: {', '.join(told)}{more} (-v shows more)"
 
 
 def _shortened(value: str) -> str:
@@ -413,6 +413,9 @@ def cause_line(result: JobResult, tail: Tail) -> str:
     message, place = error_line(ended, tail), place_of(_traceback(ended, tail))
     if ended.killed or ended.out_of_memory or not message:
         line, at = ", ".join([failure_headline(ended), *_lack_of_memory(ended)]), ""
+        last = next((row.strip() for row in reversed([*tail.before, *tail.after]) if row.strip()), "")
+        if last and ended.exit.signal is None:  # sys.exit("why"), or argparse's `error: ...`
+            line += f"; its last line: {last}"
     else:
         raised = ended.record is not None or ended.exit.code == 1
         line = f"{ended.spec.title if raised else failure_headline(ended)}: {message}"

@@ -28,6 +28,7 @@ _SEPARATOR = " | "
 _BAR_WIDTH = 10
 _LONGEST_ACTIVITY = 60
 _SILENT = 20.0  # seconds
+_STOP_TOLD = 2.0
 _ROLES = {
     "node": "nodes",
     "ps": "servers",
@@ -68,11 +69,15 @@ class StatusFields:
 
 
 def status_fields(
-    status: Mapping[str, Any], most_nodes: int = 1, silent_for: float | None = None
+    status: Mapping[str, Any],
+    most_nodes: int = 1,
+    silent_for: float | None = None,
+    stopping_for: float | None = None,
 ) -> StatusFields:
     """`silent_for`: the seconds without a sign of life of any trainer; they are told where they are many and
-    nothing explains them. Step and loss are those of the trainer that has come furthest; if it reports no
-    loss, the loss is that of the first that does.
+    nothing explains them. `stopping_for`: the seconds since processes were asked to end. Step and loss are
+    those of the trainer that has come furthest; if it reports no loss, the loss is that of the first that
+    does.
     """
     containers = status["containers"]
     waiting, store = status["waiting"], status["store"]
@@ -85,6 +90,8 @@ def status_fields(
         activity = CurrentActivity(f"waiting for {store['name']}{_time_left(store)}")
     elif waiting:
         activity = _waiting_for_nodes(waiting)
+    elif (stopping_for or 0.0) >= _STOP_TOLD:
+        activity = _waiting_for_ends(containers, stopping_for or 0.0)
     else:
         activity = _first_activity([*trainers, *containers])
     losses = (each["loss"] for each in (newest, *trainers) if each)
@@ -120,6 +127,15 @@ def _processes_up(containers: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, i
 def _first_activity(containers: Sequence[Mapping[str, Any]]) -> CurrentActivity | None:
     found = next((each["activity"] for each in containers if each["activity"]), None)
     return CurrentActivity(found["what"], found["done"], found["of"]) if found else None
+
+
+def _waiting_for_ends(containers: Sequence[Mapping[str, Any]], seconds: float) -> CurrentActivity | None:
+    alive = [each for each in containers if each["pid"] is not None]
+    if not alive:
+        return None
+    role = {"ps": "server"}.get(alive[0]["role"], alive[0]["role"])
+    names = f"{role} {alive[0]['index']}" if len(alive) == 1 else f"{len(alive)} processes"
+    return CurrentActivity(f"waiting for {names} to end, {format_duration(seconds)}")
 
 
 def _waiting_for_nodes(waiting: Mapping[str, Any]) -> CurrentActivity:

@@ -247,6 +247,7 @@ class JobStatus:
         self._why = ""
         self._restarts = 0
         self._nodes: list[dict[str, Any]] = []
+        self._stopping_since: float | None = None
         self._waiting: dict[str, Any] | None = None
         self._until: float | None = None
         self._store: tuple[str, float] | None = None
@@ -314,7 +315,7 @@ class JobStatus:
                 self._ending(event.reason)
 
     def _started(self, containers: Sequence[Container]) -> None:
-        self._state = "running"
+        self._state, self._stopping_since = "running", None
         self._started_at.update((each.spec.name, self._wall()) for each in containers)
 
     def _exited(self, ended: Ended) -> None:
@@ -344,11 +345,16 @@ class JobStatus:
         self._state = "leaving"
 
     def _ending(self, why: str) -> None:
-        self._state, self._why = "ending", why
+        self.stopping(why, restart=False)
 
     def stopping(self, why: str, restart: bool) -> None:
         """The pod of this machine, for what happened on one of the job's."""
         self._state, self._why = "restarting" if restart else "ending", why
+        self._stopping_since = self._clock() if self._stopping_since is None else self._stopping_since
+
+    def stopping_for(self) -> float | None:
+        """For how many seconds the processes of this machine have been asked to end; None if they are not."""
+        return None if self._stopping_since is None else self._clock() - self._stopping_since
 
     # ---- what it tells
 

@@ -40,7 +40,7 @@ class Chosen:
         said = [f"--env {pattern} fits no variable that is set here" for pattern in self.unused]
         if self.left_out:
             names = ", ".join(self.left_out)
-            said.append(f"--env passes on no secret that is not named: {names}")
+            said.append(f"--env leaves out {names}: patterns pass on no secrets; name those that are needed")
         return said
 
 

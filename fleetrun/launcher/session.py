@@ -247,7 +247,10 @@ class LaunchSession:
 
             most = self.settings.nnodes[1]
             status = self.job_status
-            self._console.begin(self._loop, lambda: status_fields(status.fields(), most, status.silent_for()))
+            self._console.begin(
+                self._loop,
+                lambda: status_fields(status.fields(), most, status.silent_for(), status.stopping_for()),
+            )
             self.progress.subscribe(lambda container, report: self._console.refresh())
 
     def set_store(self, address: dict[str, Any], url: str) -> None:

@@ -185,9 +185,10 @@ def _title(history: History) -> str:
 
 
 def _subtitle(history: History, found: Course) -> str:
-    """`collective on node1 · 2 restarts · exit code 1: trainer 1 failed`"""
+    """`train.py · collective on node1 · 2 restarts · exit code 1: trainer 1 failed`"""
     launch = history.launch
-    parts = [f"{launch.get('mode', 'job')} on {launch.get('host', '?')}"]
+    parts = [str(launch["script"]).rpartition("/")[2]] if launch.get("script") else []
+    parts.append(f"{launch.get('mode', 'job')} on {launch.get('host', '?')}")
     count = len(found.restarts)
     if count:
         parts.append("1 restart" if count == 1 else f"{count} restarts")

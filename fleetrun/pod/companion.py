@@ -53,7 +53,7 @@ class Said:
             self._last_line = line.decode(errors="replace").strip()
 
     def end(self, exit: Exit) -> str:
-        """`was killed by SIGKILL: its last line`"""
+        """`was killed by SIGSEGV: its last line`"""
         return f"{exit}: {self._last_line}" if self._last_line else str(exit)
 
 

@@ -105,13 +105,41 @@ def suspicion(exit: Exit, message: str) -> str:
     return _SUSPICIONS[exit.signal]
 
 
+_OWN_MISTAKES = frozenset(
+    {
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+        "RuntimeError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+"""What a script raises because it is wrong; a file, a device or a peer that is not there yet seldom does."""
+
+_DEVICES = re.compile(r"cuda|cudnn|cublas|hip\b|driver|memory", re.IGNORECASE)
+
+
 def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
-    """`Fault.error`; empty where the step or the error is not known, or may be another process's."""
-    if not traceback or step is None or is_symptom(exit, message):
+    """`Fault.error`; empty where the error is not known, or may be another process's, and where no step is
+    known, unless it is the script's own mistake.
+    """
+    if not traceback or is_symptom(exit, message):
+        return ""
+    if step is None and (message.partition(":")[0] not in _OWN_MISTAKES or _DEVICES.search(message)):
         return ""
     text = re.sub(r"0x[0-9a-f]+", "", traceback)
     return f"{crc32(text.encode()):08x}"
 
+
+SOON = 60.0
+"""Seconds from one failure to the next within which the same error shows no more than a wrong script, also
+where no step is known.
+"""
 
 _MISTAKES = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "AssertionError"}
@@ -170,6 +198,9 @@ class Budget:
             return f"{fault.kind} before the first step: a restart will not help"
         if not fault.error or fault.error != spent.error:
             return ""
+        if fault.step is None:
+            soon = spent.step is None and spent.times and fault.time - spent.times[-1] < SOON
+            return "the same error twice: a restart will not help" if soon else ""
         if fault.step == spent.last:
             return f"the same error twice after step {fault.step}: a restart will not help"
         if spent.gain is not None and _gain(fault, spent) == spent.gain:

@@ -233,6 +233,11 @@ def parsed(line: bytes) -> Event | None:
     return event if moment is not None and abs(moment) < 1e12 else None
 
 
+def was_stopped(over: Event) -> bool:
+    """Whether its user ended the job: by Ctrl-C, `fleetrun stop` or a signal, with no failure before."""
+    return over.get("code") in (129, 130, 143) and not over.get("report")
+
+
 def number(value: Any) -> float | None:
     """As the journal writes numbers, those that JSON does not have too."""
     if isinstance(value, str):

@@ -440,12 +440,12 @@ def _check_answers(answers: Mapping[str, Answer], other: int) -> None:
         return
     host, answer = next(iter(wrong.items()))
     said = tuple(filter(None, map(str.strip, answer.err.splitlines())))
-    also = f" (and {', '.join(list(wrong)[1:])})" if len(wrong) > 1 else ""
+    also = f"; {', '.join(list(wrong)[1:])} failed too" if len(wrong) > 1 else ""
     if answer.code in (_SSH_FAILED, 126, 127) or "No module named" in answer.err:
         verdict = judge_end(host, SshExit(False, None, answer.code, said))
         raise LaunchError(verdict.message + also)
     why = (said[-1] if said else f"code {answer.code}").removeprefix("fleetrun: error: ")
-    raise LaunchError(f"{host}{also}: the code did not get there: {why}")
+    raise LaunchError(f"{host}: the code did not get there: {why}{also}")
 
 
 def client_command(job: Submission, options: Options, host: str, remote: str) -> list[str]:

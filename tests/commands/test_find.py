@@ -18,6 +18,7 @@ from fleetrun.commands.find import (
     find_any,
     find_ended,
     find_running,
+    job_title,
     list_ranks,
     matching_jobs,
     parse_since,
@@ -297,6 +298,33 @@ def test_several_are_listed_with_what_tells_them_apart(runs):
         assert first.startswith("default (pod abcdef, since 19")
         assert second.endswith("logs in /two)")
     assert find_running("gh").pod == "ghijkl"
+
+
+def test_a_job_is_called_by_its_script_too(runs):
+    """`default` alone tells nothing."""
+    runs("default", "abcdef", script="src/train.py")
+    assert job_title(find_running()) == "default (train.py, pod abcdef)"
+
+
+def test_only_what_tells_them_apart_is_asked_for(runs):
+    runs("default", "abcdef", script="train.py")
+    runs("default", "ghijkl", script="eval.py")
+    with pytest.raises(UsageError, match=r"name one by its pod or script$"):
+        find_running()
+    assert find_running("eval").pod == "ghijkl"
+
+
+@pytest.mark.parametrize("word", [None, "night"])
+def test_nodes_on_one_machine_are_one_job(runs, word):
+    """As in the first trial of several machines, in two terminals."""
+    for pod, own, log_dir in (("abcdef", 1, "/logs"), ("ghijkl", 0, "/logs2")):
+        nodes = [{"rank": rank, "title": f"h{rank}", "this": rank == own} for rank in range(2)]
+        runs("night", pod, nodes=nodes, url="h1:6768/night", log_dir=log_dir)
+    assert find_running(word).pod == find_any(word).pod == "ghijkl"
+    assert find_running("abc").pod == "abcdef"
+    runs("night", "mnopqr", url="h2:6768/night")
+    with pytest.raises(UsageError, match="3 jobs"):
+        find_running(word)
 
 
 def test_names_do_nothing_to_a_terminal(runs):

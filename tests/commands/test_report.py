@@ -66,8 +66,9 @@ def test_a_job_that_went_well(ask, past):
 
 
 def test_a_job_that_was_asked_to_end_did_not_fail(ask, past):
-    past().over(143, reason="got SIGTERM")
-    assert ask("report").startswith("Job night (pod abcdef): stopped, got SIGTERM, exit code 143\n")
+    past().over(130, reason="interrupted")
+    assert ask("report").startswith("Job night (pod abcdef): stopped, interrupted, exit code 130\n")
+    assert "stopped: interrupted, exit code 130" in ask("history")
 
 
 def test_a_launcher_that_was_killed_said_nothing(ask, past):

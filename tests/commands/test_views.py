@@ -39,6 +39,8 @@ def test_the_job_as_a_whole():
     first, second = shown(heading_lines(status_of("job", "abcdef", containers=there, restarts=2), None))
     assert first == "job (pod abcdef), collective, running, 1 of 2 processes up, 5s, restarts: 2 of 3"
     assert second == "logs in /logs, started in /here"
+    first, *_ = shown(heading_lines(status_of("default", "abcdef", script="src/train.py"), None))
+    assert first.startswith("default (train.py, pod abcdef), collective")
 
 
 def test_a_process_that_is_asked_to_end_is_up_until_it_has_ended():

@@ -11,7 +11,7 @@ import pytest
 
 from fleetrun.console import narrator
 from fleetrun.console.console import Console
-from fleetrun.console.frames import folded, library_of
+from fleetrun.console.frames import folded, library_of, place_of
 from fleetrun.console.narrator import (
     Narrator,
     error_line,
@@ -149,7 +149,7 @@ def test_what_runs_where_and_with_which_settings(spec):
     assert narrator.pod_facts(spec, "x", "gpu", uuids, "log").count("GPU-") == 3
     rows = [("servers", "h:1," * 99, "--servers"), ("timeout", "9", "job.toml:3")]
     assert narrator.settings_line(rows) == (
-        f"Settings: servers={('h:1,' * 99)[:37]}..., timeout=9 (job.toml:3) (-v shows all)"
+        f"Settings: servers={('h:1,' * 99)[:37]}..., timeout=9 (job.toml:3) (-v shows more)"
     )
     assert "and 8 more (-v" in narrator.settings_line(rows * 10)
 
@@ -610,6 +610,15 @@ CAUSE = (
 )
 
 
+def test_a_cell_of_a_notebook_goes_by_its_function():
+    trace = [
+        "Traceback:",
+        '  File "/tmp/ipykernel_19636/2731293513.py", line 2, in train',
+        "    raise ValueError",
+    ]
+    assert place_of(trace) == "line 2 of the cell of train"
+
+
 def test_the_scripts_own_frames_are_shown_and_those_of_libraries_folded(ended):
     lines = lines_of(ended(code=1), Tail((), IN_TORCH))
     assert lines[3:11] == [
@@ -639,6 +648,9 @@ def test_the_report_of_a_usual_failure_fits_an_old_terminal_with_its_cause_at_th
     ("changes", "tail", "cause"),
     [
         ({"code": 3}, NOTHING, "trainer 1 exited with code 3"),
+        ({"code": 2}, Tail(("usage: train.py", "train.py: error: no --lr", ""), ()),
+         "trainer 1 exited with code 2; its last line: train.py: error: no --lr"),
+        ({"code": -15}, Tail(("step 3",), ()), "trainer 1 was killed by SIGTERM"),
         ({"code": 3}, Tail((), TRACEBACK),
          "trainer 1 exited with code 3: ValueError: bad input at train.py:7"),
         ({"code": 1}, Tail((), TRACEBACK), "trainer 1: ValueError: bad input at train.py:7"),

@@ -88,6 +88,25 @@ def test_what_is_waited_for_has_an_end(tmp_path):
     assert told() == "waiting for etcd, 0:00 left"
 
 
+def test_a_stop_tells_for_which_processes_it_waits():
+    both = status(state="ending", containers=[{"index": 0}, {"index": 1}])
+    assert "waiting" not in status_row(status_fields(both, stopping_for=1.0), 80)
+    row = status_row(status_fields(both, stopping_for=9.4), 80)
+    assert row == "0:00:01 | ending | trainers 2/2 | waiting for 2 processes to end, 9s"
+    one = status(containers=[{"pid": None}, {"role": "ps", "index": 1}])
+    assert status_fields(one, stopping_for=9.4).activity == CurrentActivity("waiting for server 1 to end, 9s")
+
+
+def test_since_when_processes_are_asked_to_end(tmp_path):
+    now = [5.0]
+    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=lambda: now[0])
+    assert status.stopping_for() is None
+    status.stopping("a node is lost", restart=False)
+    now[0] = 8.0
+    status.stopping("got SIGTERM", restart=False)
+    assert status.stopping_for() == 3.0
+
+
 def test_silence_is_told_where_nothing_explains_it():
     running = status(containers=[{"step": 4}])
     assert status_row(status_fields(running, silent_for=19.9), 80) == "0:00:01 | trainers 1/1 | step 4"

@@ -43,7 +43,7 @@ def test_five_lines_say_what_runs_where_and_with_which_settings(fleetrun: Fleetr
     pod = opening[3].split()[2].rstrip(",")
     assert opening[1] == f"1 server, 2 trainers of train.py on CPU; logs: log/default.{pod}.*.log"
     assert opening[2] == (
-        "Settings: max_restart=0 (PADDLE_MAX_RESTART), server_num=1, trainer_num=2 (-v shows all)"
+        "Settings: max_restart=0 (PADDLE_MAX_RESTART), server_num=1, trainer_num=2 (-v shows more)"
     )
     assert end.startswith("Pod completed: ")
 

@@ -111,7 +111,7 @@ def test_a_scheduler_of_a_package(fleetrun: Fleetrun, example: Packages):
     unknown = fleetrun.run("--scheduler=batch", "--scheduler_option=que=gpu", "train.py", env=example.env)
     assert (unknown.code, "batch has no such option" in unknown.err) == (2, True)
     wrong = fleetrun.run("--scheduler=bach", "train.py", env=example.env)
-    assert (wrong.code, "did you mean batch?" in wrong.err) == (2, True)
+    assert (wrong.code, "Did you mean batch?" in wrong.err) == (2, True)
 
 
 BROKEN = {

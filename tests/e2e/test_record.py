@@ -89,7 +89,7 @@ print("after")
     assert sorted(logs.out.splitlines()) == [
         f"trainer.{rank} | {word}" for rank in (0, 1) for word in ("after", "before")
     ]
-    assert fleetrun.run("report").out.startswith("Job night (pod ")
+    assert fleetrun.run("report").out.startswith("Job night (")
 
 
 def test_following_ends_when_nobody_reads(fleetrun: Fleetrun):
@@ -132,9 +132,7 @@ def test_what_could_not_be_started_is_on_record_too(fleetrun: Fleetrun):
     os.mkfifo(log / "night.abcdef.marks")
     launch = fleetrun.run("--log_overwrite", *TWO, fleetrun.script("print('done')"))
     assert launch.code == 0
-    assert fleetrun.run("report").out.startswith("Job night (pod "), (
-        "and a log directory with traps stops none"
-    )
+    assert fleetrun.run("report").out.startswith("Job night ("), "and a log directory with traps stops none"
 
 
 def test_times_are_noted_while_a_job_prints(fleetrun: Fleetrun):

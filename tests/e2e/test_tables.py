@@ -91,14 +91,14 @@ def test_the_tables_of_a_job_are_listed_and_exported(fleetrun: Fleetrun):
     view = View(fleetrun)
     view.until_text("trainer 0 running", "server 1 running")
     view.type_in("t")
-    view.until_text("ads (pod ", "TABLE", "0.weight 70", "1.weight 0")
+    view.until_text("ads (", "TABLE", "0.weight 70", "1.weight 0")
     view.type_in(ESCAPE)
     view.until_text("server 1 running")
     view.quit()
 
     shown = fleetrun.run("tables")
     heading, titles, first, _ = shown.out.splitlines()
-    assert heading.startswith("ads (pod ")
+    assert heading.startswith("ads (")
     assert "2 servers, step 4, log" in heading
     assert titles.split()[:4] == ["TABLE", "ROWS", "MEMORY", "NEW"]
     assert first.split()[:2] == ["0.weight", "70"]

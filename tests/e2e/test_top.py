@@ -57,9 +57,7 @@ def job(fleetrun: Fleetrun) -> Iterator[Launch]:
 def test_processes_are_listed_sorted_and_filtered(fleetrun: Fleetrun, job: Launch, columns: int, rows: int):
     view = View(fleetrun, columns=columns, rows=rows)
     view.until_ranks("0", "1", "2")
-    shown = view.until_text(
-        "resnet (pod ", "3 of 3 processes up", "STEP TIME", " ms ", " of 9,000 (", "q Quit"
-    )
+    shown = view.until_text("resnet (", "3 of 3 processes up", "STEP TIME", " ms ", " of 9,000 (", "q Quit")
     assert len(shown) == rows
     assert any("LAST LINE" in row for row in shown) == (columns == 200)
     assert any(row.rstrip().endswith("epoch 12") for row in shown) == (columns == 200)
@@ -100,7 +98,7 @@ def test_a_stop_is_asked_for_and_the_view_stays_to_say_how_the_job_ended(fleetru
     view = View(fleetrun)
     view.until_ranks("0", "1", "2")
     view.type_in("x")
-    view.until_text("Stop resnet (pod ", "3 processes", "y: yes")
+    view.until_text("Stop resnet (", "3 processes", "y: yes")
     view.type_in("n")
     view.until_ranks("0", "1", "2")
     assert asked(fleetrun)["state"] == "running"

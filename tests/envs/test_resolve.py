@@ -369,7 +369,7 @@ def test_a_wrong_variable_is_named(variable, text):
 def test_a_wrong_value_comes_with_what_was_perhaps_meant():
     error = refusal("--run-mode colective")
     assert error.message == "--run-mode is 'colective'; it must be collective, ps, ps-heter or rpc"
-    assert error.hint == "did you mean collective?"
+    assert error.hint == "Did you mean collective?"
 
 
 def test_a_very_long_value_is_shortened():

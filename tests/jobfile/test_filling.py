@@ -61,7 +61,7 @@ def test_variables_fill_in_every_kind_of_value():
     ("text", "message", "hint"),
     [
         ("args = ['${NOPE}']", "job.toml:1: args uses ${NOPE}, which is not set", "[variables]"),
-        ("args = ['${LRR}']\n[variables]\nLR = 1", "args uses ${LRR}", "did you mean LR?"),
+        ("args = ['${LRR}']\n[variables]\nLR = 1", "args uses ${LRR}", "Did you mean LR?"),
         ("args = ['${a b}']", "job.toml:1: args has '${a b}'; a variable is ${NAME}", "$${"),
         ("args = ['${}']", "has '${}'", ""),
         ("args = ['${x']", "has '${'", ""),

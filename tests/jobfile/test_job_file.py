@@ -79,7 +79,7 @@ WRONG = [
     ("timeout = -1", "job.toml:2: timeout is '-1'", ""),
     (f"timeout = 0x{'f' * 5000}", "job.toml:2: timeout is too large", ""),
     ('job_id = "a\\u0000b"', "job.toml:2: job_id has a NUL character", ""),
-    ("follow = 'trainr'", "job.toml:2: follow is 'trainr'", "did you mean trainer"),
+    ("follow = 'trainr'", "job.toml:2: follow is 'trainr'", "Did you mean trainer"),
     ("trainer_num = 2\nworker_num = 3", "job.toml:3: worker_num repeats trainer_num", ""),
     ("args = '--lr 1'", "job.toml:2: args must be a list", 'args = ["--lr", "0.1"]'),
     ("args = [['a']]", "job.toml:2: args is a nested list", ""),

@@ -133,12 +133,28 @@ def test_the_same_error_at_the_same_step_twice():
     assert decision == GiveUp("the same error twice after step 7: a restart will not help")
 
 
+@pytest.mark.parametrize("trace", [TRACE, TRACE.replace("ValueError", "RuntimeError")])
+def test_a_script_that_fails_alike_before_any_step(trace):
+    """The mistake of a beginner, which would be shown four times."""
+    again = fault(time=110.0, error=error(step=None, message=trace.rpartition("\n")[2], trace=trace))
+    decision = BUDGET.decide(again, after(BUDGET, fault(time=100.0, error=again.error)))
+    assert decision == GiveUp("the same error twice: a restart will not help")
+
+
+@pytest.mark.parametrize("message", ["OSError: busy", "RuntimeError: CUDA error: busy", "KeyError"])
+def test_where_no_step_is_known_what_may_pass_is_tried_again(message):
+    """A device that is not free yet, or an error that comes after hours."""
+    late = 10_000.0 if message == "KeyError" else 110.0
+    again = fault(time=late, error=error(step=None, message=message))
+    assert isinstance(BUDGET.decide(again, after(BUDGET, fault(time=100.0, error=again.error))), Restart)
+
+
 @pytest.mark.parametrize(
     ("step", "second"),
     [
         (8, error()),
         (7, error(trace=TRACE.replace("line 3", "line 4"))),
-        (7, error(step=None)),
+        (None, error(step=None)),
         (7, error(trace="")),
     ],
     ids=["a later step", "elsewhere", "no step is known", "no error is known"],

@@ -39,10 +39,10 @@ class View:
         return self.rows
 
     def until_text(self, *texts: str) -> list[str]:
-        """All of these, of whatever lines."""
+        """All of these, of whatever lines; a border of a dialogue between two lines is passed over."""
 
         def shown(rows: list[str]) -> bool:
-            text = " ".join(" ".join(rows).split())
+            text = " ".join(" ".join(row.strip(" │") for row in rows).split())
             return all(each in text for each in texts)
 
         return self.until(shown, str(texts))

@@ -241,7 +241,7 @@ def _parameters(query: str) -> dict[str, str]:
             raise UsageError(
                 f"the address of the etcd has an unknown parameter {name!r}; "
                 f"known are {', '.join(_PARAMETERS)}",
-                hint=f"did you mean {meant[0]}?" if meant else _password_hint(name),
+                hint=f"Did you mean {meant[0]}?" if meant else _password_hint(name),
             )
         if name in found or not value:
             raise UsageError(f"the address of the etcd must have {name} only once, with a value")

@@ -36,6 +36,7 @@ _SUGGESTED = tuple(
 )
 _ELSEWHERE = {
     "n": ("nproc_per_node", "nnodes"),
+    "v": ("version", "verbose"),
     **dict.fromkeys(("np", "nprocs", "num_proc", "num_processes"), ("nproc_per_node",)),
     **dict.fromkeys(("num_nodes", "num_machines"), ("nnodes",)),
     "machine_rank": ("rank",),
@@ -121,7 +122,7 @@ def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
     try:
         return option.parse(prefix + text.strip().removeprefix(prefix))
     except InvalidValue as error:
-        hint = f"did you mean {either(error.meant)}?" if error.meant else None
+        hint = f"Did you mean {either(error.meant)}?" if error.meant else None
         said = f"{origin} is not valid" if option.secret else f"{origin} is {_short(text)!r}"
         raise UsageError(f"{said}; {error}", hint=hint) from None
 
@@ -216,10 +217,10 @@ def _find(spelling: str) -> Option:
     retired = RETIRED.get(name if long else spelling)
     if retired is not None:
         raise UsageError(f"{spelling} {retired}")
-    meant = _ELSEWHERE.get(name, ()) or closest(name, _SUGGESTED)
-    hint = "fleetrun --help lists the options; the script's own go after the script"
+    meant = _ELSEWHERE.get(name, ()) or (closest(name, _SUGGESTED) if len(name) > 1 else ())
+    hint = "`fleetrun --help` lists the options; the script's own go after the script."
     if meant:
-        hint = f"did you mean {either(tuple(f'--{word}' for word in meant))}?"
+        hint = f"Did you mean {either(tuple(f'--{word}' for word in meant))}?"
     raise UsageError(f"unknown option {spelling}", hint=hint)
 
 

@@ -262,7 +262,7 @@ def _unknown(entry: Entry, known: Iterable[str], what: str) -> UsageError:
     words = tuple(known)
     meant = closest(normal(entry.path[-1].lower()), words)
     if meant:
-        hint = f"did you mean {either(meant)}?"
+        hint = f"Did you mean {either(meant)}?"
     else:
         hint = "fleetrun --help lists the options." if len(words) > 20 else f"Valid are {', '.join(words)}."
     return UsageError(f"{entry.where}: {entry.name} is not {what}", hint=hint)
@@ -382,7 +382,7 @@ class Filling:
             raise self._own[name].wrong(f"is defined by itself: {' -> '.join((*within, name))}")
         if name not in self._own:
             near = closest(name, (*self._own, HERE))
-            meant = f"did you mean {either(near)}? " if near else ""
+            meant = f"Did you mean {either(near)}? " if near else ""
             hint = f"{meant}Set it in the environment or under [variables]."
             raise entry.wrong(f"uses ${{{name}}}, which is not set", hint=hint)
         own = self._own[name]

@@ -165,7 +165,7 @@ SHORTHANDS: Mapping[str, Option] = {
             parse=boolean,
             group=Group.OUTPUT,
             takes=Takes.NOTHING,
-            help="As --log_level DEBUG: every setting, the variables of processes, their pids.",
+            help="As --log_level DEBUG: the settings, the variables of processes, their pids.",
         ),
         Option(
             name="quiet",
