@@ -147,11 +147,14 @@ def _room(checkpoints: CheckpointDirectory | None) -> str:
 
 
 def _be_quiet() -> None:
-    """A process without a process group is nothing to warn of. For good, and not around a call: a save in the
-    background would put back what the main thread has changed meanwhile.
+    """What torch warns of while it saves, no script can change. For good, and not around a call: a save in
+    the background would put back what the main thread has changed meanwhile.
     """
-    for state in ("disabled", "unavailable"):  # by version
-        warnings.filterwarnings("ignore", message=f"torch.distributed is {state}", category=UserWarning)
+    for message in (
+        r"torch\.distributed is (disabled|unavailable)",
+        "TypedStorage is deprecated",  # by torch itself, before 2.9
+    ):
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 # ---- A copy of a state, written while training continues

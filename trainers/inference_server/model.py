@@ -260,8 +260,13 @@ def _refuse_what_depends_on_requests(exported: torch.export.ExportedProgram) -> 
 
 
 def _guards(exported: torch.export.ExportedProgram) -> list[str]:
-    """What torch.export took for granted of the sizes, as Python."""
-    return [guard for guard in getattr(exported, "_guards_code", ()) if guard]
+    """What torch.export took for granted of the sizes, as Python. Raises LoadError where torch does not say:
+    what is right for some sizes only would be served.
+    """
+    found: Sequence[str] | None = getattr(exported, "_guards_code", None)
+    if found is None:
+        raise LoadError(f"the program cannot be checked: that needs a newer torch than {torch.__version__}")
+    return [guard for guard in found if guard]
 
 
 def _bounded(exported: torch.export.ExportedProgram) -> bool:
