@@ -152,7 +152,7 @@ def _be_quiet() -> None:
     """
     for message in (
         r"torch\.distributed is (disabled|unavailable)",
-        "TypedStorage is deprecated",  # by torch itself, before 2.9
+        "TypedStorage is deprecated",  # torch 2.9 itself uses it
     ):
         warnings.filterwarnings("ignore", message=message, category=UserWarning)
 

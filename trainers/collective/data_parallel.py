@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from trainers.collective.configs import LocalSGDConfigs
-from trainers.errors import NotSupportedError, UsageError
+from trainers.errors import UsageError
 
 
 class DataParallel(DistributedDataParallel):
@@ -81,11 +81,6 @@ def set_reducing(model: torch.nn.Module, how: Reducing) -> None:
         return
     from torch.distributed.fsdp import FSDPModule
 
-    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-        raise NotSupportedError(
-            "NotSupported: strategy.gradient_merge and gradient_scale_configs together with sharding stage 2 "
-            f"or 3 need a newer torch than {torch.__version__}; use stage 1, or drop them"
-        )
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(how.divisor)

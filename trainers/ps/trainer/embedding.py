@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn import functional
 
 from trainers.errors import UsageError
@@ -88,10 +89,6 @@ def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return functional.embedding(place.to(rows.device), rows)
 
 
-_compiling: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
-"""Whether torch.compile is at work in this thread; older torch does not say."""
-
-
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function; torch.compile leaves it out of its graphs, because it talks to servers.
 
@@ -103,7 +100,7 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
-        if "torch._dynamo" not in sys.modules or not _compiling():
+        if "torch._dynamo" not in sys.modules or not get_eval_frame_callback():
             return function(*args, **kwargs)
         if disabled is None:
             disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch's
