@@ -1,6 +1,7 @@
 """The structure of the code: layers, cycles, what a launch may not import, and calls that no file has."""
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -117,8 +118,15 @@ CONSOLE_TAKES = {
 }  # fmt: skip
 
 
-MODULES = {module_name(path): ast.parse(path.read_text()) for path in FILES}
-IMPORTS = {name: set(imports(tree, MODULES)) for name, tree in MODULES.items()}
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """By name. Not read on import, which each worker of the tests does."""
+    return {module_name(path): ast.parse(path.read_text()) for path in FILES}
+
+
+@functools.cache
+def imports_of() -> dict[str, set[str]]:
+    return {name: set(imports(tree, modules())) for name, tree in modules().items()}
 
 
 def package_of(module: str) -> str:
@@ -130,19 +138,19 @@ def part_of(module: str) -> str:
 
 
 def edges() -> Iterator[tuple[str, str]]:
-    for module, targets in IMPORTS.items():
+    for module, targets in imports_of().items():
         for target in targets:
             yield module, target
 
 
 def test_there_is_something_to_look_at():
-    assert {"fleetrun.cli", "fleetrun.pod.supervisor", "trainers.roles.environment"} <= MODULES.keys()
-    assert "fleetrun.pod.loop" in IMPORTS["fleetrun.pod.supervisor"]
-    assert "fleetrun.launcher.local" in IMPORTS["fleetrun.__main__"], "imports inside functions count"
+    assert {"fleetrun.cli", "fleetrun.pod.supervisor", "trainers.roles.environment"} <= modules().keys()
+    assert "fleetrun.pod.loop" in imports_of()["fleetrun.pod.supervisor"]
+    assert "fleetrun.launcher.local" in imports_of()["fleetrun.__main__"], "imports inside functions count"
 
 
 def test_every_part_of_the_launcher_has_its_place():
-    parts = {part_of(name) for name in MODULES if package_of(name) == "fleetrun"} - {""}
+    parts = {part_of(name) for name in modules() if package_of(name) == "fleetrun"} - {""}
     assert parts == set(PARTS)
 
 
@@ -163,7 +171,9 @@ def runtime_part_of(module: str) -> str:
 
 
 def test_every_part_of_the_runtime_has_its_layer():
-    assert {runtime_part_of(name) for name in MODULES if package_of(name) == "trainers"} == set(RUNTIME_PARTS)
+    assert {runtime_part_of(name) for name in modules() if package_of(name) == "trainers"} == set(
+        RUNTIME_PARTS
+    )
 
 
 def test_the_runtime_imports_downwards():
@@ -183,7 +193,7 @@ def test_no_layer_of_the_runtime_is_above_itself():
 
 
 def test_no_folders_import_each_other():
-    graph = {name: {each for each in found if each in MODULES} for name, found in IMPORTS.items()}
+    graph = {name: {each for each in found if each in modules()} for name, found in imports_of().items()}
     assert not cycles(folder_graph({name: found for name, found in graph.items() if "trainers" in name}))
 
 
@@ -244,8 +254,8 @@ def test_the_contract_stands_on_the_standard_library():
     while waiting:
         module = waiting.pop()
         seen.add(module)
-        waiting += [target for target in IMPORTS[module] if target in MODULES and target not in seen]
-    outside = {package_of(target) for module in seen for target in IMPORTS[module] - seen}
+        waiting += [target for target in imports_of()[module] if target in modules() and target not in seen]
+    outside = {package_of(target) for module in seen for target in imports_of()[module] - seen}
     assert seen == {
         "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi",
         "fleetrun.envs.progress_report", "fleetrun.proc", "fleetrun.values",
@@ -263,7 +273,9 @@ def test_the_servers_know_nothing_of_the_face():
 
 
 def test_no_import_goes_in_circles():
-    assert not cycles({name: {each for each in found if each in MODULES} for name, found in IMPORTS.items()})
+    assert not cycles(
+        {name: {each for each in found if each in modules()} for name, found in imports_of().items()}
+    )
 
 
 def test_the_guard_against_that_sees_it():
@@ -358,7 +370,7 @@ def dangers(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_nothing_runs_text_as_a_program():
-    found = [f"{module}, {danger}" for module, tree in MODULES.items() for danger in dangers(tree)]
+    found = [f"{module}, {danger}" for module, tree in modules().items() for danger in dangers(tree)]
     assert not found
 
 
@@ -384,6 +396,6 @@ def test_every_module_has_a_docstring():
         name
         for path in FILES
         for name in [module_name(path)]
-        if path.name != "__init__.py" and not ast.get_docstring(MODULES[name])
+        if path.name != "__init__.py" and not ast.get_docstring(modules()[name])
     ]
     assert not silent
