@@ -148,7 +148,9 @@ CASES = {
     "momentum": Case(_momentum, lambda model: [_momentum(model)]),
     "adagrad": Case(_adagrad, lambda model: [_adagrad(model)]),
     "adam": Case(lambda model: torch.optim.Adam([*model.dense(), *model.tables()], lr=0.01), _adam_apart),
-    "adamw": lazily(lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True)),
+    "adamw": lazily(
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True, betas=(0.9, 0.9))
+    ),
     "rmsprop": lazily(lambda p: torch.optim.RMSprop(p, lr=0.003, weight_decay=0.1, momentum=0.5)),
     "heavy": lazily(lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1, nesterov=True)),
     "uphill": lazily(lambda p: torch.optim.Adam(p, lr=0.001, weight_decay=0.1, maximize=True)),
