@@ -400,7 +400,7 @@ def check_followed(resolved: Resolved, spec: PodSpec) -> None:
             there = list(range(settings.role_settings(role).count))
         missing = [number for number in numbers or there[:1] or (0,) if number not in there]
         if missing and not (role is Role.TRAINER and not there and numbers == (0,)):
-            last = f"-{len(there) - 1}" if len(there) > 1 else ""
+            last = f" to {role}:{len(there) - 1}" if len(there) > 1 else " only"
             have = f"this job has {role}:0{last}" if there else f"this job has no {role}"
             raise UsageError(f"{origin} {role}:{missing[0]}: there is no such process; {have}")
 

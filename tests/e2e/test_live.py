@@ -124,7 +124,7 @@ sys.exit(3)
     assert "LAUNCH INFO" in text[0], "nothing has cleared the screen"
     shown = [line for line in text if line in ("wild", "100%|#####|", "unfinished", "=" * 80)]
     assert shown == ["wild", "100%|#####|", "unfinished", "=" * 80], "the report comes last"
-    assert text[-1] == "trainer 0 exited with code 3"
+    assert text[-1] == "trainer 0 exited with code 3; its last line: unfinished"
     assert not [line for line in text if "50%" in line or "trainers 1/1" in line]
 
 

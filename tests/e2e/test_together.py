@@ -112,7 +112,10 @@ def test_a_failure_ends_the_job_everywhere_with_its_code_and_its_report(fleetrun
         assert "trainer 1 exited with code 7" in report
         assert "its last words" in report
         assert re.search(r"^Log:\s+/", report, re.MULTILINE), each  # others are in other directories
-        assert re.fullmatch(r"node 1, .+: trainer 1 exited with code 7", each.err.splitlines()[-1]), each
+        assert re.fullmatch(
+            r"node 1, .+: trainer 1 exited with code 7; its last line: its last words",
+            each.err.splitlines()[-1],
+        ), each
 
 
 def test_all_start_again_and_count_together(fleetrun: Fleetrun):
