@@ -142,7 +142,7 @@ def test_evaluators_may_be_followed_from_any_machine(follow, there):
     nobody = PodSpec(
         name="abcdef", job_id="x", mode=job.settings.run_mode, containers=(), log_dir=Path("log")
     )
-    with nullcontext() if there else pytest.raises(UsageError, match="this job has evaluator:0 to evaluator:1"):
+    with nullcontext() if there else pytest.raises(UsageError, match="has evaluator:0 to evaluator:1"):
         check_followed(job, nobody)
 
 
