@@ -48,7 +48,7 @@ def assignments(words: Iterable[str], options: Mapping[str, str]) -> dict[str, s
     """Those of `words` that are NAME=VALUE. `options` are the options of fleetrun by their variables.
 
     Raises UsageError for a variable that is not the job's to set, and for a secret: a command line and a job
-    file are no place for it.
+    file are readable by others.
     """
     found: dict[str, str] = {}
     for word in words:

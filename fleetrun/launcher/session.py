@@ -217,7 +217,7 @@ class LaunchSession:
         if settings.tensorboard is not None or settings.metrics_port is not None or settings.export:
             self._export(spec)
         if self.settings.notify:
-            from fleetrun.launcher.notices import Notices  # late: most launches tell nobody
+            from fleetrun.launcher.notices import Notices  # late: only with --notify
 
             say, warn = self._console.info, self._warn
             self.notices = Notices(self.settings, self.pod_name, self._loop, self.companions, say, warn)

@@ -264,7 +264,7 @@ def kill_marked(mark: str, but: Collection[int] = ()) -> None:
             pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
             try:
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    below = with_all_below(children_of(pid))  # before it dies and they are somebody else's
+                    below = with_all_below(children_of(pid))  # before it dies and they have another parent
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     signal_all(below, signal.SIGKILL)
             finally:

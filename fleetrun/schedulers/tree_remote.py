@@ -134,7 +134,7 @@ def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
             for left in _left_over(trees, digest):
                 shutil.rmtree(left, ignore_errors=True)
         if is_there(trees, digest):
-            while archive.read(_PIECE):  # who sends it waits for that
+            while archive.read(_PIECE):  # the sender waits for that
                 pass
         else:
             _unpack(trees, digest, archive)

@@ -265,7 +265,7 @@ def _guards(exported: torch.export.ExportedProgram) -> list[str]:
     """
     found: Sequence[str] | None = getattr(exported, "_guards_code", None)
     if found is None:
-        raise LoadError(f"the program cannot be checked: that needs a newer torch than {torch.__version__}")
+        raise LoadError(f"torch {torch.__version__} does not tell for which sizes the program is right")
     return [guard for guard in found if guard]
 
 

@@ -114,8 +114,8 @@ def _completed(answers: Answers) -> Any:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        assert request.transport is not None
-        request.app[_ASKED].add(request.transport)
+        if request.transport is not None:  # else its client has left
+            request.app[_ASKED].add(request.transport)
         try:
             response = await handler(request)
         except RefusedError as error:

@@ -342,7 +342,7 @@ class Meter:
         self._channel.close()
 
     def _let_values_arrive(self) -> None:
-        """The last loss is on its device until somebody asks: without this the last but one would be told."""
+        """The last loss stays on its device until asked for: without this the last but one would be told."""
         last = self._clock() + _ARRIVING
         while (self._given or self._reader.waits) and self._clock() < last:
             time.sleep(_PAUSE)
