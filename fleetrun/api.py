@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from fleetrun.display import Display, display_of
+from fleetrun.envs.contract import is_owned
 from fleetrun.envs.settings.job_file import option_texts
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, TORCHRUN, by_spelling, normal
 from fleetrun.envs.settings.parsing import InvalidValue
 from fleetrun.envs.settings.show import FUNCTION
-from fleetrun.envs.variables import is_fleetruns
 from fleetrun.errors import UsageError
 from fleetrun.function import Call
 from fleetrun.job import Events, Job, Result
@@ -176,7 +176,7 @@ def _env_words(env: Environment, engine: str) -> list[str]:
     """On this machine processes inherit what the launcher has; an engine has to be told what to pass on."""
     if not isinstance(env, Mapping):
         return [f"--env={word}" for word in env or ()]
-    names = [name for name in env if name not in _VARIABLES and not is_fleetruns(name)]
+    names = [name for name in env if name not in _VARIABLES and not is_owned(name)]
     return [f"--env={name}" for name in names] if engine else []
 
 

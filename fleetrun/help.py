@@ -208,7 +208,7 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "serving": ("Answer requests with a saved model.", "serving.md", ""),
     "engines": ("Slurm, MPI, Kubernetes, ssh.", "engines.md", ""),
     "plugins": ("Schedulers, exporters, notifiers, commands of your own.", "plugins.md", ""),
-    "notify": ("Be told of failures, restarts, hangs and the end.", "failures.md", "Be told"),
+    "notify": ("Notifications of failures, restarts, hangs and the end.", "failures.md", "Notifications"),
     "paddle": ("Options and names of Paddle Fleet.", "from-paddle.md", ""),
     "torchrun": ("Options of torchrun.", "from-torchrun.md", ""),
     "glossary": ("The words of the documentation.", "glossary.md", ""),

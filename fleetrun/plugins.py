@@ -53,7 +53,7 @@ IN_TREE: Mapping[str, Mapping[str, str]] = {
         name: f"fleetrun.schedulers.{name}:ENGINE" for name in ("slurm", "srun", "kubernetes", "ssh")
     },
     "exporters": {
-        "tensorboard": "fleetrun.exporters.tensorboard:TensorBoard",
+        "tensorboard": "fleetrun.exporters.tensorboard:exporter",
         "prometheus": "fleetrun.exporters.prometheus:Prometheus",
     },
     "notifiers": {
@@ -138,7 +138,7 @@ def _refuse(kind: str, name: str) -> NoReturn:
 
 def names(kind: str) -> tuple[str, ...]:
     """All that there are, those of fleetrun first."""
-    return (*IN_TREE[kind], *(name for name in others(kind) if name not in IN_TREE[kind]))
+    return (*IN_TREE[kind], *others(kind))
 
 
 def others(kind: str) -> Mapping[str, str]:
@@ -242,7 +242,18 @@ def other_commands() -> Mapping[str, str]:
     """
     found = {name: f"The program {path}." for name, path in programs().items()}
     found |= {name: f"Of the package {package}." for name, package in others("commands").items()}
-    return {name: found[name] for name in sorted(found) if _is_word(name) and name not in IN_TREE["commands"]}
+    return {
+        name: found[name]
+        for name in sorted(found)
+        if _is_word(name) and name not in ASKING and name not in LAUNCHING
+    }
+
+
+def described(kind: str, name: str, error: BaseException) -> str:
+    """What a plug-in has raised, or its lookup, as text."""
+    if isinstance(error, PluginError):
+        return str(error)
+    return f"the {kind.removesuffix('s')} {name!r} failed: {type(error).__name__}: {error}"
 
 
 def guarded(plugin: Plugin, call: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> Any:

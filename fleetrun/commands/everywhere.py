@@ -133,9 +133,13 @@ class Nodes:
             return False
         return True
 
+    def host(self, rank: int) -> str:
+        """`h2 (10.0.0.2)`"""
+        return printable(self._guest.nodes[rank].title)
+
     def title(self, rank: int) -> str:
         """`node 1, h2 (10.0.0.2)`"""
-        return f"node {rank}, {printable(self._guest.nodes[rank].title)}"
+        return f"node {rank}, {self.host(rank)}"
 
     def ask(self, verb: str, options: Mapping[str, Any], patience: float = ANSWER_WITHIN) -> None:
         """Nodes may be silent for so many seconds. What is None or False is not passed on."""

@@ -262,9 +262,9 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _only(word: str | None, found: Sequence[Job]) -> Job:
-    first = min(found, key=_node)
-    if len({_url(each) or each.pod for each in found}) == 1:
-        return first
+    found = list({_url(each) or each.pod: each for each in sorted(found, key=_node, reverse=True)}.values())
+    if len(found) == 1:
+        return found[0]
     what = f"{_quoted(word)}fits {len(found)} jobs" if word else f"{len(found)} jobs are running here"
     differ = [
         name
@@ -275,7 +275,7 @@ def _only(word: str | None, found: Sequence[Job]) -> Job:
         )
         if len(values) == len(found)
     ]
-    raise UsageError(f"{what}; name one by {' or '.join(differ)}", hint=_list(found))
+    raise UsageError(f"{what}; name one by {parsing.either(tuple(differ))}", hint=_list(found))
 
 
 def _url(job: EndedJob | Running) -> str:

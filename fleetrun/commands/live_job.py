@@ -34,7 +34,7 @@ _LINES = 200
 _CHUNK = 64 << 10
 
 
-class Feed(threading.Thread):
+class StatusThread(threading.Thread):
     """Hands what the launcher answers to `tell`, which is called in this thread; None once the job has ended.
     A launcher that does not answer holds up nothing but this thread.
     """
@@ -42,7 +42,7 @@ class Feed(threading.Thread):
     def __init__(
         self, watch: StatusWatch | RemoteWatch, interval: float, tell: Callable[[Status | None], None]
     ) -> None:
-        super().__init__(name="feed", daemon=True)
+        super().__init__(name="status", daemon=True)
         self._watch = watch
         self._interval = interval
         self._tell = tell
@@ -68,6 +68,9 @@ def end_of(job: Running, last: Mapping[str, Any]) -> tuple[str, Status]:
     this machine, from the record.
     """
     if not job.pod:
+        if job.silence:
+            lost = f"{job.job} is not watched any more, and may still run: {job.silence}"
+            return lost, dict(last)
         sentence = f"{job.job} has ended; `fleetrun report` on one of its nodes tells how"
         nodes = [{**each, "up": 0, "containers": _elsewhere(each)} for each in objects_in(last, "nodes")]
         return sentence, {**last, "state": "ended", "why": "", "nodes": nodes}
@@ -123,13 +126,18 @@ class RemoteWatch:
         return time.monotonic() - self._heard
 
     def look(self) -> Status | None:
-        """The newest status; None if no node takes part any more."""
+        """The newest status; None if no node takes part any more, or none answers: then `job.silence` says
+        why.
+        """
         for rank, data in self._nodes.arrived(0.0):
             for said in self._documents[rank].of(data):
                 if isinstance(said, dict):
                     self._heard = time.monotonic()
                     self._latest[rank] = said, self._heard
         if not self._nodes.open:
+            if self._nodes.trouble:
+                why = "; ".join(dict.fromkeys(self._nodes.trouble.values()))
+                self.job = replace(self.job, silence=why)
             return None
         latest = {rank: said for rank, (said, _) in self._latest.items()}
         silent = "no node of the job answers" if self.silent_for > _SILENT + 2 * self._interval else None
@@ -209,7 +217,7 @@ def _which(one: Process) -> list[str]:
     return [f"--role={one.role}", *rank, *node]
 
 
-class Command(threading.Thread):
+class Subcommand(threading.Thread):
     """Runs `fleetrun WORDS`. What it prints, errors too, is handed to `tell` in this thread, which may wait:
     then the command does.
     """
@@ -235,5 +243,5 @@ class Command(threading.Thread):
         self._process.wait()
 
     def end(self) -> None:
-        """What it is about goes on."""
+        """Kill this command. The job continues."""
         self._process.kill()

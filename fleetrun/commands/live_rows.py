@@ -142,14 +142,12 @@ def _by_rank(one: Process) -> tuple[Any, ...]:
     return one.role != "trainer", one.role, rank is None, rank or 0, one.node, text_of(one.said, "name")
 
 
-def _high_first(name: str) -> Order:
-    return lambda one: (-(number_of(one.said, name) or -math.inf), *_by_rank(one))
+def _by(name: str, sign: int) -> Order:
+    """Values that are not known come last."""
 
-
-def _low_first(name: str) -> Order:
     def order(one: Process) -> tuple[Any, ...]:
         value = number_of(one.said, name)
-        return math.inf if value is None else value, *_by_rank(one)
+        return math.inf if value is None else sign * value, *_by_rank(one)
 
     return order
 
@@ -167,11 +165,11 @@ ORDERS: Mapping[str, Order] = {
     "rank": _by_rank,
     "node": _node_first,
     "state": _unusual_first,
-    "step": _low_first("step"),
-    "step time": _high_first("step_seconds"),
-    "lateness": _high_first("late"),
-    "cpu": _high_first("cpu"),
-    "memory": _high_first("memory"),
+    "step": _by("step", 1),
+    "step time": _by("step_seconds", -1),
+    "lateness": _by("late", -1),
+    "cpu": _by("cpu", -1),
+    "memory": _by("memory", -1),
 }
 """What matters comes first: processes in an unusual state, the slowest, the latest, the largest."""
 
@@ -269,7 +267,7 @@ def cells(one: Process, slowest: float) -> list[Cell]:
         Cell(one.memory.step_time.bars(slowest), "cyan"),
         Cell(percent(None if late is None else 100 * late), "yellow" if late and late >= 0.1 else ""),
         Cell(one.memory.late.bars(1.0) if one.memory.late.highest else "", "yellow"),
-        Cell(loss, "red" if loss in ("nan", "inf", "-inf") else ""),
+        Cell(loss, "red" if loss in views.NO_NUMBERS else ""),
         Cell(percent(number_of(said, "cpu"))),
         Cell(size(number_of(said, "memory"))),
         Cell(percent(number_of(said, "gpu"))),

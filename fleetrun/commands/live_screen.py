@@ -31,14 +31,14 @@ from textual.widgets import Footer, Input, RichLog, Static
 from fleetrun.commands import live_rows, live_tables, views
 from fleetrun.commands.everywhere import Where
 from fleetrun.commands.find import job_title
-from fleetrun.commands.live_job import Asked, Command, Feed, RemoteWatch, Status, end_of
+from fleetrun.commands.live_job import Asked, RemoteWatch, Status, StatusThread, Subcommand, end_of
 from fleetrun.commands.live_rows import COLUMNS, ORDERS, Process, Processes
 from fleetrun.commands.output import cut, filled, table
 from fleetrun.commands.status import StatusWatch
 from fleetrun.console.text import format_duration, printable, sanitize
 from fleetrun.control.client import Running
 from fleetrun.control.usage import objects_in
-from fleetrun.doctor.facts import plural
+from fleetrun.envs.settings.parsing import plural
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SILENT = 2.0
@@ -177,11 +177,11 @@ s, S   the next order: rank, node, state, step, step time, lateness, CPU,
 t      tables of the parameter servers
 r      start the process again; in a collective job all, on all nodes
 x      stop the job; once more kills it at once
-q      quit; the job goes on
+q      quit; the job continues
 
 The bars are STEP TIME of the last two minutes, and LATE (the part of the
 time for which others wait) of the last eight; all have the same scale.
-CPU, memory and GPU are known of this machine, with --job of all."""
+CPU, memory and GPU are known for this machine; with --job for all."""
 
 
 class Help(ModalScreen[None]):
@@ -218,7 +218,7 @@ class Details(Screen[None]):
         super().__init__()
         self._asked = asked
         self.one = one
-        self._commands: list[Command] = []
+        self._commands: list[Subcommand] = []
 
     def compose(self) -> ComposeResult:
         yield Static(id="about")
@@ -272,7 +272,7 @@ class Details(Screen[None]):
         def tell(data: bytes) -> None:
             self.app.call_from_thread(self._add, into, lines.of(data))
 
-        command = Command(words, tell)
+        command = Subcommand(words, tell)
         self._commands.append(command)
         command.start()
 
@@ -318,10 +318,6 @@ class Tables(Screen[None]):
         self.query_one("#tables", Static).update(Group(*lines))
 
 
-def _processes(count: int) -> str:
-    return f"{count} process{'es' * (count != 1)}"
-
-
 # ---- The application
 
 
@@ -333,7 +329,7 @@ class Fresh(Message):
         self.status = status
 
 
-class Said(Message):
+class Remark(Message):
     """What a command has said, for the line above the keys."""
 
     def __init__(self, text: str, *, stale: bool) -> None:
@@ -367,7 +363,7 @@ class Top(App[int]):
         self.end = ""
         self._watch = watch
         self._where = where
-        self._feed = Feed(watch, interval, self._told)
+        self._status_thread = StatusThread(watch, interval, self._told)
         self._status: Status = {}
         self._processes = Processes()
         self._stopping = False
@@ -394,10 +390,10 @@ class Top(App[int]):
         loop = asyncio.get_running_loop()
         for number in _ENDINGS:
             loop.add_signal_handler(number, partial(self.exit, int(number)))
-        self._feed.start()
+        self._status_thread.start()
 
     def on_unmount(self) -> None:
-        self._feed.end()
+        self._status_thread.end()
 
     def on_fresh(self, event: Fresh) -> None:
         if event.status is None:
@@ -408,7 +404,7 @@ class Top(App[int]):
         self._processes.take(self._status, time.monotonic())
         self._show()
 
-    def on_said(self, event: Said) -> None:
+    def on_remark(self, event: Remark) -> None:
         if self.end and event.stale:
             return
         self._said = event.text
@@ -477,22 +473,27 @@ class Top(App[int]):
         if not any(each.role == "ps" for each in self._processes.all):
             self.tell("this job has no parameter servers")
             return
-        screen = Tables()
-        self.push_screen(screen)
-        self.call_after_refresh(lambda: self._show())
+        self.push_screen(Tables())
+        self.call_after_refresh(self._show)
 
     def tell(self, text: str, *, stale: bool = False) -> None:
         """In the line above the keys; `stale`: unless the job has ended."""
-        self.post_message(Said(text, stale=stale))
+        self.post_message(Remark(text, stale=stale))
+
+    @property
+    def _over(self) -> str:
+        return "the job is not watched any more" if self._job.silence else "the job has ended"
 
     def ask_for_stop(self) -> None:
         if self.end:
-            self.tell("the job has ended")
+            self.tell(self._over)
             return
         nodes, now = objects_in(self._status, "nodes"), self._stopping
         where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
         what = f"{self._title()}, started in {printable(self._job.cwd)}"
-        processes = _processes(sum(each.alive for each in self._processes.all))
+        processes = plural(sum(each.alive for each in self._processes.all), "process")
+        if self._where.node is not None:  # the list has one node, and all of them stop
+            processes, where = "All its processes", " on all nodes"
         question = (
             f"Kill {what}, at once with SIGKILL? {processes} are left{where}."
             if now
@@ -509,7 +510,7 @@ class Top(App[int]):
 
     def ask_for_restart(self, one: Process) -> None:
         if self.end or not one.alive:
-            self.tell("the job has ended" if self.end else f"{one.title} does not run")
+            self.tell(self._over if self.end else f"{one.title} does not run")
             return
 
         def answered(yes: bool | None) -> None:
@@ -550,7 +551,7 @@ class Top(App[int]):
             if lines:
                 self.tell(printable(lines[-1]), stale=True)
 
-        Command(words, tell).start()
+        Subcommand(words, tell).start()
 
 
 class ListScreen(Screen[None]):
@@ -604,7 +605,7 @@ class ListScreen(Screen[None]):
         chosen: Callable[[Process], bool] = live_rows.wanted(self._filter)
         rows = sorted(filter(chosen, self._all), key=ORDERS[self._order], reverse=self._reversed)
         self.query_one(Ranks).show(rows, self._order)
-        parts = [_processes(len(self._all)), f"sorted by {self._order}"]
+        parts = [plural(len(self._all), "process"), f"sorted by {self._order}"]
         parts[0] = f"{len(rows)} of {parts[0]}" if self._filter else parts[0]
         parts += ["reversed"] if self._reversed else []
         parts += [f"filter: {printable(self._filter)} (Escape: all)"] if self._filter else []

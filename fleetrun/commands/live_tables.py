@@ -14,7 +14,8 @@ from fleetrun.console.text import printable
 from fleetrun.control.client import Running
 from fleetrun.control.node_status import unfolded
 from fleetrun.control.usage import objects_in
-from fleetrun.doctor.facts import figure, plural, size
+from fleetrun.doctor.facts import figure
+from fleetrun.envs.settings.parsing import byte_size, plural
 
 COLUMNS = {
     "table": Column("TABLE"),
@@ -128,7 +129,7 @@ def heading(found: Status, now: float | None = None) -> str:
     if steps := [each["step"] for each in servers if "step" in each]:
         parts.append(f"step {_span(steps)}")
     if logs := [each["log_bytes"] for each in servers if "log_bytes" in each]:
-        parts.append(f"log {size(sum(logs))}")
+        parts.append(f"log {byte_size(sum(logs))}")
     if times := [each["snapshot_time"] for each in servers if "snapshot_time" in each]:
         age = max(0.0, (time.time() if now is None else now) - min(times))
         parts.append(f"{'oldest ' if len(times) > 1 else ''}snapshot {age:.0f} s ago")
@@ -178,7 +179,7 @@ def shown(one: Status) -> Status:
         **{name: int(one[name]) if one.get(name) else None for name in counts},
         "rows": int(one.get("rows", 0)),
         "new": int(one.get("new", 0)),
-        "memory": size(one.get("bytes", 0)),
+        "memory": byte_size(one.get("bytes", 0)),
         **{name: None if one.get(name) is None else figure(one[name]) for name in _FIGURES},
         "missed": _percent(one["miss_ratio"]),
         "zeros": _percent(one.get("value_zeros")),

@@ -86,7 +86,7 @@ class SilentError(LaunchError):
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
-@click.option("--watch", is_flag=True, help="With --json: a line again and again, until the job has ended.")
+@click.option("--watch", is_flag=True, help="With --json: print a line for each update until the job ends.")
 @click.option(
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
     help="Seconds between two updates with --watch.",
@@ -121,8 +121,7 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, as_json:
       2  JOB fits several jobs
       3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
     """
-    if not 0.1 <= interval <= 3600:  # false for nan too
-        raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
+    check_interval(interval)
     where = Where(**options)
     check_url(where, [("JOB", job), ("--watch", watch or None)])
     if where.url is not None:
@@ -139,6 +138,12 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, as_json:
         return _stream(StatusWatch(found, wanted), interval)
     _show(found, wanted, as_json)
     return 0
+
+
+def check_interval(interval: float) -> None:
+    """Raises BadParameter."""
+    if not 0.1 <= interval <= 3600:  # false for nan too
+        raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
 
 
 def _show(job: Running, wanted: NodeFilter, as_json: bool) -> None:
@@ -174,7 +179,7 @@ def status_of_nodes(
     found = []
     for rank in nodes.ranks:
         said = latest.get(rank, {})
-        about = {"rank": rank, "title": nodes.title(rank).partition(", ")[2], "this": False}
+        about = {"rank": rank, "title": nodes.host(rank), "this": False}
         kept = {name: said.get(name) for name in ("containers", "late")}
         why = nodes.trouble.get(rank) or silence(rank)
         found.append({**sound_summary(said), **kept, **about, "silent": why})
@@ -218,13 +223,10 @@ def _stream(view: StatusWatch, interval: float) -> int:
 
 
 class StatusWatch:
-    """The newest status of a job, again and again; other nodes are asked less often. `over` is set when the
-    job has ended.
-    """
+    """The newest status of a job, again and again; other nodes are asked less often."""
 
     def __init__(self, job: Running, wanted: NodeFilter) -> None:
         self.job = job
-        self.over = False
         self._wanted = wanted
         self._observer = Observer()
         self._status: dict[str, Any] = dict(job.status)
@@ -243,7 +245,6 @@ class StatusWatch:
         try:
             answer = self._ask()
         except Gone:
-            self.over = True
             return None
         except NoAnswer as silence:
             self._silence = str(silence)

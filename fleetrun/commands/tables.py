@@ -20,8 +20,8 @@ from fleetrun.commands.output import Cell, Column, output_width, print_json, pri
 from fleetrun.commands.status import SilentError, answering
 from fleetrun.console.text import printable
 from fleetrun.control.client import TIMEOUT, NoAnswer, Running, ask
-from fleetrun.doctor.facts import plural, size
 from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.settings.parsing import byte_size, plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
 
@@ -126,7 +126,7 @@ def list_tables(where: str | None, as_json: bool) -> int:
         version = f"version {found['version']} of {since}, "
     write(
         f"{printable(found['save'])}: {version}step {found['step']}, {plural(found['servers'], 'server')}, "
-        f"mode {found['mode']}{deltas}, {size(found['bytes'])}\n"
+        f"mode {found['mode']}{deltas}, {byte_size(found['bytes'])}\n"
     )
     for each in found["tables"]:
         each["changed"] = sum(each["changed"]) if each["changed"] else None
@@ -194,7 +194,7 @@ def export(save: str, name: str, output: str) -> int:
     if Path(output).suffix == ".parquet":
         check_package("pyarrow", "fleetrun tables export to a .parquet file", "parquet")
     found = _ask("export", save, name, output)
-    click.echo(f"{found['rows']:,} rows, {size(found['bytes'])}: {printable(output)}")
+    click.echo(f"{found['rows']:,} rows, {byte_size(found['bytes'])}: {printable(output)}")
     return 0
 
 
@@ -208,7 +208,7 @@ def check(save: str) -> int:
     for problem in found["problems"]:
         click.echo(printable(problem), err=True)
     click.echo(
-        f"{found['files']} files, {size(found['bytes'])}, {found['rows']:,} rows: "
+        f"{found['files']} files, {byte_size(found['bytes'])}, {found['rows']:,} rows: "
         f"{len(found['problems']) or 'no'} problems"
     )
     return 1 if found["problems"] else 0

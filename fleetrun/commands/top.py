@@ -13,7 +13,7 @@ from fleetrun.commands.everywhere import Where, check_url, node_options, nodes_a
 from fleetrun.commands.find import complete_running_jobs, find_running
 from fleetrun.commands.live_job import RemoteWatch
 from fleetrun.commands.output import write
-from fleetrun.commands.status import NodeFilter, StatusWatch, answering
+from fleetrun.commands.status import NodeFilter, StatusWatch, answering, check_interval
 from fleetrun.errors import UsageError
 
 
@@ -48,8 +48,7 @@ def command(job: str | None, interval: float, **options: Any) -> int:
       2  JOB fits several jobs, or there is no terminal
       3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
     """
-    if not 0.1 <= interval <= 3600:  # false for nan too
-        raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
+    check_interval(interval)
     _check_terminal()
     where = Where(**options)
     check_url(where, [("JOB", job)])

@@ -131,7 +131,7 @@ def _was_asked(node: Mapping[str, Any]) -> bool:
 
 
 def waiting_text(status: Mapping[str, Any], waiting: Mapping[str, Any]) -> Text:
-    """For what the nodes wait; `waiting` is that field of the status."""
+    """What the nodes wait for; `waiting` is that field of the status."""
     if status.get("state") == "spare":
         return Text(printable(f"the job runs on {text_of(waiting, 'present')} other nodes"), "cyan")
     return _waiting_for_nodes(waiting)
@@ -186,7 +186,7 @@ COLUMNS = (
 _Process = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """The rank of the node, the answer about the node, and the process."""
 
-_NO_NUMBERS = ("nan", "inf", "-inf")
+NO_NUMBERS = ("nan", "inf", "-inf")
 
 
 def heading_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
@@ -306,7 +306,7 @@ def _process_row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
         Cell(percent(number_of(one, "gpu"))),
         Cell(size(number_of(one, "gpu_memory"))),
         Cell(step_of(one)),
-        Cell(loss_of(one), "red" if loss_of(one) in _NO_NUMBERS else ""),
+        Cell(loss_of(one), "red" if loss_of(one) in NO_NUMBERS else ""),
         Cell(formatted(format_short, number_of(one, "rate"))),
         Cell(percent(None if (late := number_of(one, "late")) is None else 100 * late)),
         Cell(activity_or_last_line(one), "dim"),
@@ -324,7 +324,7 @@ def state_of(one: Mapping[str, Any]) -> str:
 def loss_of(one: Mapping[str, Any]) -> str:
     """Also `nan` and `inf`, which JSON has as strings."""
     loss = one.get("loss")
-    return str(loss) if str(loss) in _NO_NUMBERS else formatted(format_loss, number_of(one, "loss"))
+    return str(loss) if str(loss) in NO_NUMBERS else formatted(format_loss, number_of(one, "loss"))
 
 
 def step_of(one: Mapping[str, Any]) -> str:

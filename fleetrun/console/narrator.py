@@ -29,7 +29,7 @@ from fleetrun.console.text import (
     without_native_frames,
     wrapped,
 )
-from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
+from fleetrun.envs.contract import Role, is_owned
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import (
     Ending,
@@ -187,7 +187,7 @@ def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log
         if (number := sum(each.role is role for each in spec.containers))
     )
     named = f"{kind} {_shortened(','.join(devices))}"
-    where = named if spec.binds_devices else f"{named}, which no process has for its own"
+    where = named if spec.binds_devices else f"{named}, not bound to any process"
     where = where if devices else "CPU"
     return f"{counts} of {script} on {where}; logs: {logs_pattern(spec, log_dir)}"
 
@@ -247,11 +247,7 @@ def environment_tables(spec: PodSpec) -> list[str]:
 
 
 def _contract_of(spec: ContainerSpec) -> dict[str, str]:
-    shown = {
-        name: value
-        for name, value in spec.env.items()
-        if name in OWNED or name.startswith(OWNED_PREFIXES) or name in _ALSO
-    }
+    shown = {name: value for name, value in spec.env.items() if is_owned(name) or name in _ALSO}
     return masked(dict(sorted(shown.items())))
 
 

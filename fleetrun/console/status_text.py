@@ -134,7 +134,7 @@ def _waiting_for_ends(containers: Sequence[Mapping[str, Any]], seconds: float) -
     if not alive:
         return None
     role = {"ps": "server"}.get(alive[0]["role"], alive[0]["role"])
-    names = f"{role} {alive[0]['index']}" if len(alive) == 1 else f"{len(alive)} processes"
+    names = f"{role} {alive[0]['rank']}" if len(alive) == 1 else f"{len(alive)} processes"
     return CurrentActivity(f"waiting for {names} to end, {format_duration(seconds)}")
 
 

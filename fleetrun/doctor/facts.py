@@ -216,21 +216,6 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return int(any(each.verdict is Verdict.FAIL for each in findings))
 
 
-def size(amount: float) -> str:
-    """Bytes as a person writes them, in powers of 1024: `64 MiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.3g} TiB"
-
-
 def figure(amount: float) -> str:
     """Three digits or more, and no exponent: `0.25`, `17.3`, `1180`."""
     return f"{amount:.3g}" if amount < 99.95 else f"{amount:.0f}"
-
-
-def plural(number: int, word: str) -> str:
-    """`1 process`, `2 processes`."""
-    ending = "es" if word.endswith("s") else "s"
-    return f"{number} {word}{'' if number == 1 else ending}"

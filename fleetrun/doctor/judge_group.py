@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, plural, warned
+from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, warned
 from fleetrun.doctor.node_records import Link, NodeRecord
+from fleetrun.envs.settings.parsing import plural
 from fleetrun.host.software import differing_packages, kinds
 
 SLOW_TRIP = 0.005

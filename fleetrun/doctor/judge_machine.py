@@ -23,10 +23,9 @@ from fleetrun.doctor.facts import (
     failed,
     figure,
     passed,
-    plural,
-    size,
     warned,
 )
+from fleetrun.envs.settings.parsing import byte_size, plural
 
 # ---- Cores, memory, limits and folders: from facts to findings. Pure.
 
@@ -101,7 +100,8 @@ def _threads(facts: Cores, allowed: float, wanted: Wanted) -> Finding:
 
 def memory(facts: Memory, wanted: Wanted) -> Iterator[Finding]:
     each = facts.available // max(1, wanted.processes)
-    found = f"{size(facts.available)} of {size(facts.total)} free for {plural(wanted.processes, 'process')}"
+    free = f"{byte_size(facts.available)} of {byte_size(facts.total)} free"
+    found = f"{free} for {plural(wanted.processes, 'process')}"
     if each < LEAST_MEMORY:
         yield failed("memory", found, "Start fewer processes, or end what else runs here.")
     elif each < GOOD_MEMORY:
@@ -119,7 +119,7 @@ def shm(facts: Space | None) -> Finding:
         return failed("/dev/shm", "missing: data loaders and NCCL keep shared memory there", mend)
     if not facts.total:
         return passed("/dev/shm", "has no bounds of its own")
-    found = f"{size(facts.free)} of {size(facts.total)} free"
+    found = f"{byte_size(facts.free)} of {byte_size(facts.total)} free"
     if facts.free < LEAST_SHM and facts.total > GOOD_SHM:
         return failed("/dev/shm", found, "Something has filled it: see `ls -l /dev/shm`.")
     if facts.free < LEAST_SHM // 2:
@@ -133,10 +133,10 @@ def limits(facts: Limits, wanted: Wanted) -> Iterator[Finding]:
     yield _open_files(facts.open_files, wanted)
     yield from _tasks(facts, wanted)
     if facts.address_space is not None:
-        found = f"address space is limited to {size(facts.address_space)}; CUDA and servers reserve more"
+        found = f"address space is limited to {byte_size(facts.address_space)}; CUDA and servers reserve more"
         yield warned("address space", found, "ulimit -v unlimited")
     if facts.infiniband and facts.locked is not None and facts.locked < GOOD_LOCKED:
-        found = f"{size(facts.locked)} may be locked, and InfiniBand registers memory by locking it"
+        found = f"{byte_size(facts.locked)} may be locked, and InfiniBand registers memory by locking it"
         yield warned("locked memory", found, "ulimit -l unlimited")
 
 
@@ -178,7 +178,7 @@ def logs(facts: Folder) -> Iterator[Finding]:
 def _room(path: str, space: Space) -> Finding:
     if not space.total:
         return passed("log dir", f"{path} ({space.kind}), which does not say how much is free")
-    found = f"{size(space.free)} of {size(space.total)} free for {path} ({space.kind})"
+    found = f"{byte_size(space.free)} of {byte_size(space.total)} free for {path} ({space.kind})"
     mend = "Free some room or choose another --log_dir; --log_rotate bounds what a process may write."
     if space.inodes is not None and space.inodes < LEAST_INODES:
         found += f", {plural(space.inodes, 'inode')} left"
@@ -287,7 +287,7 @@ def _mine(driver: Driver, wanted: Wanted) -> list[Gpu]:
 def _in_use(driver: Driver, wanted: Wanted) -> Iterator[Finding]:
     for gpu in _mine(driver, wanted):
         if gpu.memory and gpu.used > MUCH_USED * gpu.memory:
-            found = f"GPU {gpu.id}: {size(gpu.used)} of {size(gpu.memory)} are in use already"
+            found = f"GPU {gpu.id}: {byte_size(gpu.used)} of {byte_size(gpu.memory)} are in use already"
             yield warned("device memory", found, "See which processes use it: `nvidia-smi`.")
         if gpu.ecc:
             found = f"GPU {gpu.id}: {plural(gpu.ecc, 'memory error')} could not be corrected"

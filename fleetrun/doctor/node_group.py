@@ -17,7 +17,7 @@ from pathlib import Path
 from fleetrun.console.text import printable
 from fleetrun.doctor import judge_group
 from fleetrun.doctor import node_records as cards
-from fleetrun.doctor.facts import Finding, Machine, failed, plural
+from fleetrun.doctor.facts import Finding, Machine, failed
 from fleetrun.doctor.links import ALLOWED, Surveyor, open_door, turns
 from fleetrun.doctor.node_records import BadNodeRecordError, Link, NodeRecord
 from fleetrun.doctor.requirements import Plan
@@ -25,6 +25,7 @@ from fleetrun.elastic.meeting import Meeting, MeetingOptions, StartCheck, check_
 from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import Resolved
+from fleetrun.envs.settings.parsing import plural
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports

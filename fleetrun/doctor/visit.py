@@ -19,11 +19,12 @@ from typing import Any
 from fleetrun import __version__, files
 from fleetrun.console.text import columns, printable, wrapped
 from fleetrun.doctor import judge_machine, measure
-from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, plural, warned
+from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, warned
 from fleetrun.doctor.requirements import Plan, make_plan
 from fleetrun.envs.contract import TOKEN, VISIBLE_VARIABLE, without_contract
 from fleetrun.envs.settings.command_line import CommandLine
 from fleetrun.envs.settings.options import JobFile, LaunchSettings, Resolved
+from fleetrun.envs.settings.parsing import plural
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
 from fleetrun.host.network import Ports

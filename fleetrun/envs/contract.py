@@ -514,13 +514,14 @@ OWNED = frozenset(
 # fmt: on
 
 
+def is_owned(name: str) -> bool:
+    """Whether fleetrun sets this variable for each process, so that none is passed on."""
+    return name in OWNED or name.startswith(OWNED_PREFIXES)
+
+
 def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy of an environment without the variables of the contract."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in INHERITED or (name not in OWNED and not name.startswith(OWNED_PREFIXES))
-    }
+    return {name: value for name, value in environ.items() if name in INHERITED or not is_owned(name)}
 
 
 # ---- The job's secret

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from fleetrun.envs.contract import OWNED, OWNED_PREFIXES
+from fleetrun.envs.contract import is_owned
 from fleetrun.errors import UsageError, similar
 from fleetrun.values import dataclass
 
@@ -37,10 +37,10 @@ class Chosen:
     @property
     def remarks(self) -> list[str]:
         """What to tell the user."""
-        said = [f"--env {pattern} fits no variable that is set here" for pattern in self.unused]
+        said = [f"--env {pattern} matches no variable that is set here" for pattern in self.unused]
         if self.left_out:
             names = ", ".join(self.left_out)
-            said.append(f"--env leaves out {names}: patterns pass on no secrets; name those that are needed")
+            said.append(f"--env leaves out {names}: patterns never pass on secrets; name those you need")
         return said
 
 
@@ -68,13 +68,8 @@ def assignments(words: Iterable[str], options: Mapping[str, str]) -> dict[str, s
 def _check_name(name: str, options: Mapping[str, str]) -> None:
     if name in options:
         raise UsageError(f"--env {name}: that is an option of fleetrun: --{options[name]}")
-    if is_fleetruns(name):
+    if is_owned(name):
         raise UsageError(f"--env {name}: fleetrun sets this variable for each process")
-
-
-def is_fleetruns(name: str) -> bool:
-    """Whether it is never inherited."""
-    return name in OWNED or name.startswith(OWNED_PREFIXES)
 
 
 def chosen(words: Iterable[str], environ: Mapping[str, str], options: Mapping[str, str]) -> Chosen:
@@ -114,9 +109,7 @@ def _fitting(pattern: str, environ: Mapping[str, str], options: Collection[str])
     from fnmatch import fnmatchcase  # late: few launches have one
 
     return sorted(
-        name
-        for name in environ
-        if fnmatchcase(name, pattern) and name not in options and not is_fleetruns(name)
+        name for name in environ if fnmatchcase(name, pattern) and name not in options and not is_owned(name)
     )
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from fleetrun import plugins
-from fleetrun.errors import PluginError
 from fleetrun.exporters import job_state
 from fleetrun.exporters.base import Context, Exporter
 from fleetrun.exporters.job_state import Job
@@ -62,9 +61,7 @@ class Exporters:
                 self._tell(each[0], error)
 
     def _tell(self, name: str, error: BaseException) -> None:
-        known = isinstance(error, PluginError)
-        text = str(error) if known else f"the exporter {name!r} failed: {type(error).__name__}: {error}"
-        self._warn(f"{text}; the job continues without it")
+        self._warn(f"{plugins.described('exporters', name, error)}; the job continues without it")
 
 
 def export(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:

@@ -98,9 +98,7 @@ class Prometheus:
     """The exporter `prometheus`, whose argument is the descriptor of a listening socket."""
 
     def __init__(self, context: Context) -> None:
-        self._server = serve(
-            socket.socket(fileno=int(context.argument)), JobMetrics(context.job), context.lock
-        )
+        serve(socket.socket(fileno=int(context.argument)), JobMetrics(context.job), context.lock)
 
     def take(self, line: Line, now: float) -> None:
         """Metrics are read from the state of the job at each scrape."""

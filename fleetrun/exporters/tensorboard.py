@@ -26,12 +26,9 @@ _VERSION = "brain.Event:2"
 _WRITER = "fleetrun"
 
 
-class TensorBoard:
+def exporter(context: Context) -> EventFiles:
     """The exporter `tensorboard`, whose argument is the folder."""
-
-    def __init__(self, context: Context) -> None:
-        self._event_files = EventFiles(Path(context.argument), context.warn)
-        self.take, self.close = self._event_files.take, self._event_files.close
+    return EventFiles(Path(context.argument), context.warn)
 
 
 class ScalarFile(Protocol):

@@ -15,7 +15,7 @@ MOST = 16 << 10
 
 _DIST = ".dist-info"
 _SHOWN = 4  # packages that differ
-MISSING = "missing"
+_MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _python(software: Software) -> str:
 
 
 def _version_of(package: str) -> Callable[[Software], str]:
-    return lambda software: software.packages.get(package, MISSING)
+    return lambda software: software.packages.get(package, _MISSING)
 
 
 def _minor(version: str) -> str:

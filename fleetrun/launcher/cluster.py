@@ -218,7 +218,7 @@ _MACHINE_NAMES = ("FLEETRUN_NODE_NAME", "SLURMD_NODENAME")
 
 
 def _software(settings: LaunchSettings) -> str:
-    """Of the Python of the trainers; empty where none runs."""
+    """What this Python has installed; empty where no process of the job is one of Python."""
     if not runs_python(settings):
         return ""
     return packed(installed(search_path(dict(settings.environment), os.environ)))

@@ -95,9 +95,9 @@ class Notices:
         first: ContainerSpec | None,
         *,
         requested: bool,
-        summary: str,
+        reached: str,
     ) -> None:
-        """The job has ended, as `LaunchSession.over` is told. `summary`: what was reached."""
+        """The job has ended, as `LaunchSession.over` is told, and what was reached."""
         if not self._tells:
             return
         cause = report[-1] if report else reason
@@ -106,7 +106,7 @@ class Notices:
         took = describe_duration(time.time() - self._began)
         took += f" and {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
         if code == 0:
-            self._tell("end", f"completed: {summary.partition('; logs: ')[0]}", **fields)
+            self._tell("end", f"completed: {reached}", **fields)
         elif requested:
             self._tell("end", f"stopped after {took}: {cause}", reason=cause, **fields)
         else:

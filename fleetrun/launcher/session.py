@@ -29,7 +29,7 @@ from fleetrun.console.text import Tail, describe_duration, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Mode, Role, split_endpoint
-from fleetrun.envs.settings.command_line import without_secrets
+from fleetrun.envs.settings.command_line import without_secret_options
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import banner, job_file_parts, program, words
 from fleetrun.errors import LaunchError
@@ -100,7 +100,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "cwd": _cwd(),
         "python": sys.executable,
         "script": program(settings),
-        "typed": without_secrets(sys.argv[1:]),
+        "typed": without_secret_options(sys.argv[1:]),
         "argv": list(words(resolved, but=resolved.engine)),
         "settings": _settings_fields(resolved),
         "job_file": job_file_parts(settings),
@@ -427,6 +427,10 @@ class LaunchSession:
 
     def summary(self, spec: PodSpec, restarts: int = 0) -> str:
         """Of a job that ended well on this machine."""
+        return f"{self.reached(spec, restarts)}; logs: {logs_pattern(spec, self.settings.log_dir)}"
+
+    def reached(self, spec: PodSpec, restarts: int = 0) -> str:
+        """`12m34s, 800 steps, loss 0.21, 1 restart`"""
         self.progress.settle()
         names = [each.name for each in spec.containers if each.role is Role.TRAINER]
         reports = [report for name in names if (report := self.progress.latest(name)) is not None]
@@ -436,7 +440,7 @@ class LaunchSession:
             *progress_facts([(each.step, each.loss) for each in reports], sum(rates) if rates else None),
             *([restarts_in_words(restarts)] if restarts else []),
         ]
-        return f"{', '.join(facts)}; logs: {logs_pattern(spec, self.settings.log_dir)}"
+        return ", ".join(facts)
 
     def over(
         self,
@@ -468,8 +472,8 @@ class LaunchSession:
         if code and report:
             _tell_parent(report)
         if self.notices is not None:
-            summary = self.summary(self._pod.spec, restarts) if self._pod is not None else ""
-            self.notices.over(code, reason, restarts, report, first, requested=requested, summary=summary)
+            reached = self.reached(self._pod.spec, restarts) if self._pod is not None else ""
+            self.notices.over(code, reason, restarts, report, first, requested=requested, reached=reached)
 
     def close(self) -> None:
         """After the last process. May be called twice. While an error is handled, the error is recorded as

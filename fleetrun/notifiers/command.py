@@ -29,7 +29,7 @@ class Command:
         self._command = argument
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """It may run for 30 s. An exit code but 75 is final: it may have told someone."""
+        """It may run for 30 s. Any exit code but 75 is final: the message may have been delivered."""
         told = {"FLEETRUN_TEXT": str(message["sentence"]), "FLEETRUN_EVENT": str(message["event"])}
         with open(os.memfd_create("message"), "w+b") as stdin:  # noqa: PTH123 - it may read none of it
             stdin.write(json.dumps(message).encode() + b"\n")

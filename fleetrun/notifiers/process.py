@@ -19,12 +19,11 @@ from functools import partial
 from typing import Any
 
 from fleetrun import plugins
-from fleetrun.errors import PluginError
 from fleetrun.notifiers.base import Notifier, Undelivered
 from fleetrun.pod.companion import warning_message
 from fleetrun.pod.linux import become_subreaper
 
-ATTEMPTS = 4
+_ATTEMPTS = 4
 _BACKOFF = 1.0  # seconds before the second attempt; twice as long before each further one
 _LONGEST_PAUSE = 60.0  # seconds, whatever an answer asks for
 _AT_THE_END = 3.0  # the same, once the job is over: its launcher waits for less than twice that
@@ -34,13 +33,11 @@ _PATIENCE = (
 )
 
 
-def deliver(
-    send: Callable[[], BaseException | None], pause: Callable[[float], bool], attempts: int = ATTEMPTS
-) -> str | None:
+def deliver(send: Callable[[], BaseException | None], pause: Callable[[float], bool]) -> str | None:
     """Why it was not delivered; None if it was. `send` makes an attempt; `pause` waits, and returns whether
     there is time for another one.
     """
-    for number in range(attempts):
+    for number in range(_ATTEMPTS):
         error = send()
         if error is None:
             return None
@@ -48,7 +45,7 @@ def deliver(
         if not failed.again:
             return failed.why
         wait = min(_LONGEST_PAUSE, max(failed.after, _BACKOFF * 2**number))
-        if number + 1 == attempts or not pause(wait):
+        if number + 1 == _ATTEMPTS or not pause(wait):
             break
     times = "1 attempt" if number == 0 else f"{number + 1} attempts"
     return f"{failed.why} ({times})"
@@ -130,9 +127,8 @@ def run(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
             notifier: Notifier = plugins.load("notifiers", name, has="__call__")(argument)
             deliveries.append(Delivery(notifier, title, argument, warn, over))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever another package raises)
-            known = isinstance(error, PluginError)
-            why = str(error) if known else f"the notifier {name!r} failed: {type(error).__name__}: {error}"
-            warn(f"{why.replace(argument, '...') if argument else why}; nothing is told by it")
+            why = plugins.described("notifiers", name, error)
+            warn(f"{why.replace(argument, '...') if argument else why}; it sends no notifications")
     for message in lines:
         for each in deliveries:
             each.put(message)

@@ -30,7 +30,7 @@ class Webhook:
 
     def __init__(self, argument: str) -> None:
         self._url = argument
-        self._opener = build_opener(_NoRedirects)  # which also heeds HTTPS_PROXY
+        self._opener = build_opener(_NoRedirects)  # which also uses HTTPS_PROXY
 
     def send(self, message: Mapping[str, Any]) -> None:
         data = json.dumps(message).encode()

@@ -136,7 +136,7 @@ def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
     return f"{crc32(text.encode()):08x}"
 
 
-SOON = 60.0
+_SOON = 60.0
 """Seconds from one failure to the next within which the same error shows no more than a wrong script, also
 where no step is known.
 """
@@ -199,7 +199,7 @@ class Budget:
         if not fault.error or fault.error != spent.error:
             return ""
         if fault.step is None:
-            soon = spent.step is None and spent.times and fault.time - spent.times[-1] < SOON
+            soon = spent.step is None and spent.times and fault.time - spent.times[-1] < _SOON
             return "the same error twice: a restart will not help" if soon else ""
         if fault.step == spent.last:
             return f"the same error twice after step {fault.step}: a restart will not help"

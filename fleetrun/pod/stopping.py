@@ -125,7 +125,7 @@ class Strays:
 
 
 class Stopper:
-    """`notice` is what processes read of the stop; `grace` are the seconds that they have for it."""
+    """`notice` is what processes read of the stop; they have `grace` seconds for it."""
 
     def __init__(self, pod: Pod, loop: Loop, strays: Strays, grace: float, wall: Callable[[], float]) -> None:
         self.notice = "stop"
@@ -136,9 +136,32 @@ class Stopper:
         self._pod = pod
         self._loop = loop
         self._strays = strays
-        self.grace = grace
+        self._grace = grace
         self._wall = wall
         self._ladder: Ladder | None = None
+        self._single: dict[str, Ladder] = {}
+        """Of containers that are stopped alone, by their names."""
+
+    def stop_one(self, container: Container, then: Callable[[], None]) -> None:
+        """Only this one, which is to start again."""
+
+        def gone() -> None:
+            del self._single[container.spec.name]
+            then()
+
+        container.notify("restart", self._wall() + self._grace)
+        ladder = self._single[container.spec.name] = Ladder(self._loop, [[container]], self._grace, gone)
+        ladder.step()
+
+    def stops_one(self, name: str) -> bool:
+        return name in self._single
+
+    def step_one(self, name: str) -> bool:
+        """This container has ended. Whether it was stopped alone."""
+        ladder = self._single.get(name)
+        if ladder is not None:
+            ladder.step()
+        return ladder is not None
 
     def stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
         """Everything, with a fresh grace; `then` is called once when the last has gone. `at_once`: SIGKILL
@@ -151,14 +174,14 @@ class Stopper:
                 container.ask(signal.SIGKILL)
         self._strays.ask(self._pod.pids())
         for container in self._pod.alive:
-            container.notify(self.notice, self._wall() + self.grace)
+            container.notify(self.notice, self._wall() + self._grace)
         self._ladder = Ladder(
-            self._loop, self._pod.stop_order, self.grace, then, interrupted=self.interrupted
+            self._loop, self._pod.stop_order, self._grace, then, interrupted=self.interrupted
         )
         self._ladder.step()
 
     def step(self) -> bool:
-        """A process has gone: whether that is of any matter here."""
+        """A process has ended. Whether a stop is in progress."""
         ladder = self._ladder  # what follows its end may be another attempt, without one
         if ladder is not None:
             ladder.step()
@@ -172,8 +195,10 @@ class Stopper:
 
     def abandon(self) -> None:
         """What was to follow the stop does not."""
-        if self._ladder is not None:
-            self._ladder.abandon()
+        for ladder in (self._ladder, *self._single.values()):
+            if ladder is not None:
+                ladder.abandon()
+        self._single.clear()
 
     def end_now(self) -> None:
         """Everything, daemons too, by SIGKILL. How it ended no longer matters."""

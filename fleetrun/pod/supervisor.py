@@ -52,7 +52,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, Fault, GiveUp, Spent
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked
-from fleetrun.pod.stopping import Ladder, Stopper, Strays
+from fleetrun.pod.stopping import Stopper, Strays
 
 if TYPE_CHECKING:
     from fleetrun.pod.hangs import HangWatch
@@ -210,8 +210,6 @@ class Supervisor:
         self._cancel_inspection: Callable[[], None] | None = None
         self._inspected_failure: Ended | None = None
         self._meanwhile: list[Callable[[], None]] = []
-        self._asked: dict[str, Ladder] = {}
-        """Containers that a user wants to start again, and that are being stopped for it, by their names."""
 
     @property
     def restarted_servers(self) -> list[Ended]:
@@ -298,10 +296,9 @@ class Supervisor:
             act()
 
     def _exited(self, container: Container, ended: Ended) -> None:
-        asked = self._asked.get(container.spec.name)
-        if asked is not None:
-            asked.step()
-        elif container.spec.role is Role.EVALUATOR:
+        if self._stopper.step_one(container.spec.name):
+            return
+        if container.spec.role is Role.EVALUATOR:
             self._evaluators.exited(container, ended)
         elif not ended.ok:
             self._failed(ended, [container] if self._pod.spec.mode.has_servers else self._pod.containers)
@@ -426,14 +423,15 @@ class Supervisor:
         container = there.get(name)
         if container is None:
             return f"no process {name} on this machine"
-        if self._phase is not Phase.WATCHING or name in self._asked:
+        if self._phase is not Phase.WATCHING or self._stopper.stops_one(name):
             return "it is being restarted or stopped already"
         if not container.alive:
             return f"{container.spec.title} does not run"
-        self._before = self._restarts, self._spent
+        if not self._timers:  # else one that failed waits for its restart, which may fail, too
+            self._before = self._restarts, self._spent
         if self._pod.spec.mode.has_servers or container.spec.role is Role.EVALUATOR:
             self._publish(RestartAsked([container], command))
-            self._stop_for_restart(container)
+            self._stopper.stop_one(container, partial(self._restart, [container], 0.0))
         elif self._peers is not None:
             self._peers.restart_asked(command)
         else:
@@ -441,21 +439,6 @@ class Supervisor:
             self._stopper.notice = "restart"
             self._restart_all(0.0)
         return ""
-
-    def _stop_for_restart(self, container: Container) -> None:
-        def again() -> None:
-            del self._asked[container.spec.name]
-            self._restart([container], 0.0)
-
-        grace = self._stopper.grace
-        container.notify("restart", self._wall() + grace)
-        ladder = self._asked[container.spec.name] = Ladder(self._loop, [[container]], grace, again)
-        ladder.step()
-
-    def _abandon_asked(self) -> None:
-        for ladder in self._asked.values():
-            ladder.abandon()
-        self._asked.clear()
 
     def _restart_all(self, after: float) -> None:
         self._phase = Phase.RESTARTING
@@ -552,7 +535,6 @@ class Supervisor:
 
     def _stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
         self._close_hangs()
-        self._abandon_asked()
         if self._cancel_inspection is not None:
             self._cancel_inspection()
             self._cancel_inspection = None

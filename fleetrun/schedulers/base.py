@@ -94,9 +94,10 @@ class Submission:
         from fleetrun.envs.settings.write_job_file import text_to_carry  # late: a launch in a job has none
 
         text = text_to_carry(self.job_file)
-        if len(text.encode("utf-8", "surrogateescape")) > _LARGEST_VARIABLE:
+        size = len(text.encode("utf-8", "surrogateescape"))
+        if size > _LARGEST_VARIABLE:
             raise UsageError(
-                f"the tables of the job file have {len(text)} characters; the limit of one variable is "
+                f"the tables of the job file have {size} bytes; the limit of one variable is "
                 f"{_LARGEST_VARIABLE} bytes",
                 hint="Start the job with its file on each machine, or shorten [environment] and [roles].",
             )

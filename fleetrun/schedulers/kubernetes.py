@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.options import NOTIFY
-from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT
+from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, byte_size, plural
 from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
@@ -92,7 +93,7 @@ class Pod:
             env.append({"name": name, "valueFrom": key})
         if self.token_secret:
             key = {"secretKeyRef": {"name": self.token_secret, "key": "token"}}
-            env.append({"name": "FLEETRUN_TOKEN", "valueFrom": key})
+            env.append({"name": TOKEN, "valueFrom": key})
         if self.notify_secret:
             key = {"secretKeyRef": {"name": self.notify_secret, "key": "notify"}}
             env.append({"name": NOTIFY, "valueFrom": key})
@@ -120,7 +121,7 @@ class Pod:
 
 
 def _literal(text: str) -> str:
-    """In commands and values Kubernetes puts the value for $(NAME), and one dollar for two."""
+    """Kubernetes replaces $(NAME) in commands and values, and $$ by $: both are escaped."""
     return text.replace("$", "$$") if "$$" in text or "$(" in text else text
 
 
@@ -201,12 +202,12 @@ def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
         data = archive.read()
     if len(data) > _LARGEST_CODE:
         raise UsageError(
-            f"--sync {job.settings.sync} is {tree.text}, packed {len(data) >> 10} KiB; "
-            f"ConfigMaps are for {_LARGEST_CODE >> 10} KiB of it",
+            f"--sync {job.settings.sync} is {tree.text}, packed {byte_size(len(data))}; "
+            f"ConfigMaps can hold {byte_size(_LARGEST_CODE)}",
             hint="Build an image with the code: FROM the present one, COPY . /workspace, WORKDIR /workspace.",
         )
     parts = [data[start : start + _PART] for start in range(0, len(data), _PART)]
-    job.console.info(f"Code: {tree.text}, in {len(parts)} ConfigMap{'' if len(parts) == 1 else 's'}")
+    job.console.info(f"Code: {tree.text}, in {plural(len(parts), 'ConfigMap')}")
     return [
         {
             "apiVersion": "v1",
@@ -226,7 +227,7 @@ def _variables(job: Submission) -> dict[str, str]:
     found = {**job.passed_on, **job.job_file.get("environment", {}), **rest}
     for name, value in found.items():
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise UsageError(f"{name} is not valid UTF-8, and a manifest is")
+            raise UsageError(f"{name} is not valid UTF-8, which a manifest must be")
     return found
 
 
@@ -237,13 +238,14 @@ def _secret_names(job: Submission) -> tuple[str, ...]:
 
 def _secret(job: Submission, name: str) -> list[Document]:
     """With the variables that look like secrets; --dry_run shows no value."""
-    values = {each: _variables(job)[each] for each in _secret_names(job)}
+    found = _variables(job)
+    values = {each: found[each] for each in _secret_names(job)}
     if not values:
         return []
     if job.settings.dry_run:
         values = dict.fromkeys(values, "******")
-    head = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(f"{name}-env"), "type": "Opaque"}
-    return [{**head, "stringData": values}]
+    about = _metadata(name) | {"name": f"{name}-env"}
+    return [{"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": values}]
 
 
 def _environment(job: Submission) -> dict[str, str]:

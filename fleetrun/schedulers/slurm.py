@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fleetrun.envs.contract import agreed_port, join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
+from fleetrun.envs.settings.parsing import byte_size
 from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
@@ -235,8 +236,8 @@ def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
         text = base64.encodebytes(archive.read()).decode()
     if len(text) > _LARGEST_ARCHIVE:
         raise UsageError(
-            f"--sync {job.settings.sync} is {tree.text}, packed {len(text) >> 10} KiB; "
-            f"a batch script can have {_LARGEST_ARCHIVE >> 10} KiB of it",
+            f"--sync {job.settings.sync} is {tree.text}, packed {byte_size(len(text))}; "
+            f"a batch script can have {byte_size(_LARGEST_ARCHIVE)} of it",
             hint="Inside an allocation (`salloc fleetrun --sync . train.py`) there is no such limit.",
         )
     words = unpacking(job, tree, "unpack64")

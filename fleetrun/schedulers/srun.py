@@ -90,7 +90,7 @@ def _export(job: Submission) -> tuple[str, ...]:
 def unpacking(job: Submission, tree: Tree, verb: str) -> tuple[str, ...]:
     """srun, whose stdin goes to all nodes."""
     words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
-    return (*_SRUN[:2], "--kill-on-bad-exit=1", *words)
+    return ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *words)
 
 
 def sending(job: Submission, tree: Tree) -> tuple[str, ...]:

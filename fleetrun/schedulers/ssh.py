@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
@@ -428,8 +429,8 @@ def _send(job: Submission, options: Options, tree: Tree) -> None:
             on_all("unpack", without, archive)
     had = len(hosts) - len(without)
     there = f"; {had} had it" if had and without else ""
-    plural = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
-    sent = f"sent to {len(without)} of {plural}" if without else f"{plural} had it"
+    hosts_told = plural(len(hosts), "host")
+    sent = f"sent to {len(without)} of {hosts_told}" if without else f"{hosts_told} had it"
     job.console.info(f"Code: {tree.text}, {sent}{there}")
 
 

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fleetrun import values
 from fleetrun.envs.settings.options import OPTIONS
+from fleetrun.envs.settings.parsing import byte_size, plural
 from fleetrun.errors import UsageError
 from fleetrun.schedulers.base import Submission
 from fleetrun.schedulers.tree_remote import Digest
@@ -69,7 +70,7 @@ class Tree:
     def text(self) -> str:
         """`214 files, 1.2 MB`."""
         files = sum(each.kind != "d" for each in self.entries)
-        return f"{files} file{'' if files == 1 else 's'}, {_size(sum(each.size for each in self.entries))}"
+        return f"{plural(files, 'file')}, {byte_size(sum(each.size for each in self.entries))}"
 
     def renamed(self, script: str) -> str:
         """An absolute path into this tree, as one from where the job runs."""
@@ -383,9 +384,9 @@ def _check_size(folder: str, entries: Sequence[Entry]) -> None:
         head = each.name.partition("/")[0]
         parts[head] = parts.get(head, 0) + each.size
     largest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {_size(parts[name])}" for name in largest)
+    told = ", ".join(f"{name} {byte_size(parts[name])}" for name in largest)
     raise UsageError(
-        f"--sync {folder} is {_size(sum(parts.values()))}, and the limit is {_size(LARGEST)}: {told}",
+        f"--sync {folder} is {byte_size(sum(parts.values()))}, and the limit is {byte_size(LARGEST)}: {told}",
         hint=f"{_IGNORE} Data belong where each machine reads them.",
     )
 
@@ -412,11 +413,3 @@ def _open(path: Path) -> IO[bytes]:
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"--sync: {path} cannot be read: {error.strerror}", hint=_IGNORE)
-
-
-def _size(amount: int) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if amount < 1000 or unit == "GB":
-            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
-        amount /= 1000  # type: ignore[assignment]
-    raise AssertionError

@@ -202,7 +202,7 @@ def _extract(archive: IO[bytes], folder: Path, digest: str) -> list[str]:
     except (tarfile.TarError, EOFError) as error:
         raise TreeError(f"the archive did not arrive whole: {error}") from None
     if found.text != digest:
-        raise TreeError("the archive has other content than was told")
+        raise TreeError("the content of the archive does not match its digest")
     return names
 
 
@@ -243,8 +243,14 @@ def _extract_member(tar: Any, member: Any, path: Path, found: Digest) -> None:
 def _replace_changed(new: Path, there: Path, names: Sequence[str]) -> None:
     """File by file: a job may run there."""
     for name in names:
+        for parent in reversed(PurePosixPath(name).parents[:-1]):  # the job may have put something else there
+            found = there / parent
+            if found.is_symlink() or found.is_file():
+                found.unlink()
         source, path = new / name, there / name
         if stat.S_ISDIR(source.lstat().st_mode):
+            if path.is_symlink() or path.is_file():
+                path.unlink()
             path.mkdir(parents=True, exist_ok=True)
         elif _facts(path) != _facts(source):
             if path.is_dir() and not path.is_symlink():

@@ -141,7 +141,7 @@ def test_what_runs_where_and_with_which_settings(spec):
     line = narrator.pod_facts(spec, "train.py", "gpu", [], "log")
     assert line == "1 server, 2 trainers of train.py on CPU; logs: log/default.evjsyn.*.log"
     unbound = narrator.pod_facts(spec, "train.py", "gpu", ["0"], "log")
-    assert " of train.py on gpu 0, which no process has for its own; " in unbound
+    assert " of train.py on gpu 0, not bound to any process; " in unbound
     bound = dataclasses.replace(spec.containers[1], env={"FLAGS_selected_gpus": "0"})
     spec = dataclasses.replace(spec, containers=(spec.containers[0], bound, spec.containers[2]))
     assert " of train.py on gpu 0,1; " in narrator.pod_facts(spec, "train.py", "gpu", ["0", "1"], "log")

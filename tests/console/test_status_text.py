@@ -93,7 +93,7 @@ def test_a_stop_tells_for_which_processes_it_waits():
     assert "waiting" not in status_row(status_fields(both, stopping_for=1.0), 80)
     row = status_row(status_fields(both, stopping_for=9.4), 80)
     assert row == "0:00:01 | ending | trainers 2/2 | waiting for 2 processes to end, 9s"
-    one = status(containers=[{"pid": None}, {"role": "ps", "index": 1}])
+    one = status(containers=[{"pid": None}, {"role": "ps", "index": 0, "rank": 1}])
     assert status_fields(one, stopping_for=9.4).activity == CurrentActivity("waiting for server 1 to end, 9s")
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from fleetrun.console.text import columns
 from fleetrun.doctor import visit
-from fleetrun.doctor.facts import failed, figure, passed, size, warned
+from fleetrun.doctor.facts import failed, figure, passed, warned
 from fleetrun.doctor.visit import Section
+from fleetrun.envs.settings.parsing import byte_size
 
 SECTIONS = [
     Section("h1 (10.0.0.1)", (passed("python", "3.11.7"), warned("/dev/shm", "64 MiB " * 12, "mend " * 20))),
@@ -60,7 +61,7 @@ def test_the_document() -> None:
     ],
 )
 def test_sizes(amount: int, text: str) -> None:
-    assert size(amount) == text
+    assert byte_size(amount) == text
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_variables_of_this_environment_go_with_it():
 
 
 def test_one_that_no_variable_can_hold_is_refused():
-    with pytest.raises(UsageError, match=r"the tables of the job file have \d+ characters; the limit"):
+    with pytest.raises(UsageError, match=r"the tables of the job file have \d+ bytes; the limit"):
         _ = job(OPTIONS + f"[environment]\nA = '{'x' * 60_000}'\nB = '{'x' * 60_000}'\n").carried
 
 

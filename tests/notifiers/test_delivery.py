@@ -150,7 +150,7 @@ def test_one_that_calls_exit_failed(monkeypatch):
     monkeypatch.setitem(plugins.IN_TREE["notifiers"], "exits", f"{__name__}:Exits")
     told = ran([["exits", "at once", "exits"], ["exits", "later", "exits"]], MESSAGE)
     assert told == [
-        "the notifier 'exits' failed: SystemExit: 3; nothing is told by it",
+        "the notifier 'exits' failed: SystemExit: 3; it sends no notifications",
         "exits was not told of the failure: SystemExit: no such number (3 attempts)",
     ]
 

@@ -152,6 +152,7 @@ def test_variables_of_the_job_are_those_of_its_containers():
     assert (found["A"], found["C"], found["NCCL_DEBUG"]) == ("$$(B)", "$$$$ $$D", "INFO")
     assert found["HF_TOKEN"] == {"secretKeyRef": {"name": "train-env", "key": "HF_TOKEN"}}
     assert (secret["metadata"]["name"], secret["stringData"]) == ("train-env", {"HF_TOKEN": "hunter2"})
+    assert secret["metadata"]["labels"] == main["metadata"]["labels"], "by which all of a job is deleted"
     assert "--env" not in " ".join(container["command"])
     dry = submission(*words, "--dry_run", "train.py", environ=environ)
     assert "hunter2" not in manifests_text(build_manifests(dry, dry.options))
@@ -373,7 +374,7 @@ def test_a_pod_runs_in_the_tree_that_it_unpacks(project: Path, tmp_path: Path):
 
 def test_one_that_is_too_large_needs_an_image(project: Path):
     (project / "data").write_bytes(os.urandom(1_200_000))
-    with pytest.raises(UsageError, match="ConfigMaps are for 1024 KiB") as caught:
+    with pytest.raises(UsageError, match="ConfigMaps can hold 1 MiB") as caught:
         documents(*BASE, "--sync=.")
     assert "image" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="--sync is for kind=job and jobset"):

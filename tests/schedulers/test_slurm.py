@@ -188,7 +188,7 @@ def test_a_tree_that_no_script_can_hold_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     Path("data").write_bytes(os.urandom(3 << 20))
-    with pytest.raises(UsageError, match=r"--sync \. is 2 files, .* a batch script can have 3072 KiB of it"):
+    with pytest.raises(UsageError, match=r"--sync \. is 2 files, .* a batch script can have 3 MiB of it"):
         batch_script(submission("--scheduler=slurm", "--sync=.", "train.py"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,7 +202,7 @@ def test_a_tree_that_is_too_large_says_what_is(project: Path):
     with open("data/large", "wb") as file:  # noqa: PTH123
         file.truncate(trees_module.LARGEST)
     with pytest.raises(
-        UsageError, match=r"--sync \. is 537 MB, and the limit is 537 MB: data 537 MB, train.py 8"
+        UsageError, match=r"--sync \. is 512 MiB, and the limit is 512 MiB: data 512 MiB, train.py 8"
     ):
         tree()
 
@@ -304,6 +305,27 @@ def test_what_a_job_has_changed_is_sent_again_and_what_it_wrote_stays(project: P
     ]
 
 
+@pytest.mark.parametrize("becomes", ["a file", "a link"])
+def test_a_folder_that_a_job_has_replaced_is_sent_again(
+    project: Path, trees: Path, tmp_path: Path, becomes: str
+):
+    (project / "data").mkdir()
+    make("data/x", "train.py")
+    found = tree()
+    there = sent(found, trees)
+    shutil.rmtree(there / "data")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("of others")
+    if becomes == "a file":
+        (there / "data").write_text("")
+    else:
+        (there / "data").symlink_to(outside)
+    sent(found, trees)
+    assert ((there / "data" / "x").read_text(), (there / "data").is_symlink()) == ("data/x", False)
+    assert (outside / "x").read_text() == "of others"
+
+
 def test_a_signal_ends_reading_and_packing(project: Path):
     make("train.py")
     words = ("--scheduler=ssh", "--ips=h", "--sync=.", "train.py")
@@ -335,7 +357,7 @@ def test_an_archive_that_is_cut_or_another_leaves_nothing(project: Path, trees: 
     cut = {"begin": 5, "middle": len(data) // 2, "end": len(data) - 20_000}[where]
     with pytest.raises((TreeError, EOFError)):
         unpack(trees, found.digest, io.BytesIO(data[:cut]))
-    with pytest.raises(TreeError, match="other content"):
+    with pytest.raises(TreeError, match="does not match its digest"):
         unpack(trees, "0" * 32, io.BytesIO(data))
     assert not is_there(trees, found.digest)
     assert [path for path in trees.iterdir() if path.suffix != ".lock"] == []

@@ -195,7 +195,7 @@ def _take(words: list[str]) -> tuple[str, Option, str]:
     return spelling, option, text
 
 
-def without_secrets(argv: Sequence[str]) -> list[str]:
+def without_secret_options(argv: Sequence[str]) -> list[str]:
     """The words of a command line without the values of secret options, wherever these are."""
     words: list[str] = []
     hides = False

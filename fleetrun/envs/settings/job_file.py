@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Mode, Role
+from fleetrun.envs.contract import Mode, Role, is_owned
 from fleetrun.envs.settings.options import (
     BY_VARIABLE,
     OPTIONS,
@@ -275,7 +275,7 @@ def _environment(entry: Entry, key: Key) -> Iterator[tuple[Key, Entry]]:
             raise each.wrong("is not a valid variable name")
         if name in BY_VARIABLE:
             raise each.wrong(f"is an option of fleetrun: write {BY_VARIABLE[name]} = ... instead")
-        if name in OWNED or name.startswith(OWNED_PREFIXES):
+        if is_owned(name):
             raise each.wrong("is set by fleetrun for each process")
         yield (*key, name), each
 

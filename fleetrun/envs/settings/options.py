@@ -540,8 +540,8 @@ class LaunchSettings:
     notify: tuple[parsing.Addressed, ...] = _output(
         (), parsing.notifiers, "URL|command:WORDS", env=(NOTIFY,), repeats=True, joint="\n",
         secret=True,
-        help="Tell of failures, restarts, hangs and the end: POST JSON to a URL (Slack and others), or run a "
-             "command. A URL that is a secret belongs into FLEETRUN_NOTIFY. See `fleetrun help notify`.")
+        help="Notify of failures, restarts, hangs and the end: POST JSON to a URL (Slack and others), or run "
+             "a command. Put a secret URL into FLEETRUN_NOTIFY instead. See `fleetrun help notify`.")
     notify_on: tuple[str, ...] = _output(
         parsing.MOMENTS, parsing.moments, "LIST", env=("FLEETRUN_NOTIFY_ON",),
         help="Of what --notify tells.", shown_default=",".join(parsing.MOMENTS))

@@ -632,3 +632,18 @@ def rank_set(text: str) -> frozenset[int] | None:
             return None
         found.update(range(low, high + 1))
     return frozenset(found)
+
+
+def byte_size(amount: float) -> str:
+    """Bytes as a person writes them, in powers of 1024: `64 MiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
+
+
+def plural(number: int, word: str) -> str:
+    """`1 process`, `2 processes`."""
+    ending = "es" if word.endswith("s") else "s"
+    return f"{number} {word}{'' if number == 1 else ending}"

@@ -382,7 +382,7 @@ def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
         raise UsageError(f"{host} needs --metrics_port: without it nothing listens there")
     moments = choices.get("notify_on")
     if moments is not None and moments.typed and not {"notify", "scheduler"} & choices.keys():
-        raise UsageError(f"{moments} needs --notify, or FLEETRUN_NOTIFY: without it nothing is told")
+        raise UsageError(f"{moments} needs --notify or FLEETRUN_NOTIFY: without it no notifications are sent")
     probe = choices.get("probe")
     if _on(choices, "warm") and probe is not None and probe.value == "off":
         raise UsageError(f"{choices['warm']} needs the probe, but {probe} was given")
