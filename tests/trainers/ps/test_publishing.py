@@ -41,7 +41,7 @@ def command(folder: Path, mode: str, durability: str, steps: int, **more: object
 
 
 class Follower:
-    """Reads the versions that it finds, as one who serves would: their values by id, and the chains."""
+    """Reads the versions that it finds, as a server of models would: their values by id, and the chains."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -137,7 +137,7 @@ def test_async_versions_lose_and_double_nothing_and_end_with_everything(
 ) -> None:
     """Rows of 16 bits, which have these counts exactly; a bounded table, most of whose rows are gone."""
     kills = max(2, KILLS // 3)
-    steps, published = 40 + 40 * kills, tmp_path / "published"
+    steps, published = 80 + 80 * kills, tmp_path / "published"
     follower = Follower(published)
     words = counting(
         tmp_path,
