@@ -68,8 +68,8 @@ def kill_one_by_one(
     word: str,
     roles: tuple[Role, ...],
 ) -> None:
-    """Each time the trainers have gone on since the last kill, a process of `roles` is killed. Their limit keeps
-    them from being through before, however slow this process is.
+    """Each time the trainers have continued since the last kill, a process of `roles` is killed. Their limit
+    keeps them from being through before, however slow this process is.
     """
     rng = random.Random(seed)
     for number in range(kills):
