@@ -1,7 +1,10 @@
 """The processes of a job as the live view lists them: what it remembers, their order, filters, cells."""
 
+from typing import ClassVar
+
 import pytest
 
+from fleetrun.commands.live_job import RemoteWatch, end_of
 from fleetrun.commands.live_rows import (
     COLUMNS,
     ORDERS,
@@ -110,6 +113,14 @@ def test_what_matters_comes_first(order, names):
     assert [each.title for each in sorted(there, key=ORDERS[order])] == names
 
 
+def test_zero_is_known():
+    found = Processes()
+    idle = [{**one, "cpu": 0 if one["role"] == "ps" else None} for one in SOME]
+    found.take(status_of("job", "abcdef", containers=idle), 0.0)
+    first, *_ = sorted(found.all, key=ORDERS["cpu"])
+    assert first.said["cpu"] == 0
+
+
 @pytest.mark.parametrize(
     ("text", "titles"),
     [
@@ -170,3 +181,24 @@ def test_an_answer_of_another_form_is_shown_as_far_as_it_goes(garbage):
     for order in ORDERS.values():
         sorted(found.all, key=order)
     progress_text(found.all)
+
+
+class Refusing:
+    """Nodes of a job that answer too many requests already."""
+
+    ranks = (0,)
+    trouble: ClassVar = {0: "it answers 8 other requests"}
+    open = False
+
+    def ask(self, *_: object) -> None:
+        pass
+
+    def arrived(self, within: float) -> list[tuple[int, bytes]]:
+        return []
+
+
+def test_a_job_that_does_not_answer_has_not_ended():
+    watch = RemoteWatch(Refusing(), "resnet", 1.0)
+    assert watch.look() is None
+    sentence, _ = end_of(watch.job, {"state": "running"})
+    assert sentence == "resnet is not watched any more, and may still run: it answers 8 other requests"
