@@ -17,6 +17,7 @@ from trainers.collective.stepping import DistributedScaler
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.trainer.layout import options_snapshot
+from trainers.ps.trainer.weight import ServedWeight, hidden_gradients, without_overrides
 
 
 class Stepper(Protocol):
@@ -37,7 +38,7 @@ class Stepper(Protocol):
 
     def has_rows(self, optimizer: ServedOptimizer) -> bool: ...
 
-    def drop_rows(self, optimizer: ServedOptimizer) -> None: ...
+    def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None: ...
 
     def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool: ...
 
@@ -53,7 +54,8 @@ class ServedScaler(DistributedScaler):
         if not self.is_enabled() or not isinstance(optimizer, ServedOptimizer):
             super().unscale_(optimizer)
             return
-        torch.amp.GradScaler.unscale_(self, optimizer)
+        with hidden_gradients():
+            torch.amp.GradScaler.unscale_(self, optimizer)
         found: dict[Any, torch.Tensor] = self._found_inf_per_device(optimizer)
         overflow = any(bool(each.item()) for each in found.values())
         overflow |= not optimizer.unscale_rows(self.get_scale())
@@ -162,9 +164,9 @@ class ServedOptimizer(DistributedOptimizer):
             self._local = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # asking a ServedWeight takes much longer
+        with hidden_gradients(), without_overrides():
             super().zero_grad(set_to_none)
-        self._stepper.drop_rows(self)
+        self._stepper.drop_rows(self, set_to_none=set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get("state"):
@@ -274,7 +276,8 @@ class _Kept:
 
     @classmethod
     def of(cls, optimizer: ServedOptimizer, rows: int, *, copy: bool = False) -> _Kept:
-        own = [(each, each.grad) for group in optimizer.param_groups for each in group["params"]]
+        dense = [each for group in optimizer.param_groups for each in group["params"]]
+        own = [(each, each.grad) for each in dense if not isinstance(each, ServedWeight)]
         if copy:
             own = [(each, None if grad is None else grad.clone()) for each, grad in own]
         rates = [(group, group.get("lr")) for group in optimizer.param_groups]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
 from trainers.ps.trainer.embedding import outside_graphs
 from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, plan_layout
 from trainers.ps.trainer.modules import pools
+from trainers.ps.trainer.weight import hidden_gradients
 from trainers.ps.trainer.worker import LocalTraining, Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
@@ -64,14 +65,14 @@ def _nothing(*args: Any) -> None:
 class _ZeroGrad:
     """`model.zero_grad`, which drops the gradients of rows too; that of a copy is the copy's."""
 
-    def __init__(self, model: torch.nn.Module, before: Sequence[OwnHook]) -> None:
+    def __init__(self, model: torch.nn.Module, before: OwnHook) -> None:
         self._model = model
         self._before = before
 
     def __call__(self, set_to_none: bool = True) -> None:
-        for each in self._before:
-            each()
-        type(self._model).zero_grad(self._model, set_to_none)
+        self._before(set_to_none)
+        with hidden_gradients():
+            type(self._model).zero_grad(self._model, set_to_none)
 
 
 class _ClearGradients:
@@ -143,18 +144,14 @@ def watch_model(
         owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
         handles += [each.register_forward_pre_hook(OwnHook(joined.before_forward)) for each in owners]
     if refresh:
+        handles += _refreshing(model, worker)
 
-        def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            if not (module.training or _exporting()):
-                worker.refresh()
+    def before_zero_grad(set_to_none: bool) -> None:
+        if joined is not None:
+            joined.check("model.zero_grad() was called")
+        worker.drop_rows(set_to_none=set_to_none)
 
-        def before_state_dict(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-            worker.refresh()
-
-        handles.append(model.register_forward_pre_hook(OwnHook(before_forward)))
-        handles.append(model.register_state_dict_pre_hook(OwnHook(before_state_dict)))  # type: ignore[no-untyped-call]  # torch's
-    checks = () if joined is None else (partial(joined.check, "model.zero_grad() was called"),)
-    model.__dict__["zero_grad"] = _ZeroGrad(model, [OwnHook(each) for each in (*checks, worker.drop_rows)])
+    model.__dict__["zero_grad"] = _ZeroGrad(model, OwnHook(before_zero_grad))
 
     def end() -> None:
         end_look_ahead()
@@ -164,6 +161,22 @@ def watch_model(
             model.__dict__.pop(name, None)
 
     return end
+
+
+def _refreshing(model: torch.nn.Module, worker: Worker) -> list[RemovableHandle]:
+    """Pull dense values before evaluation and before `state_dict()`."""
+
+    def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if not (module.training or _exporting()):
+            worker.refresh()
+
+    def before_state_dict(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+        worker.refresh()
+
+    return [
+        model.register_forward_pre_hook(OwnHook(before_forward)),
+        model.register_state_dict_pre_hook(OwnHook(before_state_dict)),  # type: ignore[no-untyped-call]  # torch's
+    ]
 
 
 class _ServedRuntime:
@@ -318,7 +331,7 @@ class ServerRuntime(_ServedRuntime):
     def has_rows(self, optimizer: ServedOptimizer) -> bool:
         return False
 
-    def drop_rows(self, optimizer: ServedOptimizer) -> None:
+    def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None:
         return
 
     def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool:
@@ -365,6 +378,7 @@ class TrainerRuntime(_ServedRuntime):
         self._joined: JoinedSteps | None = None
         """Of several optimizers; then `_weights` has the ids of the parameters of each."""
         self._weights: dict[int, set[int]] = {}
+        self._after_push: list[Callable[[], None]] = []
         self._worker: Worker | None = None
         self.scaler: ServedScaler | None = None
         self._resumed = 0
@@ -439,10 +453,7 @@ class TrainerRuntime(_ServedRuntime):
         self._resumed = self._worker.step_number
         self._phase = _Phase.TRAINING
         if len(self._optimizers) > 1:
-            push = self._worker.step
-            self._joined = JoinedSteps(
-                self._optimizers, lambda overflow: push(overflow=overflow), self._rows_of
-            )
+            self._joined = JoinedSteps(self._optimizers, self._push, self._rows_of)
             self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
         self._ends.callback(watch_model(self._model, self._worker, self._joined, refresh=strategy.a_sync))
         if (amp := strategy.half_precision()) is not None:
@@ -580,10 +591,24 @@ class TrainerRuntime(_ServedRuntime):
     def _rows_of(self, optimizer: ServedOptimizer) -> int:
         return 0 if self._worker is None else self._worker.row_gradients(self._weights.get(id(optimizer)))
 
-    def drop_rows(self, optimizer: ServedOptimizer) -> None:
-        """Those of its embeddings; but a push that waits for another optimizer still needs them."""
-        if self._worker is not None and not (self._joined is not None and self._joined.stepped(optimizer)):
-            self._worker.drop_rows(self._weights.get(id(optimizer)))
+    def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None:
+        """Drop the gradients of its embeddings; where a push still needs them, after the push."""
+        drop = partial(self._drop_rows, self._weights.get(id(optimizer)), set_to_none)
+        if self._joined is not None and self._joined.stepped(optimizer):
+            self._after_push.append(drop)
+        else:
+            drop()
+
+    def _drop_rows(self, weights: set[int] | None, set_to_none: bool) -> None:
+        if self._worker is not None:
+            self._worker.drop_rows(weights, set_to_none=set_to_none)
+
+    def _push(self, overflow: bool) -> None:
+        """Push the gradients of several optimizers."""
+        self._training("distributed_optimizer(...).step").step(overflow=overflow)
+        for each in self._after_push:
+            each()
+        self._after_push.clear()
 
     def _local_step(self) -> None:
         for each in self._optimizers:

@@ -22,7 +22,6 @@ from trainers.ps.kernels.runs import (
     Run,
     accumulate,
     count_uses_run,
-    gather_run,
     initial_run,
     insert_run,
     pull_run,
@@ -252,11 +251,7 @@ class SparseRun:
             return pull_run(lines[tables], bounds, wanted, rows, missing, found)
 
         if self._threads.do(work, starts, missing, counts, self.size):
-            if insert and not self._budgets:
-                slots = self._insert(starts, wanted, missing, counts)
-                gather_run(self._run.lines, starts, missing, counts, slots, rows)
-            else:
-                initial_run(self._run, starts, wanted, missing, counts, rows.reshape(-1))
+            initial_run(self._run, starts, wanted, missing, counts, rows.reshape(-1))
             if insert and self._use is not None:
                 self._use.counts[:, MISSED_KEYS] += counts
         return torch.from_numpy(rows)

@@ -382,8 +382,9 @@ class SparseTable:
         self._count_uses(found)
 
     def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
-        """(n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and gets a row
-        if `insert` and the entry filter admits it. Raises FullError when there is no room for it.
+        """Return (n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and a push
+        makes its row. Where an entry counts lookups, the key gets a row here, if `insert` and the entry
+        admits it. Raises FullError when there is no room for it.
         """
         wanted = self._array(keys)
         self._before_use(wanted)
@@ -659,8 +660,7 @@ class SparseTable:
 
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
         """Fill rows `positions` of `out`, whose keys have no row."""
-        counted = isinstance(self._filter, AdmitByCount)
-        if not insert or (self.bounded is not None and not counted):  # which has rows that were used
+        if not insert or not isinstance(self._filter, AdmitByCount):
             self._fill_initial(keys, positions, out)
             return
         admitted = self._filter.pulled(keys[positions])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -18,12 +18,18 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn import functional
 
 from trainers.errors import UsageError
-from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.batch import add_rows
 from trainers.ps.trainer.group import Batch, Call
 from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, device_of, embeds, pools, row_limit
 from trainers.ps.trainer.pooling import ends_of, pool, weighs
 from trainers.ps.trainer.remote import Lookup
+from trainers.ps.trainer.weight import (
+    ServedWeight,
+    WeightGradient,
+    end_serving,
+    serve_weight,
+    without_overrides,
+)
 
 # ---- Rows by position, with a backward pass that sums gradients in one go: on a CPU, torch's own embedding
 # backward takes seven times as long.
@@ -53,32 +59,47 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, batch: Batch, calls: Sequence[Call]
+        ctx: Any, anchor: torch.Tensor, batch: Batch, calls: Sequence[Call], *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.batch, ctx.calls = batch, calls
         ctx.set_materialize_grads(False)
         return tuple(batch.gather(calls))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
-        ctx.batch.scatter(ctx.calls, grads)
-        return None, None, None
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+        return None, None, None, *ctx.batch.backward(ctx.calls, grads)
 
 
 def embed(batch: Batch, call: Call, weight: torch.Tensor) -> torch.Tensor:
-    """The rows of a call, (*ids.shape, dim), which a backward pass trains if the weight wants a gradient.
-    Those of all calls of the batch that can be computed like that are computed with the first.
+    """Return the rows of a call, (*ids.shape, dim), which a backward pass trains if the weight wants a
+    gradient. Rows of all calls of the batch that can be computed like that are computed with the first.
     """
-    if call.output is None:
-        with torch._C.DisableTorchFunctionSubclass():  # asking a ServedWeight takes much longer
-            if not weight.requires_grad:
-                return batch.gather([call])[0]
+    with without_overrides():
+        if not weight.requires_grad:
+            return batch.gather([call])[0]
+        if call.output is None:
             calls = [call, *batch.others()]
-        for each, output in zip(calls, _Embed.apply(batch.anchor, batch, calls), strict=True):  # type: ignore[no-untyped-call]  # torch's
-            each.output = output
+            outputs = _Embed.apply(batch.anchor, batch, calls, *batch.weights_of(calls))  # type: ignore[no-untyped-call]  # torch's
+            for each, output in zip(calls, outputs, strict=True):
+                each.output = output
     output, call.output = call.output, None
     assert output is not None
     return output
+
+
+class _Rows(torch.autograd.Function):
+    """The distinct rows of a call; `collect` gets their gradient and returns the weight's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, collect: _Collect
+    ) -> torch.Tensor:
+        ctx.collect = collect
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+        return None, ctx.collect(grads[0]), None, None
 
 
 def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -110,42 +131,15 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# ---- The weight of a served module has no rows here. Arithmetic on it would give zeros without a word.
-
-_WITHOUT_VALUES = frozenset(
-    """
-    __get__ __set__ __delete__ __repr__ __len__ __hash__ __format__ __reduce_ex__ __setstate__ __deepcopy__
-    size dim ndimension numel nelement stride storage_offset element_size is_floating_point is_complex
-    is_contiguous is_pinned is_shared get_device data_ptr untyped_storage _typed_storage detach requires_grad_
-    register_hook register_post_accumulate_grad_hook to cpu cuda type share_memory_ zero_
-    """.split()  # noqa: SIM905  (a list of 40 lines says no more)
-)
-"""Functions of torch that need no values of the weight."""
+_Collect = Callable[[torch.Tensor], torch.Tensor | None]
 
 
-class ServedWeight(torch.nn.Parameter):
-    """The class of the weight of an embedding while it is served: it refuses what needs values."""
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", str(func))
-        loads_nothing = name == "copy_" and not args[1].numel()  # as load_state_dict does
-        if name not in _WITHOUT_VALUES and not loads_nothing:
-            raise UsageError(
-                f"torch's {name} was called on the weight of an embedding that parameter servers hold: it "
-                "has no rows here. Call the embedding with ids instead (a penalty can use the rows that it "
-                "returns), read all rows by state_dict(), or make the embedding with sparse=False"
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
-            # `weight.data` and the like: arithmetic on them would be as silent.
-            return result.as_subclass(cls) if type(result) is torch.Tensor else result
-
-
-class RowSource(Protocol):
+class RowSource(WeightGradient, Protocol):
     """Where rows come from, and where their gradients go."""
+
+    @property
+    def anchor(self) -> torch.Tensor:
+        """All outputs depend on it, for autograd."""
 
     def call(self, ids: torch.Tensor) -> Call | None:
         """The call of these ids in training, for `embed` or `pool`; None: use `look_up`."""
@@ -159,8 +153,8 @@ class RowSource(Protocol):
     def pull_all(self) -> torch.Tensor | None:
         """Every row of the module, (num_embeddings, dim) float32; None when it is unbounded."""
 
-    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
-        """Keep the gradient of these rows for the next step."""
+    def collect(self, keys: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
+        """Collect the gradient of these rows in a backward pass; or return it, where autograd is to have it."""
 
     def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""
@@ -194,17 +188,35 @@ class ServedEmbedding:
         self._pools = pools(module) and not statistics
         self._device = device_of(module)
         self._dtype = module.weight.dtype
-        module.weight.data = torch.empty(
-            0, module.embedding_dim, device=module.weight.device, dtype=self._dtype
-        )  # the servers have it now
-        self._weight_class = type(module.weight)
-        module.weight.__class__ = ServedWeight
+        self._weight = serve_weight(module.weight, name, rows, bounded=self._bound is not None)
         module.__dict__["forward"] = self._forward()  # on the instance, while it is served
         module.__dict__.update(dict.fromkeys(_COPYING, self._refuse_copy))
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             # Not a bound method: torch sets an attribute on the function.
-            lambda module, state, prefix, metadata: _add_weight(state, f"{prefix}weight", rows)
+            lambda module, state, prefix, metadata: self._add_weight(state, f"{prefix}weight")
         )
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether the module has the weight that is served: torch.func.functional_call, a parametrization or
+        an assignment puts another one there, with which torch's own forward computes.
+        """
+        return self._module._parameters.get("weight") is self._weight
+
+    def check(self) -> None:
+        """Raises UsageError if the script has put another weight in the place of the served one."""
+        if not self._in_place:
+            raise UsageError(
+                f"the weight of embedding {self._name!r} was replaced by another one, and the servers train "
+                "the weight of fleet.init_worker(): write values by load_state_dict(), or put the former "
+                "weight back"
+            )
+
+    @property
+    def weight(self) -> ServedWeight:
+        """A view of the weight: torch loads it from a state dict in the place of rows."""
+        view: ServedWeight = self._weight.detach()
+        return view
 
     def rows_of(self, given: torch.Tensor) -> torch.Tensor | None:
         """(num_embeddings, dim) float32: the rows of a weight in a state dict; None for another shape, which
@@ -222,9 +234,7 @@ class ServedEmbedding:
 
     def end(self, weight: torch.Tensor | None) -> None:
         """Make it an ordinary module again, with these values."""
-        self._module.weight.__class__ = self._weight_class
-        if weight is not None:
-            self._module.weight.data = weight.to(self._device, self._dtype)
+        end_serving(self._weight, None if weight is None else weight.to(self._device, self._dtype))
         for name in ("forward", *_COPYING):  # restores those of the class
             del self._module.__dict__[name]
         self._hook.remove()
@@ -233,7 +243,7 @@ class ServedEmbedding:
         """Make it a module without rows: another trainer has them, or the servers have saved them. Its calls,
         and those of `state_dict()`, are refused.
         """
-        self._module.weight.__class__ = self._weight_class
+        end_serving(self._weight, torch.empty(0, self._module.embedding_dim, dtype=self._dtype))
         for name in _COPYING:
             del self._module.__dict__[name]
         self._module.__dict__["forward"] = self._refuse_use
@@ -255,15 +265,27 @@ class ServedEmbedding:
 
     def _forward(self) -> Callable[..., torch.Tensor]:
         if isinstance(self._module, SparseEmbedding):
-            return outside_graphs(self._sparse)
-        return outside_graphs(self._embedding if isinstance(self._module, torch.nn.Embedding) else self._bag)
+            compute: Callable[..., torch.Tensor] = self._sparse
+        else:
+            is_bag = isinstance(self._module, torch.nn.EmbeddingBag)
+            compute = self._bag if is_bag else self._embedding
+        served = outside_graphs(compute)
+        own: Callable[..., torch.Tensor] = functools.partial(type(self._module).forward, self._module)
+        parameters, weight = self._module._parameters, self._weight
+
+        @functools.wraps(served)
+        def forward(*args: Any, **options: Any) -> torch.Tensor:
+            call = served if parameters.get("weight") is weight else own
+            return call(*args, **options)
+
+        return forward
 
     def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
         self._tell(ids)
         call = self._call(ids)
         if call is not None:
-            return self._typed(embed(call.batch, call, self._module.weight))
+            return self._typed(embed(call.batch, call, self._weight))
         lookup, rows, _ = self._look_up(ids, clicks)
         return self._typed(gathered(lookup.place, rows))
 
@@ -271,7 +293,7 @@ class ServedEmbedding:
         self._tell(input)
         call = self._call(input)
         if call is not None:
-            return self._typed(embed(call.batch, call, self._module.weight))
+            return self._typed(embed(call.batch, call, self._weight))
         lookup, rows, padding = self._look_up(input)
         module: Any = self._module
         if not module.scale_grad_by_freq:
@@ -287,10 +309,10 @@ class ServedEmbedding:
     ) -> torch.Tensor:
         self._tell(input)
         module: Any = self._module
-        if self._pools and self._training and weighs(per_sample_weights, input, module.mode):
+        if self._pools and torch.is_grad_enabled() and weighs(per_sample_weights, input, module.mode):
             ends = ends_of(input, offsets, last=module.include_last_offset)
             if ends is not None and (call := self._rows.call(input)) is not None:
-                return self._pooled(call, per_sample_weights, ends)
+                return pool(call, self._weight, per_sample_weights, ends, mean=module.mode == "mean")
         lookup, rows, padding = self._look_up(input)
         return functional.embedding_bag(
             lookup.place.to(self._device),
@@ -303,30 +325,19 @@ class ServedEmbedding:
             padding_idx=padding,
         )
 
-    def _pooled(self, call: Call, weights: torch.Tensor | None, ends: Keys) -> torch.Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            trained = self._module.weight.requires_grad
-        mean = isinstance(self._module, torch.nn.EmbeddingBag) and self._module.mode == "mean"
-        return pool(call, weights, ends, mean=mean, trained=trained)
-
     def _typed(self, rows: torch.Tensor) -> torch.Tensor:
         """In the type of the module: they come and are trained in float32."""
         return rows if self._dtype is torch.float32 else rows.to(self._dtype)
 
-    @property
-    def _training(self) -> bool:
-        return self._module.training and torch.is_grad_enabled()
-
     def _call(self, ids: torch.Tensor) -> Call | None:
-        if self._embeds and self._training:
-            return self._rows.call(ids)
-        return None
+        """The call of these ids in training: gradients decide, not `module.training`."""
+        return self._rows.call(ids) if self._embeds and torch.is_grad_enabled() else None
 
     def _tell(self, ids: torch.Tensor) -> None:
-        """Of a call, once, before anything is requested for it."""
+        """Report a call, once, before anything is requested for it."""
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
-        # A forward pass without gradients in training is like none that comes: it makes no rows.
+        # A forward pass without gradients amid training says nothing about later ones.
         if self._called is not None and (torch.is_grad_enabled() or not self._module.training):
             self._called(self._module, ids)
 
@@ -334,27 +345,37 @@ class ServedEmbedding:
         self, ids: torch.Tensor, clicks: torch.Tensor | None = None
     ) -> tuple[Lookup, torch.Tensor, int | None]:
         """The keys, their rows, and the position of the padding key."""
-        training = self._training
+        training = torch.is_grad_enabled()
         lookup, rows = self._rows.look_up(ids, insert=training)
         padding = _place_of(self._module.padding_idx, lookup.keys)
         if padding is not None and (self._bound is None or self._evicts):
-            rows.data[padding] = 0.0  # nothing else sets that row to zeros
+            rows[padding] = 0.0  # nothing else sets that row to zeros
         rows = rows.to(self._device)
-        if training and self._module.weight.requires_grad:
-            rows.requires_grad_()
-            if self._statistics:
-                self._rows.add_stats(lookup.keys, _stats(lookup, clicks))
-            collect = functools.partial(self._collect, lookup.keys, padding)
-            rows.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]  # torch's
+        with without_overrides():
+            if training and self._weight.requires_grad:
+                stats = [_stats(lookup, clicks)] if self._statistics else []
+                collect = functools.partial(self._collect, lookup.keys, padding, stats)
+                rows = _Rows.apply(self._rows.anchor, self._weight, rows, collect)  # type: ignore[no-untyped-call]  # torch's
         return lookup, rows, padding
 
-    def _collect(self, keys: torch.Tensor, padding: int | None, leaf: torch.Tensor) -> None:
-        if leaf.grad is None:
-            return
-        grad, leaf.grad = leaf.grad.detach().cpu(), None  # a second backward adds only its own share
+    def _collect(
+        self, keys: torch.Tensor, padding: int | None, stats: list[torch.Tensor], given: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Collect the gradient of these rows; shows and clicks count with the first one."""
+        grad = given.detach().to("cpu", torch.float32)
+        if stats and not ServedWeight.wanted:
+            self._rows.add_stats(keys, stats.pop())
         if padding is not None:  # torch excludes the padding row from the gradient
             keys, grad = _without(keys, padding), _without(grad, padding)
-        self._rows.add_gradient(keys, grad)
+        return self._rows.collect(keys, grad)
+
+    def _add_weight(self, state: dict[str, torch.Tensor], name: str) -> None:
+        if not self._in_place or name not in state:
+            return
+        weight = self._rows.pull_all()
+        # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
+        own = state[name].as_subclass(torch.Tensor).detach()
+        state[name] = own if weight is None else weight.to(own.dtype)
 
 
 def _place_of(padding: int | None, keys: torch.Tensor) -> int | None:
@@ -375,10 +396,3 @@ def _stats(lookup: Lookup, clicks: torch.Tensor | None) -> torch.Tensor:
 
 def _without(tensor: torch.Tensor, place: int) -> torch.Tensor:
     return torch.cat([tensor[:place], tensor[place + 1 :]])
-
-
-def _add_weight(state: dict[str, torch.Tensor], name: str, rows: RowSource) -> None:
-    weight = rows.pull_all()
-    # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
-    own = state[name].as_subclass(torch.Tensor).detach()
-    state[name] = own if weight is None else weight.to(own.dtype)

@@ -343,9 +343,7 @@ class SyncExchange:
     def push(self, *, overflow: bool = False) -> None:
         records = records_part(self._turn.take()[0])
         push: list[list[Part]] = [[*records] for _ in range(self._servers)]
-        if overflow:
-            drop_gradients(self._groups)
-        else:
+        if not overflow:
             self._add_gradients(push)
         for parts, wants in zip(push, self._dense.trained_wants, strict=True):
             parts += wants
@@ -429,7 +427,6 @@ class AsyncExchange:
         self._on = on
         self._records += records
         if overflow:
-            drop_gradients(self._groups)
             self._merging.steps += 1
         else:
             self._merging.add(self._dense.gradients())
@@ -525,12 +522,6 @@ def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[torch.Tens
 def unsent(groups: Sequence[TableGroup]) -> list[RowRequest]:
     """Row requests of prepared batches that have not been sent."""
     return [request for group in groups for request in group.unsent()]
-
-
-def drop_gradients(groups: Sequence[TableGroup]) -> None:
-    """Of all of them."""
-    for group in groups:
-        group.drop_gradients()
 
 
 def unsent_training(groups: Sequence[TableGroup]) -> list[RowRequest]:

@@ -8,15 +8,17 @@ A batch is prepared when its ids are known: by `prefetch` for all tables, or by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainers.errors import UsageError
 from trainers.kernels.compiled import Keys
 from trainers.ps.client import Client, Request
 from trainers.ps.kernels.batch import (
@@ -42,9 +44,11 @@ from trainers.ps.trainer.remote import (
     version_of,
 )
 from trainers.ps.trainer.staging import Arriving, DeviceRows, Staging, flat_ids, staging_of, strided
+from trainers.ps.trainer.weight import ServedWeight, without_overrides
 from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Part
 
 _CHUNK_BYTES = 4 << 20
+_Grad = TypeVar("_Grad")
 _MAX_AHEAD = 2
 """Batches that may be prepared besides the current one."""
 
@@ -79,6 +83,8 @@ class Batch:
         starts = np.zeros(len(calls) + 1, np.int64)
         np.cumsum([each.numel() for each in flats], out=starts[1:])
         self._find_keys(flats, starts, np.searchsorted(tables, np.arange(group.size + 1)))
+        self.made = np.bincount(tables, minlength=group.size)
+        """How many calls each table has in this batch."""
         self.calls: dict[int, list[Call]] = {}
         """Those that have not been made, by table."""
         for (table, ids), (start, stop) in zip(calls, pairwise(starts.tolist()), strict=True):
@@ -131,11 +137,11 @@ class Batch:
 
     def others(self) -> list[Call]:
         """The calls that have not been made, and need nothing but their rows."""
-        tables = self._group.tables
+        embeds, weights = self._group.embeds, self._group.weights
         return [
             each
             for number, calls in self.calls.items()
-            if self._group.embeds[number] and tables[number].sparse.module.weight.requires_grad
+            if embeds[number] and weights[number].requires_grad
             for each in calls
             if each.output is None
         ]
@@ -164,45 +170,65 @@ class Batch:
         gather_calls(self.rows, self.place, begins, sizes, self.moved, firsts, addresses)
         return outs
 
-    def scatter(self, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]) -> None:
-        """Add the gradients of what `gather` gave; None for a call without one."""
+    def weights_of(self, calls: Sequence[Call]) -> list[torch.nn.Parameter]:
+        """The weight of each call, for autograd."""
+        return [self._group.weights[each.table] for each in calls]
+
+    def backward(
+        self, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Collect the gradients of the outputs of `gather`; None: the backward pass did not reach the call.
+        Return for each call the gradient of its weight where autograd is to have it.
+        """
+        reached = [(call, grad) for call, grad in zip(calls, grads, strict=True) if grad is not None]
+        returned = dict[Call, torch.Tensor]()
+        some, own = self._group.accumulating(reached)
+        if some:
+            self._add(self._group.collecting(self, [call for call, _ in some]), some)
+        for call, grad in own:
+            returned[call] = self.returned(call, lambda to, each=(call, grad): self._add(to, [each]))
+        return [returned.get(call) for call in calls]
+
+    def _add(self, to: _Collected, some: Sequence[tuple[Call, torch.Tensor]]) -> None:
         if self._there is not None:
-            self._scatter_there(self._there, calls, grads)
+            if to.there is None:
+                to.there = self._there.zeros()
+            spans = [(call.start, call.stop) for call, _ in some]
+            self._there.scatter(spans, [grad for _, grad in some], to.there)
             return
-        both = [
-            (call, *strided(grad, self._group.dim))
-            for call, grad in zip(calls, grads, strict=True)
-            if grad is not None
-        ]
-        if not both:
-            return
-        moved, *_ = self.pushed
-        rows = self.gradient_of([call.table for call, *_ in both])
-        addresses = np.array([grad.data_ptr() for _, grad, _ in both], np.int64)
-        strides = np.array([stride for *_, stride in both], np.int64)
-        begins, sizes, firsts = self._of([call for call, *_ in both])
-        scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, rows)
+        both = [strided(grad, self._group.dim) for _, grad in some]
+        addresses = np.array([grad.data_ptr() for grad, _ in both], np.int64)
+        strides = np.array([stride for _, stride in both], np.int64)
+        begins, sizes, firsts = self._of([call for call, _ in some])
+        scatter_calls(addresses, strides, self.place, begins, sizes, self.pushed[0], firsts, to.added())
 
-    def gradient_of(self, tables: Sequence[int]) -> NDArray[np.float32]:
-        """Where the gradients of these tables are added, in the order of a push."""
-        collected = self._group.collecting(self)
-        if collected.rows is None:
-            collected.rows = np.zeros((len(self.pushed[2]), self._group.dim), np.float32)
-        collected.touched[tables] = True
-        return collected.rows
+    def add(self, call: Call, add: Callable[[NDArray[np.float32]], None]) -> torch.Tensor | None:
+        """Collect the gradient of one call: `add` adds it to rows in the order of a push. See `backward`."""
+        some, own = self._group.accumulating([(call, None)])
+        if some:
+            add(self._group.collecting(self, [call]).added())
+        return self.returned(call, lambda to: add(to.added())) if own else None
 
-    def _scatter_there(
-        self, there: DeviceRows, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]
-    ) -> None:
-        some = [(call, grad) for call, grad in zip(calls, grads, strict=True) if grad is not None]
-        if not some:
-            return
-        collected = self._group.collecting(self)
-        if collected.there is None:
-            collected.there = there.zeros()
-        collected.touched[[call.table for call, _ in some]] = True
-        spans = [(call.start, call.stop) for call, _ in some]
-        there.scatter(spans, [grad for _, grad in some], collected.there)
+    def returned(self, call: Call, add: Callable[[_Collected], None]) -> torch.Tensor:
+        """The gradient of one call as autograd has it."""
+        alone = _Collected(self, {call})
+        add(alone)
+        if alone.there is not None:
+            begin_copy([alone], self._group.staging)
+        return self._group.own_gradient(call.table, *alone.take(call.table))
+
+    @property
+    def dim(self) -> int:
+        return self._group.dim
+
+    def keys_of(self, calls: Iterable[Call]) -> NDArray[np.bool_]:
+        """Which of the keys that are pushed some of these calls have."""
+        moved, _, sent = self.pushed
+        kept = np.zeros(len(sent) + 1, np.bool_)  # the last one is for padding, which is at -1
+        for each in calls:
+            first = self.ends[each.table]
+            kept[moved[first + self.place[each.start : each.stop]]] = True
+        return kept[:-1]
 
     def as_pushed(self, rows: torch.Tensor) -> NDArray[np.float32]:
         """Gradients in the order of the request in that of a push, which has none of padding."""
@@ -222,29 +248,57 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class _Collected:
-    """Gradients of the rows of a batch: of tables that are `touched`. `rows`: in the order of a push;
-    `there`: in that of the request, on a device; `arriving`: on the way from there, and their number.
+    """Gradients of the rows of a batch, of the calls that backward passes have `reached`. `rows`: in the
+    order of a push; `there`: in the order of the request, on a device; `arriving`: on the way from there, and
+    their number. `sent`: a message has these rows, so that they are copied before they change.
     """
 
     batch: Batch
-    touched: NDArray[np.bool_]
+    reached: set[Call] = field(default_factory=set)
     rows: NDArray[np.float32] | None = None
     there: torch.Tensor | None = None
     arriving: tuple[Arriving, int] | None = None
+    sent: bool = False
+
+    def added(self) -> NDArray[np.float32]:
+        """The rows, to add to."""
+        if self.arriving is not None:
+            (arriving, number), self.arriving = self.arriving, None
+            arrived = self.batch.as_pushed(arriving.wait()[number])
+            self.rows = arrived if self.rows is None else self.rows + arrived
+            self.sent = False
+        if self.rows is None:
+            self.rows = np.zeros((len(self.batch.pushed[2]), self.batch.dim), np.float32)
+        elif self.sent:
+            self.rows = self.rows.copy()
+        self.sent = False
+        return self.rows
 
     def gradient(self, held: NDArray[np.bool_]) -> GroupGradient:
-        """Of the touched tables, each for the servers that hold it (servers, tables)."""
+        """Of the calls that were reached, for the servers that hold each table (servers, tables). Their keys
+        have a gradient, and the keys of other calls have none.
+        """
         _, spans, keys = self.batch.pushed
-        if self.arriving is not None:
-            arriving, number = self.arriving
-            self.rows = self.batch.as_pushed(arriving.wait()[number])
-        rows = self.rows
-        assert rows is not None
-        if not (self.touched | (spans.sum(axis=0) == 0)).all():
-            kept = np.repeat(np.tile(self.touched, len(spans)), spans.reshape(-1))
+        rows = self.added() if self.rows is None or self.arriving is not None else self.rows
+        made = np.bincount([each.table for each in self.reached], minlength=len(self.batch.made))
+        if (made == self.batch.made).all():
+            self.sent = True
+        else:
+            kept = self.batch.keys_of(self.reached)
+            of_span = np.repeat(np.arange(spans.size), spans.reshape(-1))[kept]
+            spans = np.bincount(of_span, minlength=spans.size).reshape(spans.shape)
             keys, rows = keys[kept], rows[kept]
-        spans = np.where(self.touched & held, spans, NOT_IN)
+        spans = np.where((made > 0) & held, spans, NOT_IN)
         return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
+
+    def take(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take out the gradient of one table: keys (n,) and rows (n, dim)."""
+        calls = {each for each in self.reached if each.table == table}
+        self.reached -= calls
+        kept, rows = self.batch.keys_of(calls), self.added()
+        taken = rows[kept]
+        rows[kept] = 0.0
+        return torch.from_numpy(self.batch.pushed[2][kept]), torch.from_numpy(taken)
 
 
 Piece = tuple[int, torch.Tensor, torch.Tensor]
@@ -253,12 +307,21 @@ Piece = tuple[int, torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True, eq=False)
 class _Gradients:
-    """What a group has collected since the last push. `events`: how often."""
+    """What a group has collected since the last `zero_grad`. `own`: tables whose weights have a gradient of
+    torch's own, which the script has read or set; `events`: how often something was collected.
+    """
 
     batches: list[_Collected] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     stats: list[Piece] = field(default_factory=list)
+    own: set[int] = field(default_factory=set)
     events: int = 0
+
+    @property
+    def tables(self) -> set[int]:
+        """The tables with a gradient."""
+        reached = {call.table for each in self.batches for call in each.reached}
+        return reached | {table for table, *_ in self.pieces} | self.own
 
 
 class RemoteTable:
@@ -270,6 +333,13 @@ class RemoteTable:
         self.group = group
         self.place = place
         self.sparse = sparse
+        self.trains = sparse.module.training
+        """Whether its last call was one of training: with gradients."""
+
+    @property
+    def anchor(self) -> torch.Tensor:
+        """All outputs depend on it, for autograd."""
+        return self.group.anchor
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         """The keys of a call and their rows, (u, dim) float32."""
@@ -281,8 +351,28 @@ class RemoteTable:
         return self.group.call(self.place, ids) if direct else None
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
-        """Keep the gradient of these rows for the next push."""
+        """Collect the gradient of these rows."""
         self.group.add_gradient(self.place, keys, grad)
+
+    def collect(self, keys: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
+        """See `RowSource`."""
+        return self.group.collect(self.place, keys, grad)
+
+    def take_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `WeightGradient`."""
+        return self.group.take_gradient(self.place)
+
+    def drop_gradient(self) -> None:
+        """See `WeightGradient`."""
+        self.group.drop_gradient(self.place)
+
+    def keep_gradient(self) -> None:
+        """See `WeightGradient`."""
+        self.group.keep_gradient(self.place)
+
+    def return_gradients(self) -> None:
+        """See `WeightGradient`."""
+        self.group.returning.add(self.place)
 
     def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
@@ -384,12 +474,16 @@ class TableGroup:
             pools(each.module) and self.staging is None and not each.spec.rows.statistics for each in sparse
         ]
         """And whether by `pool`."""
+        self.weights = [module.weight for module in modules]
+        self.returning = set() if self.trained else set(range(self.size))
+        """Tables whose gradients autograd gets: hooks are to see them, or no optimizer uses them."""
         self._prepared: list[Batch] = []
         self._collected = _Gradients()
         self.requested = np.zeros((servers, len(sparse)), np.int64)
         """How many rows of each table have been requested from each server."""
         self.anchor = torch.empty(0, requires_grad=True)
-        """What the outputs of `embed` depend on, for autograd."""
+        """All outputs depend on it, for autograd."""
+        self._everything = _leaf_of(self.anchor)
 
     # ---- Rows.
 
@@ -408,8 +502,10 @@ class TableGroup:
         return [each.request for each in made]
 
     def _fitting(self, calls: Mapping[int, Sequence[torch.Tensor]]) -> Iterator[tuple[bool, list[int]]]:
-        """The tables in training and the others, and no more at once than the rows of one message."""
-        training = {table: self.tables[table].sparse.module.training for table in sorted(calls)}
+        """The tables in training, as far as their last calls tell, and the others; no more at once than the
+        rows of one message.
+        """
+        training = {table: self.tables[table].trains for table in sorted(calls)}
         for insert in (True, False):
             some: list[int] = []
             size = 0
@@ -453,6 +549,7 @@ class TableGroup:
 
     def _call(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
         """Raises IndexError for an id out of range."""
+        self.tables[table].trains = insert
         call = self._take_prepared(table, ids)
         if call is not None:
             request = call.batch.request
@@ -510,30 +607,86 @@ class TableGroup:
 
     @property
     def row_gradients(self) -> int:
-        """How many have been collected, each of some rows."""
-        return self._collected.events
+        """How often gradients were collected since the last `zero_grad`; 0: there is none."""
+        return self._collected.events if self._collected.tables else 0
 
     def concerns(self, weights: Container[int] | None) -> bool:
-        """Whether any of these weights is that of a table here; None: of any model."""
-        return weights is None or any(id(table.sparse.module.weight) in weights for table in self.tables)
+        """Whether any of these weights belongs to a table here; None: of any model."""
+        return weights is None or any(id(weight) in weights for weight in self.weights)
 
-    def collecting(self, batch: Batch) -> _Collected:
-        """Where the gradients of a batch are added."""
+    def accumulating(
+        self, reached: Sequence[tuple[Call, _Grad]]
+    ) -> tuple[Sequence[tuple[Call, _Grad]], Sequence[tuple[Call, _Grad]]]:
+        """Among the calls that a backward pass has reached, those whose gradients are collected, and those
+        whose gradients autograd gets. Others have none: torch.autograd.grad or `inputs` of backward() left
+        their weights out.
+        """
+        if ServedWeight.wanted:
+            return [], reached
+        if not torch._C._will_engine_execute_node(self._everything):
+            reached = [each for each in reached if self._is_wanted(each[0].table)]
+        if not self.returning:
+            return reached, []
+        own = [each for each in reached if each[0].table in self.returning]
+        return [each for each in reached if each[0].table not in self.returning], own
+
+    def _is_wanted(self, table: int) -> bool:
+        return bool(torch._C._will_engine_execute_node(_leaf_of(self.weights[table])))
+
+    def own_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """A gradient as autograd has it, which becomes torch's own `grad` of the weight."""
+        weight = self.weights[table]
+        if not isinstance(weight, ServedWeight):
+            raise AssertionError("only the weights of served modules have hooks")
+        if not ServedWeight.wanted:
+            self.keep_gradient(table)
+        return weight.sparse(keys, rows)
+
+    def collecting(self, batch: Batch, calls: Sequence[Call]) -> _Collected:
+        """Where the gradients of these calls are added."""
+        self._collected.events += 1
         for each in self._collected.batches:
             if each.batch is batch:
-                self._collected.events += 1
+                each.reached.update(calls)
                 return each
-        made = _Collected(batch, np.zeros(self.size, np.bool_))
-        if self.trained:
-            self._collected.events += 1
-            self._collected.batches.append(made)
-        return made
+        self._collected.batches.append(_Collected(batch, set(calls)))
+        return self._collected.batches[-1]
 
     def add_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        """Keep the gradient of these rows for the next push."""
-        if self.trained:
-            self._collected.events += 1
-            self._collected.pieces.append((table, keys, rows))
+        """Collect the gradient of these rows."""
+        self._collected.events += 1
+        self._collected.pieces.append((table, keys, rows))
+
+    def collect(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+        """See `RowSource`."""
+        if table in self.returning or ServedWeight.wanted:
+            return self.own_gradient(table, keys, rows)
+        if torch._C._will_engine_execute_node(self._everything) or self._is_wanted(table):
+            self.add_gradient(table, keys, rows)
+        return None
+
+    def take_gradient(self, table: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Take out what was collected for one table: keys (n,) and rows (n, dim)."""
+        collected = self._collected
+        batches = [each for each in collected.batches if any(call.table == table for call in each.reached)]
+        pieces = [(keys, rows) for place, keys, rows in collected.pieces if place == table]
+        if not (batches or pieces):
+            return None
+        begin_fetch([self])
+        found = [each.take(table) for each in batches] + pieces
+        collected.pieces = [each for each in collected.pieces if each[0] != table]
+        return torch.cat([keys for keys, _ in found]), torch.cat([rows for _, rows in found])
+
+    def keep_gradient(self, table: int) -> None:
+        """The weight has a gradient of torch's own."""
+        self._collected.own.add(table)
+        self._collected.events += 1
+
+    def drop_gradient(self, table: int) -> None:
+        """Forget the gradient of one table."""
+        self.take_gradient(table)
+        self._collected.own.discard(table)
+        self._collected.stats = [each for each in self._collected.stats if each[0] != table]
 
     def add_stats(self, table: int, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
@@ -542,35 +695,71 @@ class TableGroup:
 
     def unscale(self, scale: float) -> bool:
         """Divide what has been collected; whether all of it is finite."""
-        found = [torch.from_numpy(each.rows) for each in self._collected.batches if each.rows is not None]
+        some = [each for each in self._collected.batches if each.rows is not None]
+        found = [torch.from_numpy(each.added()) for each in some]
         found += [each.there for each in self._collected.batches if each.there is not None]
         found += [rows for *_, rows in self._collected.pieces]
+        found += [own._values() for _, own in self._own() if own.is_sparse]
         for rows in found:
             rows.mul_(1 / scale)
         return all(bool(rows.isfinite().all()) for rows in found)
 
-    def drop_gradients(self) -> None:
-        self._collected = _Gradients()
+    def drop_gradients(self, *, set_to_none: bool = True) -> None:
+        """Forget all of them. Not `set_to_none`: tables that had one have one of no rows, which counts as a
+        step of the table.
+        """
+        former, self._collected = self._collected, _Gradients()
+        for table in former.own:
+            weight = self.weights[table]
+            if isinstance(weight, ServedWeight):
+                weight.set_own(None)
+        if not set_to_none:
+            empty = torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
+            self._collected.pieces = [(table, *empty) for table in sorted(former.tables)]
+            self._collected.events = len(self._collected.pieces)
 
     def away(self) -> list[_Collected]:
         """What has been collected on a device."""
         return [each for each in self._collected.batches if each.there is not None]
 
     def take_gradients(self) -> GroupGradient | None:
-        """The merged gradient since the last call; None when no backward pass has touched the group."""
-        if not self._collected.events:
+        """The merged gradient since the last `drop_gradients`; None when no backward pass has reached the
+        group. As in torch it stays until then, and a later backward pass adds to it.
+        """
+        if not self.trained or not self._collected.tables:
             return None
         begin_fetch([self])
-        collected, self._collected = self._collected, _Gradients()
-        found = [each.gradient(self._held) for each in collected.batches]
+        collected = self._collected
+        found = [each.gradient(self._held) for each in collected.batches if each.reached]
         found += [self._of_table(piece) for piece in collected.pieces]
+        found += [self._of_table(piece) for piece in self._own_pieces()]
         in_order = len(found) == 1 and (collected.batches or self.servers == 1)
         gradient = found[0] if in_order else self.merged(found)
         if maximizes(self.tables[0].sparse.group):
             gradient.rows = gradient.rows.neg()
         if collected.stats:
             gradient.stats = self._stats(gradient, [self._of_table(piece) for piece in collected.stats])
+            collected.stats = []
         return gradient
+
+    def _own(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for table in sorted(self._collected.own):
+            weight = self.weights[table]
+            if isinstance(weight, ServedWeight) and (own := weight.own) is not None:
+                yield table, own
+
+    def _own_pieces(self) -> Iterator[Piece]:
+        """Raises UsageError for a gradient that is not sparse."""
+        for table, own in self._own():
+            if not own.is_sparse:
+                raise UsageError(
+                    f"the gradient of {self.tables[table].sparse.name!r} became a dense tensor, of all its "
+                    "rows; servers take the rows of a sparse one. Let the hook return a sparse tensor "
+                    "(gradient * mask is one), or make the embedding with sparse=False"
+                )
+            whole = own.detach().coalesce()
+            rows = whole.values().to("cpu", torch.float32, copy=True)
+            yield table, whole.indices()[0].cpu(), rows
 
     def placed(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> GroupGradient:
         """Rows of one table, with distinct keys, ordered by server."""
@@ -682,9 +871,24 @@ def begin_fetch(groups: Sequence[TableGroup]) -> None:
             away.setdefault(group.staging, []).extend(group.away())
     for staging, some in away.items():
         if some:
-            arriving = staging.to_host([each.there for each in some if each.there is not None])
-            for number, each in enumerate(some):
-                each.there, each.arriving = None, (arriving, number)
+            begin_copy(some, staging)
+
+
+def begin_copy(some: Sequence[_Collected], staging: Staging | None) -> None:
+    """Begin to copy here what these have on a device."""
+    assert staging is not None
+    for each in some:
+        if each.arriving is not None:  # a second one, of a later backward pass
+            each.added()
+    arriving = staging.to_host([each.there for each in some if each.there is not None])
+    for number, each in enumerate(some):
+        each.there, each.arriving = None, (arriving, number)
+
+
+def _leaf_of(tensor: torch.Tensor) -> Any:
+    """The node of autograd that adds to the gradient of this leaf."""
+    with torch.enable_grad(), without_overrides():
+        return tensor.view_as(tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def grouped(sparse: Sequence[SparseParameter]) -> list[list[SparseParameter]]:

@@ -24,7 +24,7 @@ from trainers.ps.tables.rules import AnyRule, Fixed
 from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, starts_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group, drop_gradients
+from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group
 from trainers.ps.trainer.gradient import GroupGradient
 from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
@@ -250,9 +250,7 @@ class GeoExchange:
         """Train locally; exchange after every k-th step."""
         if not self._before:
             self._before = self._dense.values()
-        if overflow:
-            drop_gradients(self._groups)
-        else:
+        if not overflow:
             for group in self._groups:
                 group.train()
             self._local_step()

@@ -14,6 +14,7 @@ from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
 from trainers.ps.kernels.batch import array_of
 from trainers.ps.trainer.group import Call
+from trainers.ps.trainer.weight import without_overrides
 
 _NO_WEIGHTS = np.empty(0, np.float32)
 
@@ -48,14 +49,14 @@ class _Pool(torch.autograd.Function):
     def forward(
         ctx: Any,
         anchor: torch.Tensor,
+        weight: torch.Tensor,
         weights: torch.Tensor | None,
         call: Call,
         ends: Keys,
         mean: bool,
-        trained: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(weights)
-        ctx.call, ctx.ends, ctx.mean, ctx.trained = call, ends, mean, trained
+        ctx.call, ctx.ends, ctx.mean = call, ends, mean
         bags = _Bags(call, call.batch.moved)
         out = torch.zeros(len(ends), call.batch.rows.shape[1])
         pool_bags(call.batch.rows, *bags.of, ends, _values(weights), mean, out.numpy())
@@ -66,16 +67,17 @@ class _Pool(torch.autograd.Function):
         (weights,) = ctx.saved_tensors
         call, batch = ctx.call, ctx.call.batch
         given = array_of(grads[0].float())
-        if ctx.trained:
-            bags = _Bags(call, batch.pushed[0])
-            out = batch.gradient_of([call.table])
-            scatter_bags(given, *bags.of, ctx.ends, _values(weights), ctx.mean, out)
-        of_weights = None
+        of_rows = of_weights = None
         if ctx.needs_input_grad[1]:
+            bags = _Bags(call, batch.pushed[0])
+            of_rows = batch.add(
+                call, lambda out: scatter_bags(given, *bags.of, ctx.ends, _values(weights), ctx.mean, out)
+            )
+        if ctx.needs_input_grad[2]:
             of_weights = torch.zeros_like(weights, memory_format=torch.contiguous_format)
             bags = _Bags(call, batch.moved)
             weigh_bags(given, batch.rows, *bags.of, ctx.ends, of_weights.view(-1).numpy())
-        return None, of_weights, None, None, None, None
+        return None, of_rows, of_weights, None, None, None
 
 
 class _Bags:
@@ -91,7 +93,13 @@ def _values(weights: torch.Tensor | None) -> Floats:
     return _NO_WEIGHTS if weights is None else array_of(weights).reshape(-1)
 
 
-def pool(call: Call, weights: torch.Tensor | None, ends: Keys, *, mean: bool, trained: bool) -> torch.Tensor:
-    """(bags, dim), which a backward pass trains, if `trained`."""
-    result: torch.Tensor = _Pool.apply(call.batch.anchor, weights, call, ends, mean, trained)  # type: ignore[no-untyped-call]  # torch's
+def pool(
+    call: Call, weight: torch.Tensor, weights: torch.Tensor | None, ends: Keys, *, mean: bool
+) -> torch.Tensor:
+    """Return the sums or means, (bags, dim), which a backward pass trains if the weight of the module wants a
+    gradient. `weights`: of each id, or None.
+    """
+    with without_overrides():
+        anchor = call.batch.anchor if weight.requires_grad else None
+        result: torch.Tensor = _Pool.apply(anchor, weight, weights, call, ends, mean)  # type: ignore[no-untyped-call]  # torch's
     return result

@@ -277,7 +277,7 @@ class Worker:
     def begin_load(self, module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str) -> None:
         """Torch is about to load `state` into a module of the model. Waits until all trainers are here and
         have no push under way; then the dense values here are the servers'. The rows in `state` are kept for
-        `end_load`, and torch gets the empty weight that it finds in the module. Raises UsageError.
+        `end_load`, and torch gets the weight that it finds in the module. Raises UsageError.
         """
         modules = dict(module.named_modules())
         self._loaded = []
@@ -286,7 +286,7 @@ class Worker:
                 key = f"{prefix}{name}.weight" if name else f"{prefix}weight"
                 if key in state and (weight := serving.rows_of(state[key])) is not None:
                     self._loaded.append((table, weight))
-                    state[key] = weight[:0]
+                    state[key] = serving.weight
         self._exchange.flush()
         self.gather(b"")
         self.refresh()
@@ -304,8 +304,13 @@ class Worker:
 
     def step(self, *, overflow: bool = False) -> None:
         """Push all gradients, and fetch the values of the next step; `overflow`: see `Exchange.push`."""
+        self._check_weights()
         self._exchange.push(overflow=overflow)
         self.look_ahead.stepped()
+
+    def _check_weights(self) -> None:
+        for each in self._servings:
+            each.check()
 
     def unscale_rows(self, weights: Container[int] | None, scale: float) -> bool:
         """Divide the gradients of rows by `scale`; whether all are finite. `weights` as for `has_rows`."""
@@ -353,11 +358,11 @@ class Worker:
         """How many there are; `weights` as for `has_rows`."""
         return sum(group.row_gradients for group in self._groups if group.concerns(weights))
 
-    def drop_rows(self, weights: Container[int] | None = None) -> None:
+    def drop_rows(self, weights: Container[int] | None = None, *, set_to_none: bool = True) -> None:
         """Drop gradients of rows, as `zero_grad` does for parameters."""
         for group in self._groups:
             if group.concerns(weights):
-                group.drop_gradients()
+                group.drop_gradients(set_to_none=set_to_none)
 
     def barrier(self) -> None:
         """Wait for all trainers, when all of this one's pushes have been applied."""
@@ -384,6 +389,7 @@ class Worker:
 
     def save(self, where: str | os.PathLike[str], mode: SaveMode) -> None:
         """All tables of all servers, with every push of this trainer in them."""
+        self._check_weights()
         self._exchange.flush()
         if mode is SaveMode.AGED:
             self.shrink(AGEING)

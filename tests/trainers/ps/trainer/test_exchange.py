@@ -144,6 +144,7 @@ class Trainer:
     def push(self) -> None:
         self.table.add_gradient(SHARED, torch.ones(len(SHARED), 1))
         self.exchange.push()
+        self.table.group.drop_gradients()
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
         """The values of the shared rows."""
@@ -296,6 +297,7 @@ def geo(batches: Sequence[torch.Tensor], k_steps: int = 100) -> tuple[Servers, l
         rows.append(found.clone())
         table.add_gradient(lookup.keys, torch.ones(len(lookup.keys), 1))
         exchange.push()
+        group.drop_gradients()
     return servers, rows
 
 

@@ -62,6 +62,7 @@ class Twins:
         """That of the served bag, as servers get it."""
         found = torch.zeros(ROWS, DIM)
         gradient = self.group.take_gradients()
+        self.group.drop_gradients()
         if gradient is not None:
             assert len(gradient.keys) == len(gradient.keys.unique())
             found[gradient.keys] = gradient.rows

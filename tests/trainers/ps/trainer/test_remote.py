@@ -117,6 +117,11 @@ def test_shows_follow_the_order_of_the_gradients_keys() -> None:
     assert merged.stats is not None
     assert merged.keys.tolist() == [4, 9]
     assert merged.stats.tolist() == [[3, 2], [1, 0]]
+    again = table.group.take_gradients()
+    assert again is not None, "as in torch, a gradient stays until zero_grad()"
+    assert again.rows.tolist() == merged.rows.tolist()
+    assert again.stats is None
+    table.group.drop_gradients()
     assert table.group.take_gradients() is None
 
 
