@@ -26,7 +26,6 @@ from trainers.ps.kernels.rows import (
     STRIDE,
     Fresh,
     Rows,
-    gather,
     initial_rows,
     insert,
     locate,
@@ -194,16 +193,6 @@ def insert_run(
                 return table, int(done), int(needs)
         done = 0
     return len(counts), 0, ENOUGH
-
-
-@compiled
-def gather_run(lines: Keys, starts: Keys, missing: Keys, counts: Keys, slots: Keys, out: Floats) -> None:
-    """Fill `out` for the missing keys, which have rows now."""
-    for table in range(len(counts)):
-        start, end = starts[table], starts[table] + counts[table]
-        if start < end:
-            rows = rows_at(lines, table)
-            gather(rows, slots[start:end], missing[start:end], out[start : starts[table + 1]])
 
 
 @compiled

@@ -154,7 +154,9 @@ class RowSource(WeightGradient, Protocol):
         """Every row of the module, (num_embeddings, dim) float32; None when it is unbounded."""
 
     def collect(self, keys: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
-        """Collect the gradient of these rows in a backward pass; or return it, where autograd is to have it."""
+        """Collect the gradient of these rows in a backward pass. Return it instead where autograd is to have
+        it.
+        """
 
     def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from trainers.collective.averaging import PendingAverage
 from trainers.collective.group import cpu_group, group_of
 from trainers.collective.group import start as join_group
-from trainers.kernels.compiled import Keys
+from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.client import Client
 from trainers.ps.kernels.batch import array_of
 from trainers.ps.kernels.runs import COLUMNS, pull_run, revise_run
@@ -44,16 +44,25 @@ class _Rows(SparseRun):
 
     def known(self, spans: Spans, keys: torch.Tensor) -> tuple[torch.Tensor, Spans, torch.Tensor]:
         """(n, dim) values; how many keys of each table have none, and their positions, (m,) int64."""
+        out, missing, counts = self._find(spans, keys)
+        return (
+            torch.from_numpy(out),
+            counts,
+            torch.from_numpy(positions_of(starts_of(spans), missing, counts)),
+        )
+
+    def _find(self, spans: Spans, keys: torch.Tensor) -> tuple[Floats, Keys, Keys]:
         starts, wanted = starts_of(spans), array_of(keys)
         out = np.empty((len(wanted), self.size), np.float32)
         missing, counts = np.empty(len(wanted), np.int64), np.zeros(len(spans), np.int64)
         pull_run(self._run.lines, starts, wanted, out, missing, counts)
-        return torch.from_numpy(out), counts, torch.from_numpy(positions_of(starts, missing, counts))
+        return out, missing, counts
 
     def assign(self, spans: Spans, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Insert rows, or overwrite their values: optimizer state stays."""
-        self.pull(spans, keys, insert=True)
-        revise_run(self._run.lines, starts_of(spans), array_of(keys), array_of(values))
+        starts, wanted = starts_of(spans), array_of(keys)
+        self._insert(starts, wanted, *self._find(spans, keys)[1:])
+        revise_run(self._run.lines, starts, wanted, array_of(values))
 
     def everything(self) -> tuple[Spans, torch.Tensor, torch.Tensor]:
         """All keys (n,), in the order of the tables, and their values (n, dim); copies."""
