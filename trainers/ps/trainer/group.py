@@ -730,10 +730,10 @@ class TableGroup:
             return None
         begin_fetch([self])
         collected = self._collected
-        found = [each.gradient(self._held) for each in collected.batches if each.reached]
-        found += [self._of_table(piece) for piece in collected.pieces]
-        found += [self._of_table(piece) for piece in self._own_pieces()]
-        in_order = len(found) == 1 and (collected.batches or self.servers == 1)
+        batches = [each.gradient(self._held) for each in collected.batches if each.reached]
+        pieces = [*collected.pieces, *self._own_pieces()]
+        found = [*batches, *(self._of_table(piece) for piece in pieces)]
+        in_order = len(found) == 1 and (batches or self.servers == 1)
         gradient = found[0] if in_order else self.merged(found)
         if maximizes(self.tables[0].sparse.group):
             gradient.rows = gradient.rows.neg()

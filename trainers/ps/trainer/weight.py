@@ -24,7 +24,8 @@ _WITHOUT_VALUES = frozenset(
     """
     __len__ __hash__ __format__ __dir__ size dim ndimension numel nelement stride storage_offset element_size
     is_floating_point is_complex is_contiguous is_pinned is_shared get_device data_ptr untyped_storage
-    _typed_storage detach requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook
+    _typed_storage _has_compatible_shallow_copy_type detach requires_grad_ retain_grad register_hook
+    register_post_accumulate_grad_hook
     """.split()  # noqa: SIM905  (a list of 40 lines says no more)
 )
 """Functions of torch that need no values of the weight."""

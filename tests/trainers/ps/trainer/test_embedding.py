@@ -179,11 +179,14 @@ def test_dense_embeddings_are_left_alone() -> None:
     assert find_embeddings(torch.nn.Sequential(torch.nn.Embedding(4, 2))) == []
 
 
-def test_shows_and_clicks_are_counted_by_id() -> None:
+def test_shows_and_clicks_of_calls_with_a_gradient_are_counted_once_by_id() -> None:
     table = SparseEmbedding(2, statistics=True)
     rows = LocalRows(torch.zeros(10, 2))
     ServedEmbedding("t", table, rows, statistics=True)
-    table(torch.tensor([[1, 2], [2, 2]]), clicks=torch.tensor([0, 1]))
+    first = table(torch.tensor([[1, 2], [2, 2]]), clicks=torch.tensor([0, 1])).sum()
+    first.backward(retain_graph=True)
+    first.backward()
+    table(torch.tensor([3, 1])).sum().backward()
     table(torch.tensor([3, 1]))
     assert {key: pair.tolist() for key, pair in rows.stats.items()} == {1: [2, 0], 2: [3, 2], 3: [1, 0]}
 

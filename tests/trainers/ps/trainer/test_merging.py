@@ -85,6 +85,7 @@ def test_rows_of_one_key_are_merged_over_steps_and_each_key_goes_once(rule: AnyR
         table.add_stats(torch.tensor(keys), torch.tensor([[shows, 1.0]] * 2))
         table.add_gradient(torch.tensor(keys), torch.tensor([row] * 2))
         merging.add({})
+        table.group.drop_gradients()
     push: list[list[Part]] = [[]]
     merging.add_push(DenseParameters([], 1), push)
     keys, rows, stats = push[0]
