@@ -159,7 +159,8 @@ class ServedOptimizer(DistributedOptimizer):
         """Step in this process, for parameters that no server trains."""
         self._local = True
         try:
-            self.inner.step()
+            with hidden_gradients():
+                self.inner.step()
         finally:
             self._local = False
 
