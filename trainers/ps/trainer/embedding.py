@@ -271,16 +271,15 @@ class ServedEmbedding:
         else:
             is_bag = isinstance(self._module, torch.nn.EmbeddingBag)
             compute = self._bag if is_bag else self._embedding
-        served = outside_graphs(compute)
         own: Callable[..., torch.Tensor] = functools.partial(type(self._module).forward, self._module)
         parameters, weight = self._module._parameters, self._weight
 
-        @functools.wraps(served)
+        @functools.wraps(compute)
         def forward(*args: Any, **options: Any) -> torch.Tensor:
-            call = served if parameters.get("weight") is weight else own
+            call = compute if parameters.get("weight") is weight else own
             return call(*args, **options)
 
-        return forward
+        return outside_graphs(forward)
 
     def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""

@@ -56,7 +56,8 @@ _ROW_TYPES = {each.dtype: each for each in RowType}
 
 
 class SparseEmbedding(torch.nn.Module):
-    """Rows of `dim` values for any int64 id, made by `init` when training first asks for them.
+    """Rows of `dim` values for any int64 id. `init` gives their initial values, and the first step that
+    trains an id makes its row.
 
     ids of any shape (...) give (..., dim). `padding_idx` (an id) reads as zeros and is not trained. `entry`
     decides which ids get a row; `low` and `high` bound every value; `statistics` counts shows, clicks and
