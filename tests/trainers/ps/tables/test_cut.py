@@ -65,7 +65,7 @@ def test_a_reader_thread_sees_the_table_as_of_the_cut() -> None:
             some = pool[torch.randint(len(pool), (300,), generator=random)]
             table.apply(some, torch.randn(300, 9, generator=random), 0.1, torch.ones(300, 2))
             table.assign(some[:5], torch.zeros(5, 9))
-            table.pull(numbers(-1 - len(table), -2 - len(table)))
+            ones(table, numbers(-1 - len(table), -2 - len(table)))
             pushes += 1
         reader.join()
         cut.close()
@@ -157,7 +157,8 @@ def test_changes_since_the_last_cut_with_mark() -> None:
         read_all(cut)
     assert changed(table) == [3]
     ones(table, numbers(5, 77))
-    table.pull(numbers(6, 88))  # 88 is new, 6 was only read
+    ones(table, numbers(88))
+    table.pull(numbers(6, 99))  # they were only read
     table.assign(numbers(7), torch.zeros(1, 9))
     assert changed(table) == [3, 5, 7, 77, 88]
     assert changed(table, mark=True) == [3, 5, 7, 77, 88]
@@ -260,7 +261,7 @@ def test_changed_rows_are_given_as_of_the_cut_too() -> None:
 
 def test_without_statistics_there_are_none() -> None:
     table = SparseTable(TableSpec(kind=TableKind.SPARSE, name="t", size=2, rule=Adagrad()))
-    table.pull(numbers(1))
+    table.apply(numbers(1), torch.ones(1, 2), 1.0)
     with table.cut() as cut:
         rows = cut.read(0, 1)
     assert (rows.statistics, len(rows.state)) == (None, 1)

@@ -61,6 +61,7 @@ def stored(table: SparseTable) -> list[int]:
 def test_a_lottery_admits_its_share_and_always_the_same() -> None:
     table, some = sparse(EntryKind.PROBABILITY, 0.3), torch.arange(20_000)
     values = table.pull(some)
+    table.apply(some, torch.zeros(20_000, 2), 1.0)
     assert 0.28 < len(table) / 20_000 < 0.32
     admitted = stored(table)
     table.apply(some, torch.ones(20_000, 2), 1.0)
@@ -78,7 +79,7 @@ def test_a_lottery_admits_its_share_and_always_the_same() -> None:
 @pytest.mark.parametrize(("chance", "rows"), [(0.0, 0), (1.0, 1000)])
 def test_no_chance_and_certainty(chance: float, rows: int) -> None:
     table = sparse(EntryKind.PROBABILITY, chance)
-    table.pull(torch.arange(1000))
+    table.apply(torch.arange(1000), torch.zeros(1000, 2), 1.0)
     assert len(table) == rows
 
 

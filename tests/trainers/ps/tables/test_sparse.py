@@ -42,7 +42,7 @@ def test_random_requests(dim: int) -> None:
     pool = torch.cat([torch.randint(-(2**63), 2**63 - 1, (500,), generator=random), keys(0, -1, 2**63 - 1)])
 
     def begun(key: int) -> torch.Tensor:
-        return model.setdefault(key, fresh.pull(keys(key), insert=False)[0])
+        return model[key] if key in model else fresh.pull(keys(key))[0]
 
     for step in range(40):
         some = pool[torch.randint(len(pool), (60,), generator=random)]
@@ -50,28 +50,28 @@ def test_random_requests(dim: int) -> None:
         if step % 4 == 0:
             table.assign(some, rows)
             model.update(zip(some.tolist(), rows, strict=True))
-        elif step % 4 == 1:
-            assert torch.equal(table.pull(some), torch.stack([begun(key) for key in some.tolist()]))
         elif step % 4 == 2:
             table.apply(some, rows, 0.5)
             for key, row in zip(some.tolist(), rows, strict=True):
                 model[key] = begun(key) - 0.5 * row
         else:
-            read = table.pull(some, insert=False)
-            wanted = [model[k] if k in model else fresh.pull(keys(k), insert=False)[0] for k in some.tolist()]
-            assert torch.equal(read, torch.stack(wanted))
+            read = table.pull(some, insert=step % 4 == 1)
+            assert torch.equal(read, torch.stack([begun(key) for key in some.tolist()]))
         assert len(table) == len(model)
     every = torch.tensor(list(model))
     assert torch.equal(table.pull(every), torch.stack(list(model.values())))
 
 
-def test_evaluation_sees_what_training_would_and_inserts_nothing() -> None:
+def test_pulls_insert_nothing_and_a_push_finds_what_they_saw() -> None:
     table = sparse(9)
     some = torch.arange(-500, 500)
     read = table.pull(some, insert=False)
     assert len(table) == 0
     assert torch.equal(table.pull(some.flip(0)).flip(0), read)
+    assert len(table) == 0
+    table.apply(some, torch.zeros(1000, 9), 1.0)
     assert len(table) == 1000
+    assert torch.equal(table.pull(some), read)
 
 
 def test_a_pull_of_nothing_and_an_update_of_nothing() -> None:

@@ -257,9 +257,12 @@ for start in range(2):
     counted.pull(torch.arange(200_000))
 table.apply(torch.arange(2), torch.ones(2, 64), 1.0)
 assert len(counted) == 200_000 and not len(counted.candidates().keys)
+nothing = torch.zeros(50_000, 64)
 try:
     for start in range(0, 10_000_000, 50_000):
-        table.pull(torch.arange(start, start + 50_000))
+        keys = torch.arange(start, start + 50_000)
+        table.make_room([keys], filtered=True)
+        table.apply(keys, nothing, 0.0)
 except FullError as error:
     print(len(table) >= 50_000, "start more servers" in str(error))
 print(table.pull(torch.tensor([1]))[0, :2].tolist())
