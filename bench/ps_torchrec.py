@@ -15,8 +15,8 @@ tables, initial values, missing ids as zeros, one thread a process, warm-up, the
 favour: ids are numbered ahead, in tables of exactly the right size (ours finds 63-bit ids in tables that
 grow); it has no servers, so no recovery. In ours: async needs no step in common, and DMP is synchronous.
 
---loops: ours with 26 tables over `fleet.prefetch`, over torch's DataLoader and in a loop without either, in
-all modes, and with one table.
+--loops: ours with 26 tables over `fleet.prefetch`, over torch's DataLoader (without and with `read_ahead`)
+and in a loop without either, in all modes, and with one table.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ LOOPS = {
     "1 table, fleet.prefetch": "--tables 1",
     "26 tables, fleet.prefetch": "--tables 26",
     "26, DataLoader": "--tables 26 --loop loader",
+    "26, DataLoader, read_ahead": "--tables 26 --loop allowed",
     "26, neither": "--tables 26 --loop plain",
 }
 Figures = dict[str, float]

@@ -254,6 +254,11 @@ class DistributedStrategy:
                 'ps_configs durability "snapshot" with a_sync False: servers that go back to snapshots of '
                 'different steps cannot go on in step; use "log" or "none"'
             )
+        if self.a_sync and configs.read_ahead and not AsyncConfigs(**self.a_sync_configs).overlap:
+            raise NotSupportedError(
+                "ps_configs read_ahead is True and a_sync_configs overlap is False, which prevents reading "
+                "ahead; leave one of them out"
+            )
         return configs
 
     def asynchronous(self) -> AsyncConfigs:

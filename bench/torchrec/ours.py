@@ -100,6 +100,8 @@ def member(args: argparse.Namespace) -> None:
     strategy.a_sync = args.mode in ("async", "geo")
     if args.mode == "geo":
         strategy.a_sync_configs = {"k_steps": 20}
+    if args.loop == "allowed":
+        strategy.ps_configs = {"read_ahead": True}
     if args.mode == "mixed":
         strategy.dense = "allreduce"
     rule = {"adagrad": Adagrad(eps=1e-8), "adam": SparseAdam()}[args.rule]
@@ -121,7 +123,7 @@ def member(args: argparse.Namespace) -> None:
 
     def steps(some: list[Any]) -> int:
         coming: Iterable[Any] = called(some, shape)
-        if args.loop == "loader":
+        if args.loop in ("loader", "allowed"):
             coming = torch.utils.data.DataLoader(Batches(some, shape), batch_size=None)
         elif args.loop == "prefetch":
             coming = fleet.prefetch(coming, lambda batch: dict(zip(model.tables, batch[0], strict=True)))
@@ -156,8 +158,8 @@ def main() -> None:
     parser.add_argument("--mode", choices=["async", "sync", "mixed", "geo"], default="async")
     parser.add_argument("--kind", choices=["sparse", "nn"], default="sparse")
     parser.add_argument(
-        "--loop", choices=["prefetch", "loader", "plain"], default="prefetch",
-        help="over fleet.prefetch, over torch's DataLoader, or without either [%(default)s]",
+        "--loop", choices=["prefetch", "loader", "allowed", "plain"], default="prefetch",
+        help="over fleet.prefetch, over torch's DataLoader, the same with read_ahead, or plain [%(default)s]",
     )  # fmt: skip
     parser.add_argument("--go", help="where to keep the files of the job (for profiling)")
     args = parser.parse_args()

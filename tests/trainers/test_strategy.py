@@ -48,6 +48,16 @@ def test_sync_training_does_not_go_back_to_snapshots() -> None:
     assert strategy.ps().durability == "snapshot"
 
 
+def test_batches_cannot_be_read_ahead_without_overlap() -> None:
+    strategy = DistributedStrategy()
+    strategy.ps_configs = {"read_ahead": True}
+    strategy.a_sync_configs = {"overlap": False}
+    assert strategy.ps().read_ahead, "sync training does not use a_sync_configs"
+    strategy.a_sync = True
+    with pytest.raises(NotSupportedError, match="leave one of them out"):
+        strategy.ps()
+
+
 def test_tables_have_settings_of_their_own() -> None:
     strategy = DistributedStrategy()
     strategy.sparse_table_configs = {"emb.weight": {"rule": ps.FTRL(l1=0.1), "lr": 0.5, "low": -1.0}}
@@ -78,6 +88,7 @@ def test_tables_have_settings_of_their_own() -> None:
         ("ps_configs", {"request_timeout": 1}, "did you mean 'request_timeout_s'"),
         ("ps_configs", {"request_timeout_s": 0}, "must be a number above 0"),
         ("ps_configs", {"slice_var_up": "yes"}, "slice_var_up"),
+        ("ps_configs", {"read_ahead": 1}, "read_ahead is 1; it must be True or False"),
         ("fuse_grad_size_in_MB", -1, "must be a number above 0"),
         ("find_unused_parameters", "yes", "must be True or False"),
         ("gradient_merges", True, "did you mean 'gradient_merge'"),

@@ -277,9 +277,9 @@ class InMemoryDataset(FileDataset):
 
     def __iter__(self) -> Iterator[Batch]:
         store = self._loaded("a pass over the data set")
-        columns, order = store.columns(), self._order
-        for start in range(0, len(store), self._batch_size):
-            stop = min(start + self._batch_size, len(store))
+        columns, order, size = store.columns(), self._order, self._batch_size
+        for start in range(0, len(store), size):
+            stop = min(start + size, len(store))
             yield columns.gather(np.arange(start, stop) if order is None else order[start:stop])
 
     def _everywhere(self, fleet: object, count: int) -> int:

@@ -186,20 +186,20 @@ class Arriving(Protocol):
 def prefetched(
     batches: Iterable[AnyBatch], prepare: Callable[[AnyBatch], object], ahead: int = 1
 ) -> Iterator[AnyBatch]:
-    """The same batches; each but the first is prepared before the one `ahead` places before it is given
-    out.
+    """Yield the same batches. Each but the first is prepared before the batch `ahead` places before it is
+    yielded. An error is raised when the batches before it have been yielded.
     """
     found = iter(batches)
     arriving = found if isinstance(found, Arriving) else None
     coming: deque[AnyBatch] = deque()
     drawn = 0
-    over = False
-    while coming or not over:
-        while not over and (len(coming) <= ahead if arriving is None or arriving.at_hand else not coming):
+    end: Exception | None = None
+    while coming or end is None:
+        while end is None and (len(coming) <= ahead if arriving is None or arriving.at_hand else not coming):
             try:
                 batch = next(found) if arriving is None else arriving.draw()
-            except StopIteration:
-                over = True
+            except Exception as error:  # noqa: BLE001  (iterators may raise anything; it comes at its turn)
+                end = error
                 break
             if drawn:
                 prepare(batch)
@@ -210,3 +210,5 @@ def prefetched(
             if arriving is not None:
                 arriving.give(batch)
             yield batch
+    if not isinstance(end, StopIteration):
+        raise end

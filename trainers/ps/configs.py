@@ -58,6 +58,9 @@ class PsConfigs:
     `publish`: a folder or URL to which the servers write versions of all tables for serving, one
     every `publish_interval_s` if anything has changed. `publish_dtype`: the type of the values of rows there;
     empty: as their tables have them.
+
+    `read_ahead`: batches of every DataLoader may be read before their turn; else only batches of loops in
+    which no script can notice it.
     """
 
     split_method: str = "RoundRobin"
@@ -81,6 +84,7 @@ class PsConfigs:
     publish: str = ""
     publish_interval_s: float = 10.0
     publish_dtype: str = ""
+    read_ahead: bool = False
 
     def __post_init__(self) -> None:
         one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
@@ -90,6 +94,7 @@ class PsConfigs:
         one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
         one_of("ps_configs rows_at_end", self.rows_at_end, ROWS_AT_END)
         flag("ps_configs slice_var_up", self.slice_var_up)
+        flag("ps_configs read_ahead", self.read_ahead)
         number = self.table_mb_per_server
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
             raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")

@@ -473,24 +473,23 @@ def many_tables_with_accumulated_gradients() -> None:
 
 
 def many_tables_from_a_loader() -> None:
-    """Nobody says which of a batch's tensors are ids. Random numbers are drawn in the same order, too."""
+    """Nothing declares which tensors of a batch are ids. The second loop draws random numbers in the order of
+    torch.
+    """
 
-    class Drawn(torch.utils.data.Dataset[torch.Tensor]):
+    class Drawn(torch.utils.data.Dataset[tuple[torch.Tensor]]):
         def __len__(self) -> int:
             return 12
 
-        def __getitem__(self, number: int) -> torch.Tensor:
-            return torch.randint(0, ROWS, (26, 8)) if self.noisy else drawn[number]
-
-        noisy = False
+        def __getitem__(self, number: int) -> tuple[torch.Tensor]:
+            return (torch.randint(0, ROWS, (26, 8)),)
 
     def train(each: ManyTables, optimizers: Optimizers) -> None:
         torch.manual_seed(3)
-        for Drawn.noisy in (False, True):
-            loader = torch.utils.data.DataLoader(Drawn(), batch_size=None, shuffle=True)
-            for number, ids in enumerate(loader):
+        for data in (torch.utils.data.TensorDataset(drawn), Drawn()):
+            for number, (ids,) in enumerate(torch.utils.data.DataLoader(data, shuffle=True)):
                 sign = torch.randn(()).sign()
-                (each(each.calls(ids, number // 4)) * sign).backward()
+                (each(each.calls(ids[0], number // 4)) * sign).backward()
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()

@@ -63,6 +63,16 @@ def examples(made: InMemoryDataset) -> list[Any]:
     return found
 
 
+def test_another_batch_size_is_that_of_the_next_pass(tmp_path: Path) -> None:
+    made = loaded([write(tmp_path / "a", range(10))], batch_size=4)
+    sizes = []
+    for batch in made:
+        sizes.append(len(batch))
+        made.set_batch_size(2)
+    assert sizes == [4, 4, 2]
+    assert [len(batch) for batch in made] == [2] * 5
+
+
 def test_examples_stay_in_the_order_of_the_files_until_they_are_shuffled(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a", range(1000)), write(tmp_path / "b", range(1000, 1500))]
     made = loaded(paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,17 @@ def said(batches: str, ahead: int) -> list[str]:
     given = prefetched(iter(batches), lambda batch: told.append(f"prepare {batch}"), ahead)
     told.extend(f"train {batch}" for batch in given)
     return told
+
+
+def test_an_error_of_a_batch_is_raised_when_the_batches_before_it_were_trained() -> None:
+    def batches() -> Iterator[int]:
+        yield from (1, 2)
+        raise ZeroDivisionError
+
+    coming = prefetched(batches(), lambda batch: None, ahead=2)
+    assert [next(coming), next(coming)] == [1, 2]
+    with pytest.raises(ZeroDivisionError):
+        next(coming)
 
 
 def test_the_next_batch_is_prepared_before_the_current_one_is_given() -> None:

@@ -56,12 +56,12 @@ _MAX_AHEAD = 2
 @dataclass(slots=True, eq=False)
 class Call:
     """The ids with which the module of a table will be called, those at [start, stop) of its batch.
-    `version`: of the tensor, which grows when it is changed in place. `output`: see `embedding.embed`.
+    `version`: it differs when the ids have changed, see `version_of`. `output`: see `embedding.embed`.
     """
 
     table: int
     ids: torch.Tensor
-    version: int
+    version: bytes | int
     start: int
     stop: int
     batch: Batch

@@ -1,29 +1,30 @@
-"""Requests the rows of a batch without a call in the script: which of its tensors are ids is learned from the
-calls of embeddings. One message asks for all of them, and earlier than the batch's turn where that has no
-other effect.
+"""Request the rows of a batch without a call in the script: the calls of embeddings show which of its tensors
+are ids. One message requests all rows, before the turn of the batch if no script can notice that it was read
+early (see `purity`).
 
-Loops over torch's DataLoader and the data sets of `trainers.data` are known. In other loops the calls of a
-step are predicted from the first of them, as far as their ids are parts of one tensor. Requests belong to
-`exchange`.
+Loops over torch's DataLoader and over the data sets of `trainers.data` are known. In other loops the calls of
+a step are predicted from the first call, if their ids are parts of one tensor. Requests belong to `exchange`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
+from math import inf
 from typing import Any
+from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 
 from trainers.data.loop import Arriving
+from trainers.errors import UsageError
+from trainers.ps.trainer.purity import obstacle, read_again
 from trainers.ps.trainer.remote import same_ids
 
 _KNOWN = (
@@ -73,10 +74,21 @@ class _Prediction:
 
 
 class LookAhead:
-    """`ahead`: how many batches in advance a batch is prepared, at most."""
+    """`ahead`: how many batches in advance a batch is prepared, at most. `every`: the script allows it for
+    all loops. `report` gets one line about the first loop that is not read ahead unless the script allows it.
+    """
 
-    def __init__(self, prefetch: Prefetch, ahead: int) -> None:
-        self._prefetch, self.ahead = prefetch, ahead
+    def __init__(
+        self,
+        prefetch: Prefetch,
+        ahead: int,
+        *,
+        every: bool = False,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        self._prefetch, self.ahead, self.every, self._report = prefetch, ahead, every, report
+        self._loops: WeakValueDictionary[int, _Loop] = WeakValueDictionary()
+        """By the id of the iterator that they read."""
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._predictions: dict[Kind, _Prediction] = {}
         self._given: _Given | None = None
@@ -125,9 +137,26 @@ class LookAhead:
         @wraps(method)
         def over(batches: Any) -> Iterator[Any]:
             found = method(batches)
-            return _Loop(self, found, early=_is_at_hand(batches)) if self.usable else found
+            if not self.usable:
+                return found
+            loop = self._loops.get(id(found))
+            if loop is None or not loop.reads(found):
+                loop = self._loops[id(found)] = _Loop(self, found)
+            loop.begin(batches)  # again, if the loader has persistent workers
+            return loop
 
         return over
+
+    def suggest(self, reason: str) -> None:
+        """Print once how a loop like this can be read ahead."""
+        if self._report is not None and self.ahead:
+            self._report(
+                "the rows of a batch are requested when its turn comes, and not earlier, because a script "
+                f"could notice that this loop is read ahead: it has the {reason}. If its batches do not "
+                'depend on the steps before them, set strategy.ps_configs = {"read_ahead": True}, or loop '
+                "over fleet.prefetch(loader, ids)"
+            )
+            self._report = None
 
     def gives(self, given: _Given | None) -> None:
         """It is the turn of a batch, and calls are its own from now on; None: a loop is over."""
@@ -166,12 +195,14 @@ class LookAhead:
 @dataclass(slots=True)
 class _Given:
     """A batch, its calls as predicted, and as they were made. `leaves`: its tensors that may be ids; outside
-    of known loops those with which its `first` module was called.
+    of known loops the ids with which its `first` module was called. `index`: the items of a batch that must
+    be read again when its turn comes.
     """
 
     batch: Any
     leaves: Sequence[torch.Tensor]
     first: torch.nn.Module | None = None
+    index: Sequence[int] | None = None
     predicted: Calls = field(default_factory=list)
     calls: Calls = field(default_factory=list)
 
@@ -207,49 +238,73 @@ class _Given:
 
 
 class _Loop(Iterator[Any]):
-    """An iterator over batches. `early`: batches may be taken before their turn, if that draws no random
-    numbers, which would change those of the model. An `Arriving` one says when the next is there, and is told
-    whose turn it is.
+    """An iterator over batches. An `Arriving` one reports whether its next batch has arrived, and is given
+    each batch when its turn comes.
     """
 
-    def __init__(self, look: LookAhead, batches: Iterator[Any], *, early: bool) -> None:
+    def __init__(self, look: LookAhead, batches: Iterator[Any]) -> None:
         self._look, self._batches = look, batches
         self._arriving = batches if isinstance(batches, Arriving) else None
+
+    def reads(self, batches: Iterator[Any]) -> bool:
+        return self._batches is batches
+
+    def begin(self, loader: Any) -> None:
+        """Begin a pass of this loader, or of one of our data sets."""
         self._coming: deque[_Given] = deque()
+        self._error: Exception | None = None
+        """Raised when the batches before it have had their turns."""
         self._given: _Given | None = None
         self._drawn = 0
-        self._early = early
-        self._over = False
+        self._reason = "" if self._look.every else obstacle(loader)
+        self._end = 0.0 if self._reason else inf
+        """The number of the first batch that is not read early."""
+        self._data, self._indices = getattr(loader, "dataset", None), None
+        self._order = getattr(loader, "batch_sampler", None)
+        self._size = getattr(self._order, "batch_size", None)
+        if self._data is not None and not (self._reason or obstacle(loader)):
+            self._end = len(loader) - 1  # with its last index, a sampler may draw random numbers again
+            if not loader.num_workers:
+                self._indices = self._batches._sampler_iter = _Indices(self._batches._sampler_iter)  # type: ignore[attr-defined]  # torch's
 
     def __next__(self) -> Any:
         look = self._look
-        if not look.usable:
-            return self._turn_of(self._coming.popleft().batch if self._coming else self._next())
-        if self._given is not None:
-            look.learn(self._given)
-        self._given = None
-        look.gives(None)
-        while len(self._coming) <= self._most and not self._over:
-            self._draw()
-        if not self._coming:
-            raise StopIteration
-        self._given = self._coming.popleft()
-        look.gives(self._given)
-        return self._turn_of(self._given.batch)
-
-    def _turn_of(self, batch: Any) -> Any:
+        if look.usable:
+            if self._given is not None:
+                look.learn(self._given)
+            self._given = None
+            look.gives(None)
+        if self._coming:
+            self._check_size()
+        elif self._error is None:
+            self._draw(early=False)
+        else:
+            try:
+                raise self._error
+            finally:
+                self._error = None
+        given = self._current(self._coming.popleft())
+        while self._may_read:
+            self._draw(early=True)
+        if look.usable:
+            self._given = given
+            look.gives(given)
         if self._arriving is not None:
-            self._arriving.give(batch)
-        return batch
-
-    def _next(self) -> Any:
-        return next(self._batches) if self._arriving is None else self._arriving.draw()
+            self._arriving.give(given.batch)
+        return given.batch
 
     @property
-    def _most(self) -> int:
-        """Batches that may wait for their turn."""
-        there = self._arriving is None or self._arriving.at_hand
-        return self._look.ahead if self._early and self._drawn > 1 and there else 0
+    def _may_read(self) -> bool:
+        """Whether another batch may be read before its turn."""
+        look = self._look
+        return (
+            1 < self._drawn < self._end
+            and len(self._coming) < look.ahead
+            and self._error is None
+            and look.usable
+            and (self._arriving is None or self._arriving.at_hand)
+            and not torch.is_inference_mode_enabled()  # its tensors cannot be used outside
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
@@ -257,34 +312,62 @@ class _Loop(Iterator[Any]):
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # TypeError where it has none
 
-    def _draw(self) -> None:
-        looked = self._early and self._drawn > 0  # the first draws the order
-        before = _random_states(every=self._drawn == 1) if looked else ()
+    def _draw(self, *, early: bool) -> None:
+        batch = None
         try:
-            batch = self._next()
-        except StopIteration:
-            self._over = True
-            return
-        if before:
-            self._early = before == _random_states(every=self._drawn == 1)
+            batch = next(self._batches) if self._arriving is None else self._arriving.draw()
+        except Exception as error:
+            if not early:
+                raise
+            if self._indices is None:
+                self._error = error
+                return
         self._drawn += 1
-        given = _Given(batch, list(_leaves(batch)))
-        self._coming.append(self._look.expected(given, now=not self._coming))
+        given = _Given(batch, [], index=self._indices.last if early and self._indices is not None else None)
+        self._coming.append(self._expected(given, now=not early))
+        if given.predicted and self._reason:
+            self._look.suggest(self._reason)
+
+    def _expected(self, given: _Given, *, now: bool) -> _Given:
+        if self._look.usable:
+            given.leaves = list(_leaves(given.batch))
+            self._look.expected(given, now=now)
+        return given
+
+    def _check_size(self) -> None:
+        """Raises UsageError if the script has changed the size of batches that have been read."""
+        size = getattr(self._order, "batch_size", None)
+        if size != self._size:
+            raise UsageError(
+                f"the batch_size of a loader's sampler was changed from {self._size} to {size} in a loop "
+                "whose next batches had been read; change it between two loops, or use a sampler of your own"
+            )
+
+    def _current(self, given: _Given) -> _Given:
+        """Return the batch as it is now, if the script has changed the data since it was read. Then nothing
+        more is read ahead.
+        """
+        if given.index is None:
+            return given
+        batch = read_again(self._data, given.index)
+        if given.batch is not None and len(batch) == len(given.batch):
+            pairs = zip(batch, given.batch, strict=True)
+            if all(now.dtype is early.dtype and torch.equal(now, early) for now, early in pairs):
+                return given
+        self._end = 0.0
+        return self._expected(_Given(batch, []), now=True)
 
 
-def _is_at_hand(batches: Any) -> bool:
-    """Whether the next batch is certainly there: that of an IterableDataset may still have to come."""
-    data = sys.modules.get("torch.utils.data")
-    return data is None or not isinstance(getattr(batches, "dataset", None), data.IterableDataset)
+class _Indices(Iterator[Any]):
+    """The indices of a loader; `last` is the newest."""
 
+    def __init__(self, indices: Iterator[Any]) -> None:
+        self._indices = indices
+        self.last: Any = None
 
-def _random_states(*, every: bool) -> tuple[object, ...]:
-    """Of torch, with which models draw too; `every`: and of the others, which takes much longer."""
-    torchs = torch.get_rng_state().numpy().tobytes()
-    if not every:
-        return (torchs,)
-    numpys: Any = np.random.get_state()
-    return torchs, random.getstate(), numpys[1].tobytes(), numpys[2:]
+    def __next__(self) -> Any:
+        self.last = next(self._indices)
+        return self.last
 
 
 def _leaves(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:

@@ -41,8 +41,12 @@ def same_ids(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-def version_of(ids: torch.Tensor) -> int:
-    """Grows with every change in place; inference tensors cannot be changed."""
+def version_of(ids: torch.Tensor) -> bytes | int:
+    """Return the ids as bytes, since torch does not count changes through numpy or `.data`. For ids on a
+    device, return torch's counter of changes; inference tensors have none.
+    """
+    if ids.is_cpu:
+        return ids.numpy().tobytes()
     return 0 if ids.is_inference() else ids._version
 
 

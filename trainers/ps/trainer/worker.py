@@ -175,7 +175,12 @@ class Worker:
         """As forward passes see them."""
         self._by_module = {id(table.sparse.module): table for table in self._called}
         waits = asynchronous is not None and not asynchronous.overlap
-        self.look_ahead = LookAhead(self._prepare, 0 if waits else self._exchange.ahead)
+        self.look_ahead = LookAhead(
+            self._prepare,
+            0 if waits else self._exchange.ahead,
+            every=configs.read_ahead,
+            report=None if identity.index else glog,
+        )
         self._saver = SaveCoordinator(self._client, layout.servers)
         self._servings: list[ServedEmbedding] = []
         self._loaded: list[tuple[RemoteTable, torch.Tensor]] = []

@@ -1,4 +1,4 @@
-"""Which batches are prepared when, over loops that are known. Modules are called with `called` here."""
+"""Which batches are prepared when, over known loops. Here `called` calls the modules."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ TABLES = [torch.nn.Identity() for _ in range(3)]
 
 
 class Batches(Dataset[Any]):
-    """Ids of three tables as the columns of a matrix; `random`: with a random number."""
+    """Ids of three tables as the columns of a matrix."""
 
-    def __init__(self, count: int, *, random: bool = False) -> None:
-        self.count, self.random = count, random
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, number: int) -> Any:
-        if self.random:
-            torch.rand(1)
         return {"ids": torch.full((4, 3), number), "dense": torch.zeros(4)}
 
 
 class Looking:
     """What was prepared, in order: (number of the batch, how many calls, whether it was the next)."""
 
-    def __init__(self, ahead: int = 2) -> None:
+    def __init__(self, ahead: int = 2, *, every: bool = False) -> None:
         self.prepared: list[tuple[int, int, bool]] = []
-        self.look = LookAhead(self._prefetch, ahead)
+        self.reported: list[str] = []
+        self.look = LookAhead(self._prefetch, ahead, every=every, report=self.reported.append)
 
     def _prefetch(self, calls: Calls, now: bool) -> None:
         self.prepared.append((int(calls[0][1].flatten()[0]), len(calls), now))
@@ -54,7 +53,7 @@ class Looking:
 
 
 def test_batches_are_prepared_ahead_once_their_calls_are_known() -> None:
-    with Looking() as looking:
+    with Looking(every=True) as looking:
         for batch in DataLoader(Batches(5), batch_size=None):
             looking.step(batch["ids"])
         assert looking.prepared == [(1, 3, True), (2, 3, False), (3, 3, False), (4, 3, False)]
@@ -66,8 +65,8 @@ def test_batches_are_prepared_ahead_once_their_calls_are_known() -> None:
     assert "Loop" not in type(iter(DataLoader(Batches(3)))).__name__
 
 
-def test_nothing_is_taken_early_where_that_could_be_noticed() -> None:
-    """Random numbers would be drawn in another order, and a stream may have no next batch yet."""
+def test_a_data_set_that_may_depend_on_the_loop_is_read_in_turn_unless_the_script_allows_more() -> None:
+    """One request for all tables is made all the same."""
 
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -76,14 +75,14 @@ def test_nothing_is_taken_early_where_that_could_be_noticed() -> None:
                 yield {"ids": torch.full((4, 3), number)}
 
     taken: list[int] = []
-    with Looking() as looking:
-        for batch in DataLoader(Batches(4, random=True), batch_size=None):
-            looking.step(batch["ids"])
-        assert looking.prepared == [(number, 3, True) for number in (1, 2, 3)]
-        for number, batch in enumerate(DataLoader(Stream(), batch_size=None)):
-            assert taken[-1] == number
-            looking.step(batch["ids"])
-        assert looking.prepared[3:] == [(number, 3, True) for number in range(4)]
+    for every in (False, True):
+        for data in (Batches(4), Stream()):
+            with Looking(every=every) as looking:
+                for number, batch in enumerate(DataLoader(data, batch_size=None)):
+                    assert every or not taken or taken[-1] == number
+                    looking.step(batch["ids"])
+                assert looking.prepared == [(1, 3, True), (2, 3, not every), (3, 3, not every)]
+                taken.clear()
 
 
 def test_a_loop_whose_calls_change_is_soon_left_alone() -> None:
@@ -130,7 +129,7 @@ def test_steps_with_parts_of_a_batch_are_not_those_of_the_batch() -> None:
 
 
 def test_a_script_that_prefetches_is_left_alone() -> None:
-    with Looking() as looking:
+    with Looking(every=True) as looking:
         coming = iter(DataLoader(Batches(6), batch_size=None))
         looking.step(next(coming)["ids"])
         looking.look.active = False
@@ -139,20 +138,21 @@ def test_a_script_that_prefetches_is_left_alone() -> None:
         assert looking.prepared == []
 
 
-def test_no_batch_is_lost_where_the_next_one_fails() -> None:
+def test_an_error_of_an_item_is_raised_at_its_turn() -> None:
     class Broken(Batches):
         def __getitem__(self, number: int) -> Any:
             if number == 3:
                 raise FleetError("broken")
             return super().__getitem__(number)
 
-    with Looking(ahead=1) as looking:
-        coming = iter(DataLoader(Broken(4), batch_size=None))
+    with Looking(every=True) as looking:
+        coming = iter(DataLoader(Broken(6), batch_size=None))
         seen = []
-        for _ in range(2):
+        for _ in range(3):
             seen.append(int((ids := next(coming)["ids"])[0, 0]))
             looking.step(ids)
+        assert looking.prepared[-1] == (2, 3, False)
         with pytest.raises(FleetError, match="broken"):
             next(coming)
         seen += [int(each["ids"][0, 0]) for each in coming]
-        assert seen == [0, 1, 2]
+        assert seen == [0, 1, 2, 4, 5]

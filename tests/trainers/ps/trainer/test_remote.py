@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -64,14 +64,39 @@ def test_a_prepared_batch_is_asked_for_once() -> None:
     assert server.asked == [[3, 5]]
 
 
-def test_ids_that_were_changed_in_place_are_looked_up_again() -> None:
+def by_torch(ids: torch.Tensor) -> None:
+    ids += 50
+
+
+def by_data(ids: torch.Tensor) -> None:
+    ids.data += 50
+
+
+def by_numpy(ids: torch.Tensor) -> None:
+    array = ids.numpy()
+    array += 50
+
+
+@pytest.mark.parametrize("change", [by_torch, by_data, by_numpy])
+def test_ids_that_were_changed_in_place_are_looked_up_again(change: Callable[[torch.Tensor], None]) -> None:
+    """Torch does not count the changes of the last two."""
     server, table = remote()
     ids = torch.tensor([3, 5, 3])
     prepare(table, ids)
-    ids += 50
+    change(ids)
     lookup, _ = table.look_up(ids, insert=True)
     assert lookup.keys.tolist() == [53, 55]
     assert server.asked[-1] == [53, 55]
+
+
+def test_a_prediction_that_was_not_used_does_not_count_for_other_ids_in_the_same_memory() -> None:
+    _, table = remote()
+    ids = torch.tensor([3, 5, 3])
+    prepare(table, ids)
+    by_numpy(ids)
+    prepare(table, ids)
+    lookup, _ = table.look_up(ids, insert=True)
+    assert lookup.keys.tolist() == [53, 55]
 
 
 def test_a_batch_whose_turn_has_passed_gets_the_rows_of_now() -> None:
