@@ -567,9 +567,9 @@ class TableGroup:
         for batch in self._prepared:
             calls = batch.calls.get(table, [])
             for number, call in enumerate(calls):
-                if same_ids(call.ids, ids):
+                if same_ids(call.ids, ids) and call.version == version_of(ids):
                     del calls[number]
-                    return call if call.version == version_of(ids) else None
+                    return call
         return None
 
     def order(self, table: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, list[int]]:
