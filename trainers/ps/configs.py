@@ -12,7 +12,7 @@ from typing import Any
 
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.tables.rules import ON_ROWS, RULES, AnyRule
+from trainers.ps.tables.rules import ON_ROWS, RULES, AnyRule, wrong_option
 from trainers.ps.tables.spec import Bound, Entry, Initializer
 
 SPLIT_METHODS = ("RoundRobin", "HashName")
@@ -241,6 +241,10 @@ class TableConfigs:
         where = "sparse_table_configs"
         if self.rule is not None and not isinstance(self.rule, tuple(RULES.values())):
             raise UsageError(f"{where} rule is {self.rule!r}; use {ON_ROWS} of trainers.ps")
+        if self.rule is not None and (wrong := wrong_option(self.rule)):
+            raise UsageError(
+                f"{where} rule has {wrong}, with which {self.rule!r} divides by zero or gives NaN"
+            )
         if self.lr is not None:
             positive(f"{where} lr", self.lr)
         if self.init is not None and not isinstance(self.init, Initializer):

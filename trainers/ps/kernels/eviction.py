@@ -49,6 +49,12 @@ together with these, and up to 16 units after it.
 _HIGHEST = LEVELS_ABOVE / LEVELS_A_UNIT - 1.0
 """How many units after now a stamp may be: 2**15 times the weight of one use."""
 
+ANCIENT = 2.0**-20
+GONE = ANCIENT / 4
+"""The stamps of rows whose last use was long before the clock restarted: ANCIENT, and GONE if they had been
+evicted. The floors of that time are between half of ANCIENT and ANCIENT.
+"""
+
 NOW, COST_UNIT, TOTAL, POLICY, LEVEL, FLOORS = 0, 1, 2, 3, 4, 5
 """`Uses.clock`: the time; how much passes with a use of a row that costs 1; what all rows cost; the policy;
 the level of now; from FLOORS on the floor of each part.
@@ -174,14 +180,21 @@ def uncount_keys(index: Index, rows: Rows, uses: Uses, keys: Keys) -> None:
 
 
 @compiled
-def count_loaded(rows: Rows, uses: Uses, slots: Keys) -> None:
-    """Count rows that were loaded with their stamps."""
+def count_loaded(rows: Rows, uses: Uses, slots: Keys, passed: Scalar) -> None:
+    """Count rows that were loaded with their stamps, after the clock was set back by `passed` units. A stamp
+    of another clock may lie in the future, for which there are no levels.
+    """
+    latest = uses.clock[NOW] + _HIGHEST
     for slot in slots:
-        stamp = rows.floats[stamp_at(rows, slot)]
-        part = part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
-        if stamp > np.float32(0) and stamp >= uses.clock[FLOORS + part]:
-            uses.cells[cell_of(uses, stamp, part)] += rows.numbers[COST]
-            uses.clock[TOTAL] += rows.numbers[COST]
+        place = stamp_at(rows, slot)
+        if rows.floats[place] > np.float32(0):
+            stamp = np.float64(rows.floats[place])
+            stamp = np.float32(min(max(stamp - passed, min(stamp, ANCIENT)), latest))
+            part = part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
+            rows.floats[place] = stamp
+            if stamp >= uses.clock[FLOORS + part]:
+                uses.cells[cell_of(uses, stamp, part)] += rows.numbers[COST]
+                uses.clock[TOTAL] += rows.numbers[COST]
 
 
 @compiled

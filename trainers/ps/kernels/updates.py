@@ -428,6 +428,8 @@ def ftrl_step(
     beta: Scalar,
 ) -> Scalar:
     """The new value, whose sum of squares is at `place` and the linear term dim further."""
+    if lr == np.float32(0):
+        return value
     old = floats[place]
     new = old + slope * slope
     if power == np.float32(0.5):
@@ -440,7 +442,8 @@ def ftrl_step(
     if abs(linear) <= l1:
         return np.float32(0)
     pull = l1 - linear if linear > np.float32(0) else -l1 - linear
-    return pull / ((new_root + beta) / lr + np.float32(2) * l2)
+    scale = (new_root + beta) / lr + np.float32(2) * l2
+    return pull / scale if scale > np.float32(0) else value
 
 
 # ---- Dense blocks, in one pass. Products are added with one rounding (`fma`) exactly where torch's
@@ -502,6 +505,8 @@ def adam_block(values: Floats, grad: Floats, mean: Floats, square: Floats, optio
 def ftrl_block(values: Floats, grad: Floats, squares: Floats, linear: Floats, options: Floats) -> None:
     """options: lr, l1, 2 * l2, beta; the power is 1/2."""
     lr, l1, twice_l2, beta = options[0], options[1], options[2], options[3]
+    if lr == np.float32(0):
+        return
     for i in range(len(values)):
         slope = grad[i]
         new = fma(slope, slope, squares[i])
@@ -509,5 +514,6 @@ def ftrl_block(values: Floats, grad: Floats, squares: Floats, linear: Floats, op
         term = linear[i] + (slope - (root - math.sqrt(squares[i])) / lr * values[i])
         squares[i] = new
         linear[i] = term
-        moved = (math.copysign(l1, term) - term) / ((root + beta) / lr + twice_l2)
+        scale = (root + beta) / lr + twice_l2
+        moved = (math.copysign(l1, term) - term) / scale if scale > np.float32(0) else values[i]
         values[i] = np.float32(0) if abs(term) <= l1 else moved

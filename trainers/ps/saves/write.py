@@ -146,8 +146,8 @@ def _cut(table: SparseTable | DenseTable, mode: SaveMode, of: int) -> TableCut:
         return TableCut(table.spec, table.cut())
     waiting = None if mode.values_only else table.candidates()
     mark = mode is not SaveMode.VALUES or of != UNSAVED
-    cut = table.cut(changed_only=mode.changes, mark=mark, of=of)
-    return TableCut(table.spec, cut, waiting, *table.clocks())
+    clocks = table.clocks()  # before the cut, which nothing would close if there were no memory for these
+    return TableCut(table.spec, table.cut(changed_only=mode.changes, mark=mark, of=of), waiting, *clocks)
 
 
 def counts_of(spec: TableSpec) -> int:

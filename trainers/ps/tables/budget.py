@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainers.ps.kernels.eviction import (
+    ANCIENT,
     COST_UNIT,
     FLOORS,
     LEVEL,
@@ -53,6 +54,12 @@ _CANDIDATES = 4
 """The candidates of a table that is bounded in bytes may have a 4th of these, besides."""
 _TICKS = 480
 """Parts of a time to live by which the age of a row is known: fewer than LEVELS_BELOW."""
+_LONGEST = 1 << 16
+"""Units after which a clock restarts. Stamps are float32: up to 4 times as many units, neighbours are at most
+a level apart.
+"""
+_TURN = LEVELS // LEVELS_A_UNIT
+"""Units of all levels together. A clock is set back by whole turns, so that levels stay in their cells."""
 
 Clock = Sequence[float]
 """What must be kept of a budget besides its rows: the time, the floor of each part, and then wall times, each
@@ -74,6 +81,9 @@ class Evictable(Protocol):
 
     def sweep(self, work: int) -> int:
         """Do so much of it: a look at a record is 1, its removal REMOVAL. How much that was."""
+
+    def restart(self, units: float) -> None:
+        """Subtract this from the stamps of all rows. The floors are subtracted from after this."""
 
 
 class Budgets:
@@ -119,6 +129,8 @@ class Budget:
         self._sweep_by_cost = 0.0
         """How much is to be swept for what a new row costs."""
         self._times: deque[tuple[float, int]] = deque()
+        self.passed = 0.0
+        """Units by which the clock has restarted since `restore`."""
         self.held = False
         """Whether nothing is evicted for now: while a day passes in one of the tables, it is not known what
         its rows will cost.
@@ -133,6 +145,7 @@ class Budget:
         """After a request that may have used rows: evict some if the budget is nearly used up, and remove
         some records of those that were.
         """
+        self._restart()
         new, full = self.uses.clock[TOTAL] - self._total, self._limit and self._room() < 0
         if full and not self.held:
             self._evict()
@@ -157,6 +170,7 @@ class Budget:
             self._raise_floors(np.full(PARTS, over))
             self._begin_sweep(self._room() if self._limit else math.inf, _SWEPT_BY_NEW)
         self._sweep(_SWEPT_BY_TICK)
+        self._restart()
 
     def ticks_at(self, time: float) -> bool:
         """Whether `tick` does something at this time."""
@@ -172,11 +186,33 @@ class Budget:
 
     def restore(self, clocks: Sequence[Clock]) -> None:
         """Continue from the clocks of one or more budgets, whose rows are loaded after this."""
-        floors = np.array([clock[1 : 1 + PARTS] for clock in clocks]).min(0)
-        pass_until(self.uses, max(clock[0] for clock in clocks))
-        self.uses.clock[FLOORS:] = floors
-        times = clocks[0][1 + PARTS :]
+        now = max(clock[0] for clock in clocks)
+        self.passed = units = _turns(now)
+        pass_until(self.uses, now - units)
+        self.uses.clock[FLOORS:] = np.array([clock[1 : 1 + PARTS] for clock in clocks]).min(0)
+        times = min(clocks, key=lambda clock: clock[0])[1 + PARTS :]  # so that no row leaves before its time
         self._times = deque((time, int(level)) for time, level in zip(times[::2], times[1::2], strict=True))
+        self._set_back(units)
+
+    def _restart(self) -> None:
+        """Subtract whole turns from a clock that has run for long, and from everything that it measured. So
+        stamps stay exact however long a job runs, and the same rows exist.
+        """
+        clock = self.uses.clock
+        if units := _turns(clock[NOW]):
+            for table in self._tables:
+                table.restart(units)
+            self.passed += units
+            clock[NOW] -= units
+            clock[LEVEL] -= units * LEVELS_A_UNIT
+            self._set_back(units)
+
+    def _set_back(self, units: float) -> None:
+        """Subtract this from the floors, which keep their order, and from the levels of wall times."""
+        floors = self.uses.clock[FLOORS:]
+        least = ANCIENT * (0.5 + floors.argsort(kind="stable").argsort() / (2 * PARTS))
+        floors[:] = np.where(floors > 0, np.maximum(floors - units, least), 0)
+        self._times = deque((time, level - int(units) * LEVELS_A_UNIT) for time, level in self._times)
 
     def _room(self) -> float:
         """What new rows may cost before others must leave."""
@@ -196,20 +232,26 @@ class Budget:
         self._total = self.uses.clock[TOTAL]
 
     def _evict(self) -> None:
-        """Those with the lowest stamps, in groups of a level and a part."""
+        """Those with the lowest stamps, in groups of a level and a part. Within a level the parts take turns:
+        the one with the lowest floor, whose rows are the oldest, comes first.
+        """
         clock = self.uses.clock
-        costs = self._by_level().reshape(-1)
+        turns = clock[FLOORS:].argsort(kind="stable")
+        costs = self._by_level()[:, turns].reshape(-1)
         surplus = clock[TOTAL] - (self._limit - self._limit // _FREED)
-        level, part = divmod(int(np.searchsorted(costs.cumsum(), surplus)), PARTS)
+        level, last = divmod(int(np.searchsorted(costs.cumsum(), surplus)), PARTS)
         levels = np.full(PARTS, int(clock[LEVEL]) - LEVELS_BELOW + level)
-        levels[: part + 1] += 1
+        levels[turns[: last + 1]] += 1
         self._raise_floors(levels)
         self._begin_sweep(self._room())
 
     def _raise_floors(self, levels: NDArray[np.int64]) -> None:
-        """Evict the rows of each part that are below this level of it."""
+        """Evict the rows of each part that are below this level of it. All rows of the oldest level and of
+        those before it are counted together, so they are evicted together or not at all.
+        """
         clock, cells = self.uses
         oldest = int(clock[LEVEL]) - LEVELS_BELOW
+        levels = np.where(levels > oldest, levels, 0)
         costs = self._by_level()
         evicted = np.arange(LEVELS)[:, None] + oldest < levels
         clock[TOTAL] -= costs[evicted].sum()
@@ -224,3 +266,8 @@ class Budget:
 
     def _places(self) -> NDArray[np.int64]:
         return (int(self.uses.clock[LEVEL]) - LEVELS_BELOW + np.arange(LEVELS)) % LEVELS
+
+
+def _turns(now: float) -> float:
+    """The units by which a clock is set back at this time."""
+    return 0.0 if now < _LONGEST else float(now // _TURN - 1) * _TURN

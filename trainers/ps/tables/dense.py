@@ -27,6 +27,7 @@ from trainers.ps.tables.rules import (
     RowWiseAdagrad,
     RowWiseAdam,
     SparseAdam,
+    ftrl_lr,
 )
 from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError, TableError, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows
@@ -82,7 +83,7 @@ def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
             size = lr * math.sqrt(1 - rule.beta2**step) / (1 - rule.beta1**step)
             return size, 1 - rule.beta1, 1 - rule.beta2, rule.eps
         case FTRL():
-            return lr, rule.l1, rule.l2, -rule.lr_power, rule.beta
+            return ftrl_lr(lr), rule.l1, rule.l2, -rule.lr_power, rule.beta
         case _:
             raise AssertionError(f"{rule} has no kernel on rows")
 
@@ -117,7 +118,7 @@ def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
         case Adagrad():
             numbers = (-lr / (1 + (step - 1) * rule.lr_decay), rule.weight_decay, rule.eps)
         case FTRL():
-            numbers = (lr, rule.l1, 2 * rule.l2, rule.beta)
+            numbers = (ftrl_lr(lr), rule.l1, 2 * rule.l2, rule.beta)
         case SGD(momentum=0.0):
             numbers = (-lr, rule.weight_decay)
         case SGD():
@@ -250,8 +251,8 @@ class DenseTable:
     def apply(
         self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
     ) -> None:
+        self.memory.update(array_of(grad), self.step + 1, lr)
         self.step += 1
-        self.memory.update(array_of(grad), self.step, lr)
 
     def cut(self) -> DenseCut:
         """A copy of everything as of now."""

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from trainers.errors import UsageError
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.process.log import glog
-from trainers.ps.kernels.eviction import REMOVAL, evicted_slots
+from trainers.ps.kernels.eviction import FLOORS, GONE, REMOVAL, evicted_slots, find_evicted
 from trainers.ps.kernels.rows import (
     NOTHING,
     VALUES,
@@ -40,7 +40,7 @@ from trainers.ps.kernels.rows import (
     settle_flags,
 )
 from trainers.ps.tables.budget import Budget
-from trainers.ps.tables.removal import BoundedRows
+from trainers.ps.tables.removal import BoundedRows, all_will_change
 from trainers.ps.tables.spec import FullError, TableError
 from trainers.ps.tables.storage import Cut, SparseRows, Storage, keys_of, split_records
 
@@ -160,6 +160,12 @@ class RowsOnDisk(BoundedRows):
         self.begin_sweep()
         self._unswept, _ = self._leave(len(self), (1 + REMOVAL) * len(slots))
 
+    def restart(self, units: float) -> None:
+        """See BoundedRows. The records on disk keep their stamps: see `_read`."""
+        super().restart(units)
+        for _ in all_will_change(self.places):
+            pass
+
     def cut(self, memory: Cut, row_states: int, changed: int, mark: int) -> TieredCut:
         """With these rows behind those that are in memory. Closes that cut where this fails."""
 
@@ -170,7 +176,7 @@ class RowsOnDisk(BoundedRows):
 
         try:
             self._cut = Cut(self.places, 0, 0, 0, changed, np.empty(0, np.int64), ended)
-        except TableError:
+        except (TableError, MemoryError):
             memory.close(saved=False)
             raise
         return TieredCut(self._storage, memory, self._cut, self._read, row_states)
@@ -188,6 +194,9 @@ class RowsOnDisk(BoundedRows):
         done = read_records(self._file.fileno(), places.astype(np.int64), order, self._size, target)
         if done < len(order) or not np.array_equal(keys_of(records), keys):
             raise OSError(_UNREADABLE)
+        stamps, evicted = records[:, -1].copy(), np.empty(len(keys), np.bool_)
+        find_evicted(keys, stamps, self.budget.uses.clock[FLOORS:], evicted)
+        records[~evicted, -1] = GONE  # written before the clock restarted: rows here are below the floor
         return records
 
     def _write(self, records: Floats) -> NDArray[np.uint32]:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.eviction import (
+    ANCIENT,
+    FLOORS,
+    GONE,
     REMOVAL,
     count_loaded,
     count_uses,
+    find_evicted,
     remove_evicted,
     shrink,
     shrink_keys,
     sweep,
     uncount_keys,
 )
-from trainers.ps.kernels.rows import COST, DAY, EVEN_DAY
+from trainers.ps.kernels.rows import COST, DAY, EVEN_DAY, will_change
 from trainers.ps.tables.budget import ROW_BYTES, Budget
-from trainers.ps.tables.storage import Storage
+from trainers.ps.tables.storage import Storage, keys_of
 
 Gone = Callable[[Keys], None]
 """Is told the keys whose records were removed."""
@@ -68,6 +72,15 @@ class PassingDay:
 
 
 _NO_STATS = np.empty((0, 2), np.float32)
+_AT_ONCE = 1 << 14
+
+
+def all_will_change(storage: Storage) -> Iterator[Floats]:
+    """Call `will_change` for all rows, some at a time, and yield their records."""
+    for start in range(0, len(storage), _AT_ONCE):
+        slots = np.arange(start, min(start + _AT_ONCE, len(storage)))
+        will_change(storage.rows, slots, len(slots))
+        yield storage.records(start, start + len(slots))
 
 
 class BoundedRows:
@@ -109,6 +122,15 @@ class BoundedRows:
             self._unswept, self._sweep_again = len(self), False
         return done
 
+    def restart(self, units: float) -> None:
+        """See Evictable. All rows count as changed: a delta must not follow stamps of the earlier clock."""
+        for records in all_will_change(self._storage):
+            stamps = records[:, -1].copy()
+            evicted = np.empty(len(stamps), np.bool_)
+            find_evicted(keys_of(records), stamps, self.budget.uses.clock[FLOORS:], evicted)
+            least = np.where(evicted, GONE, ANCIENT)
+            records[:, -1] = np.where(stamps > 0, np.maximum(np.float64(stamps) - units, least), 0)
+
     def _leave(self, before: int, work: int) -> tuple[int, int]:
         """See the kernel `sweep`."""
         storage, gone = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
@@ -140,4 +162,4 @@ class BoundedRows:
 
     def count_loaded(self, slots: Keys) -> None:
         """These were loaded with their stamps."""
-        count_loaded(self._storage.rows, self._storage.uses, slots)
+        count_loaded(self._storage.rows, self._storage.uses, slots, self.budget.passed)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import ClassVar
 
 import torch
 
 State = Sequence[torch.Tensor]
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +249,9 @@ class FTRL:
         n' = n + g^2;  sigma = (n'^p - n^p) / lr;  z += g - sigma * w,  where p = -lr_power
         w = 0 if |z| <= l1, else -(z - sign(z) * l1) / ((beta + n'^p) / lr + 2 * l2)
 
-    With lr_power -0.5, p is the paper's square root. As in Paddle's `ftrl` and TensorFlow's, l2 counts
-    twice; the paper's lambda_2 is 2 * l2.
+    A step at lr 0 changes nothing, and a first gradient whose square is 0 in float32 does not change w: there
+    the formula has no value. With lr_power -0.5, p is the paper's square root. As in Paddle's `ftrl` and
+    TensorFlow's, l2 counts twice; the paper's lambda_2 is 2 * l2.
     """
 
     code: ClassVar[int] = 5
@@ -261,14 +263,21 @@ class FTRL:
     beta: float = 0.0
 
     def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+        if not (lr := ftrl_lr(lr)):
+            return
         squares, linear = state
         before = squares.pow(-self.lr_power)
         squares.addcmul_(grad, grad)
         after = squares.pow(-self.lr_power)
         linear.add_(grad - (after - before) / lr * values)
         scale = (after + self.beta) / lr + 2 * self.l2
-        moved = (linear.sign() * self.l1 - linear) / scale
+        moved = torch.where(scale > 0, (linear.sign() * self.l1 - linear) / scale, values)
         values.copy_(torch.where(linear.abs() <= self.l1, 0.0, moved))
+
+
+def ftrl_lr(lr: float) -> float:
+    """Return the learning rate, or 0 if it is so small that a division by it could overflow in float32."""
+    return lr if lr > 1e-30 else 0.0
 
 
 AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL | RMSprop | RowWiseAdagrad | RowWiseAdam
@@ -298,6 +307,22 @@ def state_widths(rule: AnyRule, dim: int) -> tuple[int, ...]:
 def options_of(rule: AnyRule) -> tuple[float, ...]:
     """The rule's options in the order of its fields, for the wire."""
     return tuple(map(float, astuple(rule)))
+
+
+_MOST = {"beta1": 1 - 2**-53, "beta2": 1 - 2**-53, "alpha": 1.0, "lr_power": 0.0}
+_ANY_SIGN = frozenset({"dampening", "lr_power"})
+
+
+def wrong_option(rule: AnyRule) -> str:
+    """Return the name and value of an option with which the rule would divide by zero or give NaN, or "".
+    These are the limits of torch.optim, and those that it does not check.
+    """
+    for each in fields(rule):
+        value = getattr(rule, each.name)
+        least = -_LARGEST if each.name in _ANY_SIGN else 0.0
+        if not least <= value <= _MOST.get(each.name, _LARGEST):
+            return f"{each.name} {value}"
+    return ""
 
 
 def same_state(one: AnyRule, other: AnyRule) -> bool:

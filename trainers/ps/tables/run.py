@@ -305,10 +305,10 @@ class SparseRun:
                     table.apply(keys[some], grad[some], lr, None if stats is None else stats[some])
             return
         assert self._update is not None
-        options = self._options(spans, lr)
         updated, gradients = array_of(keys), array_of(grad)
-        self._before_use(starts, updated)
         missing, counts = np.empty(len(updated), np.int64), np.zeros(len(spans), np.int64)
+        self._before_use(starts, updated)
+        options = self._options(spans, lr)
         lines, update = self._run.lines, self._update
 
         def work(tables: Keys | slice, bounds: Keys, found: Keys) -> int:

@@ -162,6 +162,8 @@ class AdmitByCount:
 
     def load(self, keys: Keys, counts: Floats, days: Floats, stamps: Floats | None) -> None:
         """Candidates as `counts` gave them."""
+        if self.bounded is not None:
+            self.bounded.uncount(keys)
         slots = self.storage.insert(keys, _UNINITIALIZED)
         self.storage.column(0)[slots] = counts
         self.storage.column(1)[slots] = days
@@ -192,10 +194,13 @@ class RemovedKeys:
         """There are too many of them to be kept: no delta can follow."""
         self._since, self._cut, self.count, self.complete = None, [], 0, False
 
-    def begin_cut(self) -> Keys:
-        """Those until now."""
+    def keys(self) -> Keys:
+        """Return a copy of those until now."""
+        return np.concatenate([np.empty(0, np.int64), *(self._since or ())])
+
+    def begin_cut(self) -> None:
+        """Keep those from now on apart: a cut has the others."""
         self._kept, self._cut, self._since = self._since is not None, self._since or [], []
-        return np.concatenate([np.empty(0, np.int64), *self._cut])
 
     def end_cut(self, marked: bool) -> None:
         """`marked`: the next delta follows that cut."""
@@ -432,12 +437,12 @@ class SparseTable:
         """
         self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
-        self.begin_update(len(keys) if keys is not None else 0)
+        updated, gradients = self._array(keys), array_of(grad)
+        missing = np.empty(len(updated), np.int64)
+        self._before_use(updated)
+        self.begin_update(len(updated))  # only now: an update that finds no memory or no disk is no step
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((*self.bounds, *numbers), np.float32)
-        updated, gradients = self._array(keys), array_of(grad)
-        self._before_use(updated)
-        missing = np.empty(len(updated), np.int64)
         count = update(self._storage.index, self._storage.rows, updated, gradients, options, missing)
         if count:
             self._apply_missing(updated, gradients, options, missing[:count])
@@ -510,13 +515,13 @@ class SparseTable:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
         if self._cut is not None or self._shrinking:
             raise TableError(f"table {self.spec.name!r} is being saved or shrunk; shrink it after that")
-        self._shrinking = True
+        numbers, self._shrinking = policy.numbers(), True
         for budget in self.budgets:
             budget.held = True
         if isinstance(self._filter, AdmitByCount):
-            self._filter.begin_day(policy.numbers())
+            self._filter.begin_day(numbers)
         if self._counts:
-            self._begin(PassingDay(self._storage, policy.numbers(), self._note_shrunk))
+            self._begin(PassingDay(self._storage, numbers, self._note_shrunk))
 
     def release(self) -> None:
         """After a shrink: its budgets evict again."""
@@ -574,9 +579,9 @@ class SparseTable:
             self._storage.end_cut()
             self._cut = None
 
-        gone = removed.begin_cut()
-        row_states = row_states_of(rule)
+        gone, row_states = removed.keys(), row_states_of(rule)
         self._cut = Cut(self._storage, rule.states, row_states, self.step, changed, gone, ended)
+        removed.begin_cut()  # only now: without memory for the cut, its keys would be lost
         if (disk := self._disk) is None:
             return self._cut
         return disk.cut(self._cut, row_states, changed, marked)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from trainers.checks import one_of, positive, whole
 from trainers.errors import UsageError
-from trainers.ps.tables.rules import RULES, AnyRule, options_of, row_states_of
+from trainers.ps.tables.rules import RULES, AnyRule, options_of, row_states_of, wrong_option
 
 MAX_BLOCK = 1 << 24
 MAX_DIM = 512
@@ -31,9 +31,6 @@ MAX_SERVERS = 65_536
 _HEAD = struct.Struct("<BBHQ")
 _ROWS = struct.Struct("<BBBBQdddddd")
 _BOUND = struct.Struct("<BBHIQQd")
-
-
-_ANY_SIGN = frozenset({"dampening", "lr_power"})
 
 
 class SpecError(ValueError):
@@ -223,26 +220,16 @@ class TableSpec:
         if bounded:
             rows = replace(rows, bound=_decode_bound(content, end))
         options = struct.unpack_from(f"<{count}d", content, _HEAD.size + _ROWS.size)
-        if not all(map(math.isfinite, options)):
-            raise SpecError(f"the rule options are {options}")
         try:
             name = content[end + bounded * _BOUND.size :].decode()
         except UnicodeDecodeError:
             raise SpecError("the table name is not UTF-8") from None
         made = rule(*options)  # earlier versions saved fewer options: the others had their defaults
-        _check_rule(made)
+        if wrong := wrong_option(made):
+            raise SpecError(f"{rule.__name__} has {wrong}")
         if kind == TableKind.DENSE and row_states_of(made):
             raise SpecError(f"{rule.__name__} is for rows, and the table is dense")
         return cls(kind=TableKind(kind), name=name, size=size, rule=made, rows=rows)
-
-
-def _check_rule(rule: AnyRule) -> None:
-    """Raises SpecError for options that torch.optim would refuse: they would divide by zero later."""
-    for each in fields(rule):
-        value = getattr(rule, each.name)
-        share = each.name in ("beta1", "beta2")
-        if not (0 <= value < 1 if share else value >= 0 or each.name in _ANY_SIGN):
-            raise SpecError(f"{type(rule).__name__} has {each.name} {value}")
 
 
 def _encoded(bound: Bound) -> bytes:

@@ -337,9 +337,10 @@ class Storage:
         """
         rows = min(rows, MAX_ROWS)
         if not len(self):
-            self.index = laid_out(self.index, rows)
-            self._entries.grow(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
-            self._set_index(entries=self._entries.words.view(np.uint64))
+            index = laid_out(self.index, rows)
+            self._entries.grow(int(index.numbers[SEGMENTS]) * SEGMENT * _WORD)
+            self.index = index._replace(entries=self._entries.words.view(np.uint64))
+            self.publish(self._line)
         self._make_room(rows)
 
     def begin_cut(self, images: NDArray[np.float32], image_of: NDArray[np.uint32]) -> None:
@@ -386,9 +387,11 @@ class Storage:
             )
         size = rows * self.stride * _PLACE
         if size > self._records.size or rows > self._flags.size:
-            self._records.grow(size)
-            self._flags.grow(rows)
-            self._view_rows(self.rows.numbers, self.rows.images, self.rows.image_of, self.rows.cut)
+            try:
+                self._records.grow(size)
+                self._flags.grow(rows)
+            finally:  # if only one of them grew, its former memory must not be used
+                self._view_rows(self.rows.numbers, self.rows.images, self.rows.image_of, self.rows.cut)
         self._entries.expect(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
         self._records.expect(size)
         self._room = self._line[ROOM] = max(self._room, rows)

@@ -5,10 +5,19 @@ import threading
 import pytest
 import torch
 
+from tests.support.memory import no_more_memory_than
 from trainers.ps.kernels.rows import NOT_IN_SNAPSHOT, UNSAVED
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, RMSprop, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableError, TableKind, TableSpec
+from trainers.ps.tables.spec import (
+    FullError,
+    Initializer,
+    InitKind,
+    RowOptions,
+    TableError,
+    TableKind,
+    TableSpec,
+)
 from trainers.ps.tables.storage import Cut, SparseRows
 
 pytestmark = pytest.mark.slow
@@ -265,3 +274,20 @@ def test_without_statistics_there_are_none() -> None:
     with table.cut() as cut:
         rows = cut.read(0, 1)
     assert (rows.statistics, len(rows.state)) == (None, 1)
+
+
+def test_a_cut_without_memory_loses_no_removed_key() -> None:
+    """The images of its rows may need as much memory as the rows."""
+    table = SparseTable(TableSpec(kind=TableKind.SPARSE, name="t", size=512, rule=SGD()))
+    table.assign(torch.arange(20_000), torch.zeros(20_000, 512))
+    with table.cut(mark=True) as cut:
+        for start in range(0, cut.rows, 5000):
+            cut.read(start, start + 5000)
+    table.remove(numbers(1, 2))
+    with no_more_memory_than(16 << 20), pytest.raises(FullError, match="no memory"):
+        table.cut(changed_only=True, mark=True)
+    table.remove(numbers(3))
+    assert not table.is_cut
+    for _ in range(2):
+        with table.cut(changed_only=True) as cut:
+            assert sorted(cut.removed.tolist()) == [1, 2, 3]

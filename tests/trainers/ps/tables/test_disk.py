@@ -11,7 +11,7 @@ import torch
 
 from tests.support.disks import no_file_longer_than
 from trainers.errors import UsageError
-from trainers.ps.kernels.eviction import FLOORS, TOTAL, find_evicted
+from trainers.ps.kernels.eviction import FLOORS, TOTAL, find_evicted, pass_until
 from trainers.ps.kernels.rows import Fresh
 from trainers.ps.tables import disk
 from trainers.ps.tables.budget import Budgets
@@ -284,6 +284,43 @@ def test_a_full_disk_keeps_rows_in_memory(tmp_path: Path, capsys: pytest.Capture
         pair.same()
         assert len(pair.tiered._storage) > ROWS + 200
     assert capsys.readouterr().err.count("rows cannot move to disk_dir") == 1
+
+
+def test_an_update_that_cannot_read_its_rows_is_no_step(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, Adagrad(), RowType.FLOAT32)
+    for start in range(0, IDS, 50):
+        pair.push(torch.arange(start, start + 50))
+    table, step = pair.tiered, pair.tiered.step
+    assert table.on_disk
+    assert isinstance(table.bounded, disk.RowsOnDisk)
+    keys = torch.arange(50)
+    run = Lines({0: table}).run(0, 1)
+    os.ftruncate(table.bounded._file.fileno(), 0)
+    with pytest.raises(OSError, match="cannot be read"):
+        table.apply(keys, torch.ones(50, DIM), 0.1)
+    with pytest.raises(OSError, match="cannot be read"):
+        run.apply(np.array([50]), keys, torch.ones(50, DIM), 0.1)
+    assert table.step == step
+
+
+@pytest.mark.parametrize(("rule", "dtype", "policy"), KINDS)
+def test_rows_are_the_same_after_the_clock_of_their_budget_restarts(
+    tmp_path: Path, rule: AnyRule, dtype: RowType, policy: EvictionPolicy
+) -> None:
+    pair = Pair(tmp_path, rule, dtype, policy)
+    for step in range(200):
+        pair.step()
+        budget = pair.tiered.budget
+        assert budget is not None
+        if step % 40 == 39:
+            passed = budget.passed
+            pass_until(budget.uses, 65_536.0)
+            budget.settle()
+            assert budget.passed > passed
+            pair.same()
+        in_memory = len(pair.tiered._storage) - len(pair.waiting())
+        assert budget.uses.clock[TOTAL] == in_memory
+    pair.memory_is_bounded()
 
 
 def test_memory_without_room_for_another_place_keeps_rows(

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tests.support.training import Make, step_lazily
+from trainers.errors import UsageError
+from trainers.ps.configs import TableConfigs
 from trainers.ps.tables.dense import DenseMemory, DenseRun, DenseTable, make_dense
 from trainers.ps.tables.rules import (
     FTRL,
@@ -15,12 +17,15 @@ from trainers.ps.tables.rules import (
     Adam,
     AnyRule,
     RMSprop,
+    RowWiseAdagrad,
+    RowWiseAdam,
     SparseAdam,
     options_of,
     same_state,
+    wrong_option,
 )
 from trainers.ps.tables.sparse import make_table
-from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
 from trainers.ps.trainer.layout import rule_for
 
 DENSE: dict[str, Make] = {
@@ -204,6 +209,103 @@ def test_a_spec_of_an_earlier_version_has_fewer_options() -> None:
     assert TableSpec.decode(former) == TableSpec.decode(content) == spec
 
 
+WARM_UP = [0.0, 0.0, 0.05, 0.1, 0.0, 0.1]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_steps_at_learning_rate_zero_are_torchs(name: str) -> None:
+    """As at the start of a warm-up. Every row has a gradient, so lazy rules are torch's too."""
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(3, 5))
+    optimizer = DENSE[name]([parameter])
+    group, keys = optimizer.param_groups[0], torch.arange(3)
+    whole = rule_for(optimizer, group, sparse=False, name="w")
+    lazy = rule_for(optimizer, group, sparse=True, name="w")
+    dense = make_table(TableSpec(kind=TableKind.DENSE, name="w", size=15, rule=whole))
+    rows = make_table(TableSpec(kind=TableKind.SPARSE, name="w", size=5, rule=lazy))
+    dense.assign(None, parameter.detach().reshape(-1))
+    rows.assign(keys, parameter.detach())
+    for lr in WARM_UP:
+        before = parameter.detach().clone()
+        parameter.grad = torch.randn(3, 5)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        dense.apply(None, parameter.grad.reshape(-1), lr)
+        rows.apply(keys, parameter.grad, lr)
+        assert torch.equal(parameter.detach(), before) == (lr == 0)
+        assert float((dense.pull(None).view(3, 5) - parameter.detach()).abs().max()) <= 1e-6
+        assert float((rows.pull(keys) - parameter.detach()).abs().max()) <= 2e-6
+
+
+FTRLS = [FTRL(), FTRL(l1=0.3, l2=0.2), FTRL(beta=1.0, l1=0.1), FTRL(lr_power=-0.7, l1=0.1, beta=0.5)]
+
+
+@pytest.mark.parametrize("rule", FTRLS)
+@pytest.mark.parametrize("smallest", [0.0, 1e-42, 1e-35])
+def test_ftrl_at_learning_rate_zero_changes_nothing(rule: FTRL, smallest: float) -> None:
+    """It divides by the learning rate. A warm-up that starts at 0 is as without these steps."""
+    torch.manual_seed(0)
+    begin, grads, keys = torch.randn(1, 5), torch.randn(6, 1, 5), torch.tensor([7])
+    tables = [
+        make_table(TableSpec(kind=kind, name="w", size=5, rule=rule))
+        for kind in (TableKind.DENSE, TableKind.SPARSE, TableKind.SPARSE)
+    ]
+    dense, rows, without = tables
+    dense.assign(None, begin[0])
+    rows.assign(keys, begin)
+    without.assign(keys, begin)
+    for lr, grad in zip((smallest, smallest, 0.1, 0.1, smallest, 0.1), grads, strict=True):
+        dense.apply(None, grad[0], lr)
+        rows.apply(keys, grad, lr)
+        if lr == 0.1:
+            without.apply(keys, grad, lr)
+        assert torch.equal(rows.pull(keys), without.pull(keys))
+        assert torch.allclose(dense.pull(None), rows.pull(keys)[0], atol=2e-6)
+    assert not torch.equal(rows.pull(keys), begin)
+
+
+def test_ftrl_takes_a_gradient_whose_square_is_nothing() -> None:
+    """1e-25 squared is 0 in float32."""
+    for rule in (FTRL(), FTRL(lr_power=-0.7)):
+        for kind, keys in ((TableKind.DENSE, None), (TableKind.SPARSE, torch.tensor([7]))):
+            table = make_table(TableSpec(kind=kind, name="w", size=2, rule=rule))
+            shape = (2,) if keys is None else (1, 2)
+            table.assign(keys, torch.full(shape, 0.5))
+            table.apply(keys, torch.full(shape, 1e-25), 0.1)
+            assert torch.equal(table.pull(keys), torch.full(shape, 0.5))
+            table.apply(keys, torch.ones(shape), 0.1)
+            assert torch.allclose(table.pull(keys), torch.full(shape, 0.4))
+
+
+WRONG: list[AnyRule] = [
+    *(FTRL(lr_power=0.5), RMSprop(alpha=1.5), Adam(beta1=1.0), SparseAdam(beta2=1.0), Adam(eps=-1e-8)),
+    *(SGD(weight_decay=1e39), Adagrad(initial_accumulator_value=float("inf")), RowWiseAdam(eps=float("nan"))),
+    RowWiseAdagrad(lr_decay=-0.1),
+]
+RIGHT: list[AnyRule] = [
+    *(FTRL(lr_power=0.0), FTRL(lr_power=-2.0), RMSprop(alpha=1.0), RMSprop(alpha=0.0), Adam(beta1=0.0)),
+    *(SGD(momentum=2.0, dampening=-3.0), Adagrad(eps=0.0), SparseAdam(beta2=1 - 2**-53)),
+]
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_options_that_divide_by_zero_or_make_nan_are_refused(rule: AnyRule) -> None:
+    with pytest.raises(UsageError, match="rule has"):
+        TableConfigs(rule=rule)
+    with pytest.raises(SpecError, match=f"{type(rule).__name__} has"):
+        TableSpec.decode(TableSpec(kind=TableKind.SPARSE, name="w", size=2, rule=rule).encode())
+
+
+@pytest.mark.parametrize("rule", RIGHT)
+def test_extreme_options_give_numbers(rule: AnyRule) -> None:
+    assert not wrong_option(rule)
+    keys = torch.tensor([7])
+    table = make_table(TableSpec(kind=TableKind.SPARSE, name="w", size=2, rule=rule))
+    for grad in (1.0, -0.5, 2.0):
+        table.apply(keys, torch.full((1, 2), grad), 0.1)
+        assert torch.isfinite(table.pull(keys)).all()
+
+
 def ftrl_by_the_paper(rule: FTRL, grads: list[list[float]], begin: list[float], lr: float) -> list[float]:
     """McMahan et al. 2013, algorithm 1, number by number in float64."""
     power, weights = -rule.lr_power, []
@@ -220,9 +322,7 @@ def ftrl_by_the_paper(rule: FTRL, grads: list[list[float]], begin: list[float], 
     return weights
 
 
-@pytest.mark.parametrize(
-    "rule", [FTRL(), FTRL(l1=0.3, l2=0.2), FTRL(beta=1.0, l1=0.1), FTRL(lr_power=-0.7, l1=0.1, beta=0.5)]
-)
+@pytest.mark.parametrize("rule", FTRLS)
 def test_ftrl_follows_the_paper(rule: FTRL) -> None:
     torch.manual_seed(0)
     begin, grads = torch.randn(5), torch.randn(60, 5) * 0.3

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.memory import no_more_memory_than
 from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.index import DEEPEST, FULL, PLENTY, SEGMENT, SEGMENTS, laid_out
 from trainers.ps.kernels.rows import COUNT, UNIFORM, Fresh, pull, remove_keys
+from trainers.ps.kernels.runs import NEEDS_ROOM, RECORD_PLACES
 from trainers.ps.tables.spec import FullError, torch_memory
 from trainers.ps.tables.storage import MAX_ROWS, Arena, Storage, touch_in_background
 
@@ -281,3 +283,17 @@ def test_torch_without_memory_is_a_memory_error() -> None:
         torch.empty(1 << 45)
     with pytest.raises(RuntimeError, match="shape"), torch_memory():
         torch.ones(2).reshape(3)
+
+
+def test_memory_that_grew_in_part_is_used_as_it_is() -> None:
+    """There is memory for the records and none for their flags, or none for the index."""
+    storage = Storage(1, 0, 0, reserve=0)
+    rows = 3_000_000
+    with no_more_memory_than(4 * storage.stride * rows + (1 << 20)), pytest.raises(FullError):
+        storage.expect(rows)
+    assert len(storage.index.entries) >= int(storage.index.numbers[SEGMENTS]) * SEGMENT
+    with no_more_memory_than(4 * storage.stride * rows + (1 << 20)), pytest.raises(FullError):
+        storage.grow(NEEDS_ROOM, rows)
+    assert len(storage.rows.floats) * 4 == storage._records.size > 4 * storage.stride * rows - 1
+    assert len(storage.rows.flags) == storage._flags.size
+    assert storage._line[RECORD_PLACES] == len(storage.rows.floats)
