@@ -30,7 +30,7 @@ from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.tables.run import Spans
 from trainers.ps.tables.spec import FullError, torch_memory
-from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
+from trainers.ps.wire import Buffer, Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 
 # ---- Members, step and pending pushes as bytes and back.
 
@@ -59,7 +59,7 @@ def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
     }
     text = json.dumps(header).encode()
     messages = _dump_sync(steps) if isinstance(steps, SyncSteps) else []
-    pieces = [_LENGTH.pack(len(text)), text]
+    pieces: list[Buffer] = [_LENGTH.pack(len(text)), text]
     for message in messages:
         frames = encode(message, stored=True)
         pieces.append(_LENGTH.pack(len(frames)))
