@@ -381,6 +381,104 @@ def test_the_guard_against_dangers_sees_them(text):
     assert list(dangers(ast.parse(text)))
 
 
+OWN_GENERATORS = {
+    "random": {"Random", "SystemRandom"},
+    "numpy.random": {
+        "default_rng", "Generator", "RandomState", "SeedSequence", "BitGenerator", "PCG64", "Philox",
+    },
+}  # fmt: skip
+"""What of a module draws nothing from its global generator."""
+READS = {"getstate", "get_state", "get_rng_state"}
+TORCH_DRAWS = {
+    "bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like", "randn",
+    "randn_like", "randperm", "binomial", "manual_seed", "seed", "random_split", "RandomSampler",
+    "WeightedRandomSampler", "DataLoader", "dropout",
+}  # fmt: skip
+"""Of torch and what is in it; without `generator=` they draw from the global one."""
+IN_PLACE_DRAWS = {
+    "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
+    "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
+    "orthogonal_", "sparse_",
+}  # fmt: skip
+MAY_DRAW = ("trainers.zoo", "trainers.examples")
+"""They are of the script: a model's first values are drawn as torch's own layers draw theirs."""
+
+
+def full_names(tree: ast.AST) -> dict[str, str]:
+    """What each imported name stands for."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {
+                each.asname or each.name.partition(".")[0]: each.name
+                if each.asname
+                else package_of(each.name)
+                for each in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def draws(tree: ast.AST) -> Iterator[str]:
+    """Uses of generators that a script may have seeded."""
+    names = full_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            head, _, rest = ast.unparse(node).partition(".")
+            module, _, name = f"{names.get(head, '')}.{rest}".rstrip(".").rpartition(".")
+            if module in OWN_GENERATORS and name not in OWN_GENERATORS[module] | READS:
+                yield f"line {node.lineno}: {module}.{name}"
+        if isinstance(node, ast.Call) and not any(each.arg == "generator" for each in node.keywords):
+            head, _, rest = ast.unparse(node.func).partition(".")
+            full = f"{names.get(head, head)}.{rest}".rstrip(".")
+            name = full.rpartition(".")[2]
+            if name in IN_PLACE_DRAWS or (
+                full.startswith("torch.") and "Generator(" not in full and name in TORCH_DRAWS
+            ):
+                yield f"line {node.lineno}: {full}"
+
+
+def test_the_runtime_draws_from_no_generator_of_the_script():
+    """Ranks that shuffle alike by a seed would drift apart."""
+    found = [
+        f"{module}, {draw}"
+        for module, tree in modules().items()
+        if package_of(module) == "trainers" and not module.startswith(MAY_DRAW)
+        for draw in draws(tree)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import random\nrandom.uniform(0, 1)", "from random import shuffle\nshuffle([1])",
+        "import random\ndraw = random.random", "import numpy as np\nnp.random.rand(3)",
+        "import numpy as np\nnp.random.seed(1)", "from numpy.random import rand\nrand(3)",
+        "from numpy import random\nrandom.permutation(3)", "import numpy\nnumpy.random.shuffle([])",
+        "import torch\ntorch.rand(3)", "from torch import randperm\nrandperm(3)", "x.uniform_(0, 1)",
+        "import torch\ntorch.manual_seed(0)", "from torch.utils.data import DataLoader\nDataLoader(data)",
+        "import torch.nn as nn\nnn.init.kaiming_normal_(w)", "import torch\ntorch.empty(3).normal_()",
+    ],
+)  # fmt: skip
+def test_the_guard_against_that_sees_each_way_to_draw(text):
+    assert list(draws(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import random\nrandom.Random(3).uniform(0, 1)", "import random\nrandom.getstate()",
+        "import numpy as np\nnp.random.default_rng(3).random()", "import torch\ntorch.rand(3, generator=g)",
+        "import numpy as np\nx: np.random.Generator", "self._random.uniform(0, 1)", "x.normal_(generator=g)",
+        "import torch\ntorch.set_rng_state(before)", "import torch\ntorch.Generator().manual_seed(0)",
+    ],
+)  # fmt: skip
+def test_a_generator_of_its_own_is_no_such_way(text):
+    assert not list(draws(ast.parse(text)))
+
+
 def test_no_file_has_grown_out_of_sight():
     """An alarm, not a goal: a file of this length is probably two."""
     assert not [str(path) for path in FILES if len(path.read_text().splitlines()) > ALARM]

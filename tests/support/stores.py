@@ -4,6 +4,8 @@ objects://  keys and values: no folders, a value is there all at once when it ha
             copy and a removal
 torn://     what is being written is seen
 gated://    in this process only: who writes waits until `GATE` is open
+lossy://    in this process only: the last of `LOST` is what gets lost of a manifest: the "request" to write
+            it, the "reply", with the reply all later requests ("reply and more"), or "reads"
 """
 
 from __future__ import annotations
@@ -30,6 +32,46 @@ class Gated(MemoryFileSystem):
         if mode == "wb" and not GATE.wait(100):
             raise OSError("nobody has opened the gate")
         return super()._open(path, mode, **options)
+
+
+class LossError(Exception):
+    """A storage library's own error, which is no OSError."""
+
+
+class Lossy(MemoryFileSystem):
+    protocol = "lossy"
+    store: dict[str, Any] = {}  # noqa: RUF012  (as fsspec's own)
+    pseudo_dirs = [""]  # noqa: RUF012
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if not path.endswith("manifest.json"):
+            return super()._open(path, mode, **options)
+        lost = LOST[-1] if LOST else ""
+        if mode == "rb" and lost not in ("reads", "all"):
+            return super()._open(path, mode, **options)
+        if lost in ("request", "reads", "all"):
+            raise LossError(f"{lost} lost")
+        return _ReplyLost(self, path, lost) if lost else super()._open(path, mode, **options)
+
+
+LOST: list[str] = []
+
+
+class _ReplyLost(io.BytesIO):
+    def __init__(self, files: Lossy, path: str, lost: str) -> None:
+        super().__init__()
+        self._files, self._path, self._lost = files, path, lost
+
+    def close(self) -> None:
+        if not self.closed:
+            content = self.getvalue()
+            super().close()
+            LOST.append("")
+            self._files.pipe_file(self._path, content)
+            LOST.pop()
+            if self._lost == "reply and more":
+                LOST[-1] = "all"
+            raise LossError("the reply was lost")
 
 
 class Torn(LocalFileSystem):
@@ -109,5 +151,6 @@ def _folder(key: str) -> Path:
 
 def register() -> None:
     fsspec.register_implementation("gated", Gated, clobber=True)
+    fsspec.register_implementation("lossy", Lossy, clobber=True)
     fsspec.register_implementation("objects", Objects, clobber=True)
     fsspec.register_implementation("torn", Torn, clobber=True)

@@ -176,8 +176,10 @@ class Staging:
             local = local_part(value.detach())
             self._memory[key] = _copied(local, memory.pop(key, None))
             copied[key] = _as_part_of(value, self._memory[key])
-        if any(value.is_cuda for value in tensors.values()):
-            torch.cuda.current_stream().synchronize()  # copies into pinned memory are under way until then
+        for device in {value.device for value in tensors.values() if value.is_cuda}:
+            torch.cuda.current_stream(
+                device
+            ).synchronize()  # until then copies into pinned memory are under way
         return copied
 
 

@@ -114,6 +114,7 @@ class Client:
         self._endpoints = endpoints
         self._rank = rank
         self._incarnation = secrets.randbits(63)
+        self._random = random.Random(self._incarnation)  # a script may draw from the global generator
         self._configs = configs
         self._sequence = 0
         self._pending: dict[int, _PendingReply] = {}
@@ -159,7 +160,7 @@ class Client:
             self._sequence += 1
             each = _PendingReply(
                 request=request,
-                frames=encode(self._message(request)),
+                frames=self._encoded(request),
                 heard=self._listened,
                 limit=silence or self._configs.request_timeout_s,
                 retry_at=now + self._first_retry_s,
@@ -207,8 +208,8 @@ class Client:
         if self._pending:
             self._poll(wait_s)
 
-    def _message(self, request: Request) -> Message:
-        return Message(
+    def _encoded(self, request: Request) -> list[Buffer]:
+        message = Message(
             kind=request.kind,
             rank=self._rank,
             incarnation=self._incarnation,
@@ -217,6 +218,11 @@ class Client:
             code=request.code,
             parts=request.parts,
         )
+        try:
+            return encode(message)
+        except WireError as error:
+            what = _in_words(request, others=False)
+            raise ServerError(f"{what} cannot be sent to {self._name(request.server)}: {error}") from error
 
     def _poll(self, wait_s: float) -> None:
         """Wait for replies, read them, and send overdue requests again."""
@@ -253,7 +259,7 @@ class Client:
         self._send(each.request.server, each.frames)
         each.retry_after = min(2 * each.retry_after, _MAX_RETRY_S, each.limit / 2)
         # Random, so that trainers do not all retry at the same moment when a server is back.
-        each.retry_at = now + each.retry_after * random.uniform(0.75, 1.0)
+        each.retry_at = now + each.retry_after * self._random.uniform(0.75, 1.0)
         if now >= each.log_at:
             each.log_at = now + _LOG_WAIT_AFTER_S
             what = each.awaited or f"an answer from {self._name(each.request.server)}"

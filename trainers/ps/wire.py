@@ -58,7 +58,9 @@ class Kind(IntEnum):
     SHRINK = 12  # a day has passed; VALUES: the policy. Answer: number, the rows that were removed
     TRAINERS = 13  # in a server's log only: from here on `number` new trainers; TEXT: of which start
     GATHER = 14  # TEXT: a contribution to gather `number`; 0: any. Answer: TEXTs, all contributions
-    TIME = 15  # in a server's log only: it is `number` ms since 1970, for rows that have a time to live
+    # In a server's log only: it is `number` ms since 1970, for rows that have a time to live. TEXT: the times
+    # of rows move by so many ms first, because the clock was set
+    TIME = 15
     DONE = 16  # success; number: the server's step
     DATA = 17  # success, with values
     WAIT = 18  # received; the answer waits for what the text says
@@ -219,18 +221,24 @@ def bytes_part(field: Field, content: bytes, table: int = 0) -> Part:
     return Part(table, field, torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8)))
 
 
-def encode(message: Message) -> list[Buffer]:
-    """Frames to send. Those of large parts share memory with the tensors: leave these alone until the reply.
+def encode(message: Message, *, stored: bool = False) -> list[Buffer]:
+    """Return the frames to send. Frames of large parts share memory with the tensors: leave the tensors alone
+    until the reply.
 
-    Raises WireError for a part that no receiver would accept.
+    `stored`: the frames are for a file, which has no limits. Otherwise raises WireError for a message that no
+    receiver would accept.
     """
     kind, rank, incarnation, sequence, number, code, parts = message
     header = _UNSUMMED.pack(MAGIC, VERSION, kind, code, rank, len(parts), incarnation, sequence, number)
     rest: list[Buffer] = [_entry(part) for part in parts]
     own: list[Buffer] = []
+    if len(parts) > MAX_PARTS and not stored:
+        raise WireError(Code.BAD_MESSAGE, f"{len(parts)} parts; a message has at most {MAX_PARTS}")
     for part in parts:
         body = _body(part.data)
         size = len(body)
+        if size > MAX_FRAME_BYTES and not stored:
+            raise WireError(Code.BAD_MESSAGE, f"a part of more than {MAX_FRAME_BYTES >> 20} MB")
         if size >= OWN_FRAME_BYTES:
             own.append(body)
         else:
@@ -238,7 +246,7 @@ def encode(message: Message) -> list[Buffer]:
             if size % 8:
                 rest.append(bytes(-size % 8))
     described = b"".join(rest)
-    if len(described) > MAX_FRAME_BYTES - _HEADER.size:
+    if len(described) > MAX_FRAME_BYTES - _HEADER.size and not stored:
         raise WireError(Code.BAD_MESSAGE, f"small parts of more than {MAX_FRAME_BYTES >> 20} MB together")
     return [b"".join((header, _SUM.pack(_checksum(header, described, own)), described)), *own]
 
@@ -250,8 +258,6 @@ def _entry(part: Part) -> bytes:
 
 
 def _body(data: torch.Tensor) -> Buffer:
-    if data.nbytes > MAX_FRAME_BYTES:
-        raise WireError(Code.BAD_MESSAGE, f"a part of more than {MAX_FRAME_BYTES >> 20} MB")
     raw = data.view(torch.int16) if data.dtype is torch.bfloat16 else data
     return raw.numpy().data.cast("B") if data.nbytes else b""
 
@@ -264,9 +270,9 @@ def _checksum(header: Buffer, rest: Buffer, own: Iterable[Buffer]) -> int:
     return total.intdigest()
 
 
-def decode(frames: Sequence[Buffer]) -> Message:
-    """The message in these frames. Raises WireError; what it returns has consistent lengths, types and
-    shapes.
+def decode(frames: Sequence[Buffer], *, stored: bool = False) -> Message:
+    """Return the message in these frames, which has consistent lengths, types and shapes. `stored`: as of
+    `encode`. Raises WireError.
     """
     if not frames or len(frames[0]) < _HEADER.size:
         raise WireError(Code.BAD_MESSAGE, "the header is missing")
@@ -278,23 +284,23 @@ def decode(frames: Sequence[Buffer]) -> Message:
         raise WireError(Code.BAD_MESSAGE, f"magic is {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise WireError(Code.BAD_VERSION, f"its protocol version is {version}, not {VERSION}")
-    if count > MAX_PARTS or _HEADER.size + count * _PART.size > len(first):
+    if (count > MAX_PARTS and not stored) or _HEADER.size + count * _PART.size > len(first):
         raise WireError(Code.BAD_MESSAGE, f"the header announces {count} parts, which are not all there")
     with memoryview(first) as view:
         if checksum != _checksum(view[: _UNSUMMED.size], view[_HEADER.size :], frames[1:]):
             raise WireError(Code.BAD_MESSAGE, "the checksum is wrong")
     if kind not in _KINDS or code not in _CODES:
         raise WireError(Code.BAD_MESSAGE, f"kind {kind} or code {code} is unknown")
-    parts = _decode_parts(first, count, frames[1:])
+    parts = _decode_parts(first, count, frames[1:], stored)
     return Message(_KINDS[kind], rank, incarnation, sequence, number, _CODES[code], parts)
 
 
-def _decode_parts(first: bytearray, count: int, own: Sequence[Buffer]) -> tuple[Part, ...]:
-    """Those that the first frame describes: their data are in it, or each in a frame of its own."""
+def _decode_parts(first: bytearray, count: int, own: Sequence[Buffer], stored: bool) -> tuple[Part, ...]:
+    """Return the parts that the first frame describes: it has their data, or a frame of their own has."""
     parts, taken, at = [], 0, _HEADER.size + count * _PART.size
     for offset in range(_HEADER.size, at, _PART.size):
         entry = _PART.unpack_from(first, offset)
-        form, size = _checked(entry)
+        form, size = _checked(entry, stored)
         if size < OWN_FRAME_BYTES:
             if at + size > len(first):
                 raise WireError(Code.BAD_SHAPE, f"{len(first) - at} bytes for a part of {size}")
@@ -310,13 +316,13 @@ def _decode_parts(first: bytearray, count: int, own: Sequence[Buffer]) -> tuple[
     return tuple(parts)
 
 
-def _checked(entry: tuple[Any, ...]) -> tuple[_Form, int]:
-    """The form of a part, and its bytes."""
+def _checked(entry: tuple[Any, ...], stored: bool) -> tuple[_Form, int]:
+    """Return the form of a part, and its bytes."""
     _, field, dtype_code, zero, lr, rows, cols = entry
     form = _FORMS.get((field, dtype_code))
     if form is None or zero:
         raise WireError(Code.BAD_MESSAGE, f"field {field} with dtype {dtype_code}")
-    if (cols > 0) is not form.two_dimensions or rows > MAX_FRAME_BYTES or cols > MAX_COLS:
+    if (cols > 0) is not form.two_dimensions or (rows > MAX_FRAME_BYTES and not stored) or cols > MAX_COLS:
         # Without the bounds, a part without bytes could claim any length.
         raise WireError(Code.BAD_SHAPE, f"field {form.field.name} of shape {rows} x {cols}")
     if not abs(lr) <= _LARGEST_RATE:

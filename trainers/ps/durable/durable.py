@@ -38,7 +38,7 @@ from trainers.ps.saves.write import SHARD_BYTES, SaveSpec, SaveTask, TableCut, T
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableSpec
-from trainers.storage.errors import LoadError
+from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, sync_folder, write_file
 from trainers.storage.manifest import FileRecord
 
@@ -208,7 +208,8 @@ def start_snapshot(
     spec = SaveSpec(id=new_id(step), mode=mode, step=step, server=0, servers=1, shard_bytes=shard_bytes)
 
     def finish(part: FileRecord) -> None:
-        commit_save(where, spec.id, mode, step, [part], after=last)
+        if not commit_save(where, spec.id, mode, step, [part], after=last):
+            raise SaveError(f"{where} may not survive a power failure, so what it replaces stays")
         sync_folder(folder)  # before anything older is removed: the snapshot must exist after a power failure
         then()
 

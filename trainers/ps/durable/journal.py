@@ -422,14 +422,21 @@ def recover_records(folder: Path, start: int, journal: Journal) -> Iterator[list
         raise DamagedError(_missing(journal_path(folder, start)))
     number = files[0][0]
     for position, (first, path) in enumerate(files):
+        if position and first <= number and _is_empty(path):
+            continue  # a failed rotation may have left it, and the file before it may have been continued
         if first != number:
             raise DamagedError(_missing(journal_path(folder, number)))
-        reader = _FileReader(path, first, last=position == len(files) - 1)
+        reader = _FileReader(path, first, last=all(_is_empty(later) for _, later in files[position + 1 :]))
         for record in reader.records():
             if record.number >= start:
                 yield record.frames
-        number = reader.number
-    journal.resume(path, reader.salt, reader.end, number)
+        number, active = reader.number, path
+    journal.resume(active, reader.salt, reader.end, number)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether there is no record after the head."""
+    return path.stat().st_size <= FILE_HEAD
 
 
 class _FileReader:

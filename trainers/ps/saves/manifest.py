@@ -9,6 +9,7 @@ no manifest names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -385,11 +386,12 @@ def commit_save(
     parts: Sequence[FileRecord],
     *,
     after: str | None = None,
-) -> Manifest:
+) -> bool:
     """Make a save the current one after every server has written its part; `parts` in the order of servers.
 
-    Raises SaveError and leaves the former save current when parts are missing, or when a delta does not
-    follow the folder's last save.
+    Return whether it is durable, as `write_manifest` does; if not, the former save stays, too. Raises
+    SaveError and leaves the former save current when parts are missing, or when a delta does not follow the
+    folder's last save.
     """
     folder = open_folder(where)
     former = _saves_to_keep(folder, mode)
@@ -403,15 +405,30 @@ def commit_save(
         for number, record in enumerate(parts):
             check_part(folder, id, record, number, len(parts))
         manifest = Manifest((*former, save))
-        folder.write(MANIFEST, [manifest.encode()])
+        durable = write_manifest(folder, manifest)
     except OSError as error:
         raise save_error(error, folder.path(id), folder.free()) from error
-    # Only now: until the manifest was written, the former files were the only complete save.
-    try:
+    if durable:  # only now: until the manifest was written, the former files were the only complete save
         remove_unlisted(folder, [manifest])
-    except OSError as error:
-        glog(f"the former save in {folder.where} is not needed any more but cannot be removed: {error}")
-    return manifest
+    return durable
+
+
+def write_manifest(folder: Folder, manifest: Manifest) -> bool:
+    """Make this the manifest of the folder. Return False if it is, but may not survive a power failure.
+
+    An error does not say whether the write took effect: an object store may lose its reply, and a file may
+    have its name before the error. So the folder is read then, and the error is raised only if another
+    manifest, or none, is there.
+    """
+    try:
+        folder.write(MANIFEST, [manifest.encode()])
+    except Exception as error:  # (a storage library may raise anything)
+        with contextlib.suppress(Exception):
+            if manifest_of(folder) == manifest:
+                glog(f"{folder.path(MANIFEST)} was written in spite of an error: {error or repr(error)}")
+                return False
+        raise
+    return True
 
 
 def abandon_save(where: str | os.PathLike[str], id: str) -> None:
@@ -480,11 +497,14 @@ def manifest_of(folder: Folder) -> Manifest | None:
 
 
 def remove_unlisted(folder: Folder, manifests: Sequence[Manifest]) -> None:
-    """Remove the saves that none of these names. Raises OSError."""
+    """Remove the saves that none of these names. A failure is logged: the last manifest counts already."""
     named = {save.id for manifest in manifests for save in manifest.saves}
-    for name in folder.names():
-        if name.startswith(_PREFIX) and name not in named:
-            folder.remove(name)
+    try:
+        for name in folder.names():
+            if name.startswith(_PREFIX) and name not in named:
+                folder.remove(name)
+    except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
+        glog(f"former saves in {folder.where} are not needed any more but stay: {error or repr(error)}")
 
 
 def _no_manifest(folder: Folder, names: Sequence[str]) -> str:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trainers.process.log import glog
 from trainers.ps.saves.manifest import (
     BUFFER,
     MANIFEST,
@@ -33,6 +32,7 @@ from trainers.ps.saves.manifest import (
     check_part,
     manifest_of,
     remove_unlisted,
+    write_manifest,
 )
 from trainers.ps.saves.read import (
     LaterKeys,
@@ -157,14 +157,11 @@ class Published:
             save = replace(save, parts=tuple(parts), size=size)
             kept = [] if self.manifest is None else [self.manifest]
             manifest = Manifest((*before, save, *after), kept[0].stream if kept else stream)
-            folder.write(MANIFEST, [manifest.encode()])
+            write_manifest(folder, manifest)
         except OSError as error:
             raise save_error(error, folder.path(save.id), folder.free()) from error
         if not before:
-            try:
-                remove_unlisted(folder, [*kept, manifest])
-            except OSError as error:
-                glog(f"former versions in {folder.where} are not needed any more but stay: {error}")
+            remove_unlisted(folder, [*kept, manifest])
         return Published(folder, manifest)
 
 

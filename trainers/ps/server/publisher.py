@@ -82,10 +82,10 @@ class Publisher:
         self._published: Published | None = None
         """None where the folder may have something else than what was known."""
         self._own: set[str] = set()
-        """Cuts that were committed here."""
-        self.buffers: Buffers = {}
-        """Of a trainer's model, for the part of server 0."""
-        self._of_folder = False
+        """Cuts that were found or committed here, or may have been: an error may come after the write."""
+        self._kept: Buffers = {}
+        self._of_folder: Buffers = {}
+        self._take_buffers = False
         self._client: Client | None = None
         self._stopped = threading.Event()
         self._asked_for = threading.Event()
@@ -108,7 +108,14 @@ class Publisher:
 
     def continues(self) -> None:
         """Server 0 has recovered its tables: the buffers of the folder belong to them."""
-        self._of_folder = True
+        self._take_buffers = True
+
+    @property
+    def buffers(self) -> Buffers:
+        """The buffers of a trainer's model, for the part of server 0: those that trainers sent, and else
+        those of the folder. The server's thread sets the former, the publisher's thread the latter.
+        """
+        return {**self._of_folder, **self._kept}
 
     def start(self) -> None:
         self._thread.start()
@@ -121,7 +128,7 @@ class Publisher:
 
     def keep(self, buffers: Buffers) -> None:
         """From the next version on; the others stay as they are."""
-        self.buffers = {**self.buffers, **buffers}
+        self._kept = {**self._kept, **buffers}
 
     def ask(self) -> int:
         """A ticket for the next version that begins."""
@@ -207,8 +214,9 @@ class Publisher:
             found = Published.open(self._where)
             if self._own and found.number and found.cuts[-1] not in self._own:
                 raise OthersError(others_text(found.folder))
-            if self._of_folder and found.number:
-                self.buffers, self._of_folder = {**published_buffers(self._where), **self.buffers}, False
+            if self._take_buffers and found.number:
+                self._of_folder, self._take_buffers = published_buffers(self._where), False
+            self._own.update(found.cuts[-1:])
             self._base_due |= found.row_type != self._configs.publish_dtype
             self._published = found
         return self._published
@@ -241,11 +249,11 @@ class Publisher:
         id = save.id.encode()
         try:
             parts = list(map(_record, self._ask(Kind.WRITTEN, 0, id)))
+            self._own.add(save.id)
             self._published = published = published.follow(save, parts)
         except Exception:
             self._abandon(id)
             raise
-        self._own.add(save.id)
         self._ask(Kind.PUBLISHED, 1, id)
         if not save.mode.changes:
             self._base_due, self._merge = False, None
@@ -315,19 +323,22 @@ class Publisher:
 
     def _failed(self, error: Exception) -> None:
         """Say why a version failed; the next one begins with what the folder has then."""
-        if isinstance(error, OthersError) and not self._is_ours():
+        if isinstance(error, OthersError) and self._is_of_others():
             self._others = str(error)
         self._complain(error)
         if self._client is not None:
             self._client.close()
         self._client = self._merge = self._published = None
 
-    def _is_ours(self) -> bool:
-        """Whether the folder has a version of this job: it was away for a while, and is back."""
-        with contextlib.suppress(Exception):
+    def _is_of_others(self) -> bool:
+        """Whether the folder has something that is not of this job. A folder that was away for a while and is
+        back has a version of this job. One that cannot be read now is read again at the next attempt.
+        """
+        try:
             found = Published.open(self._where)
-            return found.number > 0 and found.cuts[-1] in self._own
-        return False
+        except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
+            return isinstance(error, OthersError)
+        return found.number > 0 and found.cuts[-1] not in self._own
 
     def _complain(self, error: Exception) -> None:
         if time.monotonic() - self._complained >= _COMPLAIN_S:

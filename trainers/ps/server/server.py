@@ -63,8 +63,29 @@ class LivenessChecks:
         self._next = max(self._next, now)
 
 
+class TableClock:
+    """The clock of rows with a time to live. It reads seconds since 1970, which mean something in a save or a
+    log, and measures by the monotonic clock. When the machine's clock is set, it follows and reports by how
+    much, so that rows keep their age.
+    """
+
+    def __init__(self, monotonic: float, wall: float) -> None:
+        self._ahead = wall - monotonic
+
+    def read(self, monotonic: float, wall: float) -> tuple[float, float]:
+        """Return the time, and by how many seconds the clock has been set since the last call."""
+        set_by = wall - monotonic - self._ahead
+        if abs(set_by) < _LEAST_SET_S:
+            set_by = 0.0
+        self._ahead += set_by
+        return monotonic + self._ahead, set_by
+
+
+_LEAST_SET_S = 1.0
+"""A smaller difference is the work of a time service, or the time between two readings."""
 _CHECK_INTERVAL_S = 0.5
-_PROBE = encode(Message(kind=Kind.PROBE))
+_NOTHING = Message(kind=Kind.PROBE)
+_PROBE = encode(_NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +138,8 @@ class Server:
             self._state_saver = self._make_state_saver()
             self._make_service()
             self._meter = None if tell is None else TableMeter(self._store, self._steps, tell, self._numbers)
+            self._checks = LivenessChecks(_CHECK_INTERVAL_S, time.monotonic())
+            self._clock = TableClock(time.monotonic(), time.time())
             undo.pop_all()
 
     def _make_state_saver(self) -> StateSaver | None:
@@ -198,16 +221,18 @@ class Server:
         finally:
             self._close()
 
-    def _fill(self, tables: Sequence[AnyTable]) -> None:
-        if self._plan.load_from is not None:
-            started = time.monotonic()
-            place = RowOwner(self._plan.index, len(self._plan.endpoints))
-            opened = open_saves(self._plan.load_from)
-            saved = [table.spec for table in opened.tables().values()]
-            check_small(saved, [table.spec for table in tables], opened.folder.where)
-            load_tables(opened, tables, place)
-            rows = sum(len(table) for table in tables if isinstance(table, SparseTable))
-            glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
+    def _fill(self, tables: Sequence[AnyTable]) -> str:
+        """Load the save to begin with; return the ids of its saves."""
+        assert self._plan.load_from is not None
+        started = time.monotonic()
+        place = RowOwner(self._plan.index, len(self._plan.endpoints))
+        opened = open_saves(self._plan.load_from)
+        saved = [table.spec for table in opened.tables().values()]
+        check_small(saved, [table.spec for table in tables], opened.folder.where)
+        load_tables(opened, tables, place)
+        rows = sum(len(table) for table in tables if isinstance(table, SparseTable))
+        glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
+        return " ".join(save.id for save in opened.saves)
 
     def _wake(self) -> None:
         """Wakes the loop, from any thread: something has been written."""
@@ -218,30 +243,44 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_receiver, zmq.POLLIN)
-        checks = LivenessChecks(_CHECK_INTERVAL_S, time.monotonic())
         while not self._service.over:
-            quiet = self._service.idle and self._state_saver is None
-            ready = dict(poller.poll(0 if self._service.shrinking else self._wait_ms(quiet, checks)))
+            quiet = self._quiet
+            ready = dict(poller.poll(self._wait_ms(time.monotonic())))
+            if quiet:
+                self._checks.skip(time.monotonic())
             if self._wake_receiver.fileno() in ready and self._drain_wakeups():
                 return
             if self._socket in ready:
                 self._receive()
-            if self._meter is not None:
-                self._meter.report(time.monotonic())
-            if self._service.shrinking:
-                self._send(self._service.shrink_some(self._reachable))
-            if quiet:
-                checks.skip(time.monotonic())
-            elif (now := checks.due(time.monotonic())) is not None:
-                self._check(now)
+            self._attend(time.monotonic(), time.time())
 
-    def _wait_ms(self, quiet: bool, checks: LivenessChecks) -> int | None:
-        """Until there is something to do without a message; None: until there is one."""
-        now = time.monotonic()
-        waits = [] if quiet else [checks.wait(now)]
+    @property
+    def _quiet(self) -> bool:
+        """Whether nothing is to be checked before a message arrives."""
+        return self._service.idle and self._state_saver is None
+
+    def _wait_ms(self, now: float) -> int | None:
+        """Return how long the server has nothing to do without a message; None: until there is one."""
+        if self._service.shrinking:
+            return 0
+        waits = [] if self._quiet else [self._checks.wait(now)]
         if self._meter is not None and (wait := self._meter.wait(now)) is not None:
             waits.append(wait)
         return math.ceil(min(waits) * 1000) if waits else None
+
+    def _attend(self, now: float, wall: float) -> None:
+        """Do what is due now, by the monotonic clock; `wall`: the machine's time."""
+        if self._meter is not None:
+            self._meter.report(now)
+        if self._service.shrinking:
+            self._send(self._service.shrink_some(self._reachable))
+        if not self._quiet and (checked := self._checks.due(now)) is not None:
+            changes = self._store.changes
+            self._service.pass_time(*self._clock.read(now, wall))
+            if self._meter is not None and self._store.changes > changes:
+                self._meter.active = True
+            self._send(self._service.tick(self._reachable, checked))
+            self._save_state()
 
     def _drain_wakeups(self) -> bool:
         """Whether SIGTERM arrived; otherwise something was written, for which requests may be waiting."""
@@ -252,14 +291,9 @@ class Server:
         self._send(self._service.retry_pending(self._reachable))
         return False
 
-    def _check(self, now: float) -> None:
-        self._service.pass_time(time.time())
-        self._send(self._service.tick(self._reachable, now))
-        self._save_state()
-
     def _save_state(self) -> None:
+        may_cut = not (self._saving.busy or self._service.shrinking)  # `busy` closes what was abandoned
         if self._state_saver is not None:
-            may_cut = not (self._saving.busy or self._service.shrinking)
             self._state_saver.update(self._members, self._store, self._steps, may_cut=may_cut)
 
     def _numbers(self) -> Numbers:
@@ -274,15 +308,17 @@ class Server:
         try:
             message = decode([frame.buffer for frame in frames])
         except WireError as error:
-            text = bytes_part(Field.TEXT, str(error).encode())
-            refused = Message(kind=Kind.REFUSED, code=error.code, parts=(text,))
-            self._send([(route.bytes, refused)])
+            self._send([(route.bytes, _refused(_NOTHING, error))])
             return
         self._send(self._service.handle(route.bytes, message, self._reachable))
 
     def _send(self, outgoing: Sequence[Outgoing]) -> None:
         for route, message in outgoing:
-            self._try_send([route, *encode(message)])
+            try:
+                frames = encode(message)
+            except WireError as error:  # more values than fit: the trainer asked for too much at once
+                frames = encode(_refused(message, error))
+            self._try_send([route, *frames])
 
     def _reachable(self, route: bytes) -> bool:
         return self._try_send([route, *_PROBE])
@@ -329,3 +365,8 @@ class Server:
 
     def _set_terminated(self, number: int, frame: object) -> None:
         self._terminated = True
+
+
+def _refused(message: Message, error: WireError) -> Message:
+    text = bytes_part(Field.TEXT, str(error).encode())
+    return message.reply(Kind.REFUSED, code=error.code, parts=(text,))

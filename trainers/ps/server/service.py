@@ -78,6 +78,8 @@ class Service:
         self._saving = saving
         self._pending = PendingRequests()
         self._shrink_of: Message | None = None
+        self._set_by = 0.0
+        """Seconds by which the clock was set, which the log does not have yet."""
         self._shrunk: dict[Sender, tuple[int, int]] = {}
         """The last shrink of a trainer: the sequence of its request, and how many rows were removed."""
         self._collectives = Collectives(members, lambda request: self._record(request), self._refuse_if_lost)
@@ -109,8 +111,10 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is pending."""
-        return not self._pending
+        """Whether time changes nothing: no request is pending, no trainer saves, and no row has a time to
+        live.
+        """
+        return not (self._pending or self._saving.requester or self._store.expires)
 
     def handle(self, route: bytes, request: Message, reachable: Reachable) -> list[Outgoing]:
         """Replies to this request, and to pending ones that it has made possible."""
@@ -162,16 +166,20 @@ class Service:
                 self._store.release()
         return [] if self._store.shrinking else self.retry_pending(reachable)
 
-    def pass_time(self, now: float) -> None:
-        """It is `now`, in seconds since 1970. Recorded where rows have a time to live, so that a server that
-        recovers removes the same ones. If the disk is full, the next time is recorded instead.
+    def pass_time(self, now: float, set_by: float = 0.0) -> None:
+        """It is `now`, in seconds since 1970, on a clock that was set by so many seconds since the last call.
+        Recorded where rows have a time to live, so that a server that recovers removes the same ones. If the
+        disk is full, the next call records it instead.
         """
-        number = int(now * 1000)
-        if self._store.ready and self._store.ticks_at(number / 1000):
-            record = Message(kind=Kind.TIME, number=number)
+        if not self._store.ready:
+            return
+        self._set_by += set_by
+        record = _time_record(now, self._store.moves_by(now, self._set_by))
+        if record.parts or self._store.ticks_at(record.number / 1000):
             with contextlib.suppress(Refusal):
                 self._record(record)
-                self._store.tick(number / 1000)
+                self._store.tick(*_time_of(record))
+                self._set_by = 0.0
 
     def tick(self, reachable: Reachable, now: float) -> list[Outgoing]:
         """Check connections; replies to pending requests that this has decided."""
@@ -207,9 +215,9 @@ class Service:
         recording, self._record = self._record, _record_nothing
         try:
             if request.kind is Kind.HELLO:
-                self._join(b"", request)
+                self._join_again(request)
             elif request.kind is Kind.TIME:
-                self._store.tick(request.number / 1000)
+                self._store.tick(*_time_of(request))
             elif request.kind is Kind.SHRUNK:
                 self._store.release()
             elif request.kind is Kind.PUBLISH:
@@ -261,8 +269,22 @@ class Service:
 
     def _join(self, route: bytes, request: Message) -> Member:
         self._store.declare(request.rank, request.parts[1:])
-        self._record(request)
+        origin = (_text(self._store.origin),) if self._store.origin else ()
+        self._record(request._replace(parts=(*request.parts, *origin)))
         return self._members.join(route, request)
+
+    def _join_again(self, request: Message) -> None:
+        """Replay a HELLO, which has the origin of the tables after their specs. Raises Refusal if the tables
+        have another origin now.
+        """
+        origin = request.parts[-1].data.numpy().tobytes().decode() if _has_origin(request) else ""
+        self._join(b"", request._replace(parts=request.parts[:-1]) if origin else request)
+        if origin and self._store.origin not in (None, origin):
+            raise Refusal(
+                Code.MISMATCH,
+                f"its tables began with the save {origin} and would now begin with "
+                f"{self._store.origin or 'initial values'}. Pass that save to fleet.init_server() again",
+            )
 
     def _assign(self, member: Member, request: Message) -> Message:
         # A late copy of a message that was answered must not reset trained values.
@@ -278,6 +300,11 @@ class Service:
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
+        if self._store.origin:
+            raise Refusal(
+                Code.MISMATCH,
+                f"its tables began with initial values and would now begin with {self._store.origin}",
+            )
         self._record(request)
         self._store.ready = True
         return request.reply(Kind.DONE)
@@ -683,6 +710,20 @@ def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]
         return decode_records(parts[0].data.numpy().tobytes()), parts[1:]
     except DataError as error:
         raise Refusal(Code.BAD_MESSAGE, str(error)) from error
+
+
+def _has_origin(hello: Message) -> bool:
+    return len(hello.parts) > 1 and hello.parts[-1].field is Field.TEXT
+
+
+def _time_record(now: float, moved_by: float) -> Message:
+    """Record a time, and by how many seconds the times of rows move, in whole milliseconds."""
+    moved = round(moved_by * 1000)
+    return Message(kind=Kind.TIME, number=int(now * 1000), parts=(_text(str(moved)),) if moved else ())
+
+
+def _time_of(record: Message) -> tuple[float, float]:
+    return record.number / 1000, int(record.text or 0) / 1000
 
 
 def _text(text: str) -> Part:

@@ -1,7 +1,10 @@
 """What a server saves for its next process: members, step and pending pushes, in snapshots and a log as the
 job's settings say; and how the job continues with other trainers. Files belong to `durable`.
 
-    blob   I length of the JSON | JSON | for each message: I frames | I length, bytes of each frame
+    blob   I length of the JSON | JSON | for each message: I frames | length, bytes of each frame
+
+The length of a frame is an I; from 4 GB on it is an I of ones and a Q. A server must be able to store what it
+acknowledged, so messages here and in the log do not have the limits of messages that are sent.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.tables.run import Spans
 from trainers.ps.tables.spec import FullError, torch_memory
-from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
+from trainers.ps.wire import Buffer, Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 
 # ---- Members, step and pending pushes as bytes and back.
 
 _LENGTH = struct.Struct("<I")
+_LONG = struct.Struct("<IQ")
+_LONG_FROM = 0xFFFFFFFF
 _VERSION = 3
 _PLAIN = ("rank", "incarnation", "restart_count", "step", "resumed", "barrier", "finished", "left")
 
@@ -54,7 +59,13 @@ def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
     }
     text = json.dumps(header).encode()
     messages = _dump_sync(steps) if isinstance(steps, SyncSteps) else []
-    return b"".join([_LENGTH.pack(len(text)), text, *map(_packed, messages)])
+    pieces: list[Buffer] = [_LENGTH.pack(len(text)), text]
+    for message in messages:
+        frames = encode(message, stored=True)
+        pieces.append(_LENGTH.pack(len(frames)))
+        for frame in frames:
+            pieces += [_packed_length(len(frame)), frame]
+    return b"".join(pieces)
 
 
 def table_names(blob: bytes) -> dict[int, str]:
@@ -174,24 +185,28 @@ def _gradients(parts: Sequence[Part]) -> list[Gradient]:
     return found
 
 
-def _packed(message: Message) -> bytes:
-    frames = encode(message)
-    lengths = (_LENGTH.pack(len(frame)) + bytes(frame) for frame in frames)
-    return b"".join([_LENGTH.pack(len(frames)), *lengths])
+def _packed_length(length: int) -> bytes:
+    return _LENGTH.pack(length) if length < _LONG_FROM else _LONG.pack(_LONG_FROM, length)
+
+
+def _length_at(content: bytes, at: int) -> tuple[int, int]:
+    """Return a length, and where the bytes after it begin."""
+    (length,) = _LENGTH.unpack_from(content, at)
+    if length < _LONG_FROM:
+        return length, at + _LENGTH.size
+    return _LONG.unpack_from(content, at)[1], at + _LONG.size
 
 
 def _unpacked(content: bytes) -> Iterator[Message]:
     at = 0
     while at < len(content):
-        (count,) = _LENGTH.unpack_from(content, at)
-        at += _LENGTH.size
+        count, at = _length_at(content, at)
         frames = []
         for _ in range(count):
-            (length,) = _LENGTH.unpack_from(content, at)
-            at += _LENGTH.size
+            length, at = _length_at(content, at)
             frames.append(content[at : at + length])
             at += length
-        yield decode(frames)
+        yield decode(frames, stored=True)
 
 
 # ---- The job continues with other trainers.
@@ -265,7 +280,7 @@ class StateSaver:
         # One record: a server that is killed here restarts either before or after it. Without a journal the
         # next snapshot has it, and a server that restarts before that does the same again.
         record = new_trainers_record(trainers, start)
-        self._durable.append(encode(record))
+        self._durable.append(encode(record, stored=True))
         apply_new_trainers(record, members, steps)
         if former != trainers:
             step = next(iter(members)).step
@@ -282,7 +297,7 @@ class StateSaver:
                 snapshot.load(list(store.tables.values()))
                 restore_state(snapshot.blob, members, store, steps)
             for frames in self._durable.records():
-                record = decode(frames)
+                record = decode(frames, stored=True)
                 if record.kind is Kind.TRAINERS:
                     apply_new_trainers(record, members, steps)
                 else:
@@ -309,7 +324,7 @@ class StateSaver:
         Raises Refusal when the disk is full.
         """
         try:
-            self._durable.append(encode(request))
+            self._durable.append(encode(request, stored=True))
         except JournalFullError as error:
             raise Refusal(Code.FAILED, str(error)) from error
 
@@ -325,9 +340,9 @@ class StateSaver:
         self._incarnations = incarnations
         if self._due is None or joined or time.monotonic() >= self._due:
             self._due, self._cut_at = time.monotonic() + self._interval, round(time.time(), 3)
-            blob = dump_state(members, store, steps)
             try:
                 with torch_memory():
+                    blob = dump_state(members, store, steps)
                     self._durable.begin_snapshot(
                         steps.step, store.tables.values(), blob, done=lambda task: self._wake()
                     )

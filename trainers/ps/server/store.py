@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from trainers.kernels.compiled import Keys
 from trainers.process.log import glog
 from trainers.ps.kernels.batch import all_finite, merge_runs
+from trainers.ps.kernels.eviction import TOTAL
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
@@ -314,7 +315,7 @@ class Store:
         skip_bad: bool = False,
         disk: Path | None = None,
         threads: int = 1,
-        fill: Callable[[Sequence[AnyTable]], None] | None = None,
+        fill: Callable[[Sequence[AnyTable]], str] | None = None,
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
         self._lines = Lines({})
@@ -328,12 +329,16 @@ class Store:
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
         self._declared = False
+        self.origin: str | None = None
+        """What `fill` returned for these tables, "" without it; None: tables of a snapshot, or none yet."""
         self._shrinking: deque[SparseTable] = deque()
         self._removed = 0
         self.ready = False
         self.skipped = 0
         self.changes = 0
-        """Of the tables, but for those of steps and of time."""
+        """Changes of the tables, without those of steps."""
+        self.expires = False
+        """Whether rows have a time to live."""
 
     @property
     def tables(self) -> Mapping[int, AnyTable]:
@@ -371,14 +376,13 @@ class Store:
     def _begin(self, specs: Mapping[int, TableSpec]) -> None:
         try:
             tables = make_tables(specs, self._disk)
-            if self._fill is not None:
-                self._fill(list(tables.values()))
+            origin = "" if self._fill is None else self._fill(list(tables.values()))
         except TableError as error:
             raise _refusal(error) from error
         except LoadError as error:
             raise Refusal(Code.FAILED, str(error)) from error
         self._set_tables(tables)
-        self.ready = self._fill is not None
+        self.ready, self.origin = self._fill is not None, origin
 
     def _set_tables(self, tables: dict[int, AnyTable]) -> None:
         self._tables, self._declared = tables, True
@@ -390,6 +394,7 @@ class Store:
         self._wanted.clear()
         sparse = [each for each in tables.values() if isinstance(each, SparseTable)]
         self._budgets = list(dict.fromkeys(budget for each in sparse for budget in each.budgets))
+        self.expires = any(budget.bound.ttl_s for budget in self._budgets)
         self._counting = frozenset(
             number for number, table in tables.items() if table.spec.rows.entry.kind is EntryKind.COUNT
         )
@@ -515,10 +520,25 @@ class Store:
         """Whether `tick` does something at this time."""
         return any(budget.ticks_at(time) for budget in self._budgets)
 
-    def tick(self, time: float) -> None:
-        """It is `time`, in seconds since 1970: rows whose time to live is over do not exist any more."""
+    def moves_by(self, time: float, set_by: float) -> float:
+        """Return by how many seconds the times of rows must move. It is `time` on a clock that was set by so
+        many seconds: rows keep their age, and none was used in the future.
+        """
+        times = [budget.time for budget in self._budgets if budget.time is not None]
+        return min(set_by, time - max(times)) if times else 0.0
+
+    def tick(self, time: float, moved_by: float = 0.0) -> None:
+        """It is `time`, in seconds since 1970: rows whose time to live is over do not exist any more. First,
+        the times of rows move by so many seconds.
+        """
+        before = self._cost()
         for budget in self._budgets:
+            budget.move(moved_by)
             budget.tick(time)
+        self.changes += self._cost() < before
+
+    def _cost(self) -> float:
+        return sum(float(budget.uses.clock[TOTAL]) for budget in self._budgets)
 
     def read_shrink(self, parts: Sequence[Part]) -> list[tuple[SparseTable, ShrinkPolicy]]:
         """The tables to shrink, and how; changes nothing."""

@@ -178,6 +178,15 @@ class Budget:
             return False
         return not self._times or time >= self._times[-1][0] + self.bound.ttl_s / _TICKS
 
+    @property
+    def time(self) -> float | None:
+        """The last time of a tick, or None."""
+        return self._times[-1][0] if self._times else None
+
+    def move(self, by: float) -> None:
+        """Move the times of rows by so many seconds."""
+        self._times = deque((time + by, level) for time, level in self._times)
+
     def clock(self) -> Clock:
         """A copy."""
         clock = self.uses.clock

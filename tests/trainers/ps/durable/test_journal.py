@@ -19,7 +19,9 @@ from trainers.ps.durable.journal import (
     Journal,
     JournalFullError,
     JournalSync,
+    file_head,
     journal_files,
+    journal_path,
     recover_records,
 )
 
@@ -163,6 +165,25 @@ def test_a_torn_file_that_is_not_the_last_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedError, match=f"{path.name} is damaged"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize("rotate_at", [(), (8,)])
+def test_a_file_that_a_failed_rotation_has_left_is_passed_over(tmp_path, rotate_at, more, torn):
+    """An error after its name was there: the file before it was continued."""
+    written(tmp_path, 5)
+    journal_path(tmp_path, 5).write_bytes(file_head(5, 77))
+    later = journal_path(tmp_path, 5).rename(tmp_path / "later")
+    written(tmp_path, 5 + more, rotate_at)
+    later.rename(journal_path(tmp_path, 5))
+    if torn:
+        (_, active), *_ = journal_files(tmp_path)
+        with active.open("ab") as file:
+            file.write(b"\xf1record\n")
+    for count in (5 + more, 10):
+        written(tmp_path, count, rotate_at)
+        assert opened(tmp_path)[1] == [frames(number) for number in range(count)]
 
 
 def test_a_missing_file_is_named(tmp_path):

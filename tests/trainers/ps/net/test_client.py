@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
+import torch
 import zmq
 
 from tests.support.cluster import reserved_endpoints
 from trainers.errors import ServerError, TrainerLostError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
-from trainers.ps.wire import VERSION, Code, Field, Kind, Message, bytes_part, decode, encode
+from trainers.ps.wire import (
+    MAX_FRAME_BYTES,
+    VERSION,
+    Code,
+    Field,
+    Kind,
+    Message,
+    Part,
+    bytes_part,
+    decode,
+    encode,
+)
 
 Answer = Callable[[int, Message], list[Message]]
 
@@ -69,6 +83,32 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_sequence() -> None:
         assert client.ask(ASK)[0].number == 9
     assert len(seen) >= 4
     assert len(set(seen)) == 1
+
+
+def test_a_client_draws_nothing_from_the_generators_of_the_script() -> None:
+    """Scripts that shuffle alike on all ranks do so by a seed of theirs."""
+
+    def state() -> object:
+        name, numbers, *rest = np.random.get_state()
+        return random.getstate(), name, numbers.tobytes(), rest, torch.get_rng_state().tolist()  # type: ignore[union-attr]
+
+    seen = []
+
+    def answer(count: int, request: Message) -> list[Message]:
+        seen.append(request.sequence)
+        return [request.reply(Kind.DONE)] if count >= 3 else []
+
+    before = state()
+    with served_by(answer) as client:
+        client.ask(ASK)
+    assert len(seen) >= 4, "it was sent again, each time after a time drawn at random"
+    assert state() == before
+
+
+def test_a_message_that_no_server_would_take_is_refused_by_its_client() -> None:
+    rows = Part(3, Field.ROWS, torch.empty(MAX_FRAME_BYTES // 2048 + 1, 512))
+    with served_by(lambda count, request: []) as client, pytest.raises(ServerError, match="more than 256 MB"):
+        client.ask([Request(server=0, kind=Kind.PUSH, parts=(rows,))])
 
 
 @pytest.mark.slow

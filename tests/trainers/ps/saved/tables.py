@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tests.support.owners import owners
-from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, new_id
+from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, current_manifest, new_id
 from trainers.ps.saves.read import RowOwner, load_tables
 from trainers.ps.saves.write import Candidates, SaveSpec, SaveTask, TableCut
 from trainers.ps.tables.rules import Adagrad, Adam, RowWiseAdam, state_widths
@@ -155,7 +155,8 @@ def save(
     shard_bytes: int = 400,
 ) -> Manifest:
     id, parts = start(where, servers, mode, step=step, shard_bytes=shard_bytes)
-    return commit_save(where, id, mode, step, parts, after=after)
+    assert commit_save(where, id, mode, step, parts, after=after)
+    return current_manifest(where)
 
 
 def load(

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.owners import owners
+from tests.support.stores import LOST, LossError, register
 from tests.trainers.ps.saved.tables import (
     LEAN,
     USERS,
@@ -35,6 +37,7 @@ from trainers.ps.saves.manifest import (
 from trainers.ps.saves.read import RowOwner, load_tables, read_values
 from trainers.ps.tables.spec import TableSpec, holders
 from trainers.storage.errors import LoadError, SaveError
+from trainers.storage.folder import open_folder
 
 KEYS = [0, -1, 1, 2**63 - 1, -(2**63), *range(100, 260), *range(-(10**15), -(10**15) + 7)]
 
@@ -196,6 +199,27 @@ def test_a_save_that_is_not_committed_changes_nothing(tmp_path):
         MANIFEST,
         current_manifest(tmp_path).saves[0].id,
     ]
+
+
+def test_a_save_whose_manifest_was_written_in_spite_of_an_error_counts():
+    """The former one stays too: after an error the new manifest may not outlive a power failure."""
+    register()
+    where = "lossy://saves"
+    LOST[:] = [""]
+    save(where, model(1, seed=1))
+    former = current_manifest(where).saves[0].id
+    for lost, error in (("request", LossError), ("reply", None)):
+        id, parts = start(where, model(1, seed=2))
+        LOST[:] = [lost]
+        with pytest.raises(error) if error else nullcontext():
+            assert commit_save(where, id, SaveMode.ALL, 17, parts) is False
+        LOST[:] = [""]
+        assert current_manifest(where).saves[0].id == (former if error else id)
+        assert {former, id} <= set(open_folder(where).names())
+    assert all(map(same, load(where, specs(1))[0], model(1, seed=2)[0]))
+    id, parts = start(where, model(1, seed=3))
+    assert commit_save(where, id, SaveMode.ALL, 17, parts) is True
+    assert open_folder(where).names() == [MANIFEST, id]
 
 
 def test_the_current_save_is_not_abandoned(tmp_path):

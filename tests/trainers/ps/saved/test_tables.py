@@ -15,6 +15,7 @@ from trainers.ps.saves.manifest import (
     SaveMode,
     Shard,
     commit_save,
+    current_manifest,
     new_id,
 )
 from trainers.ps.saves.read import RowOwner, ShardToRead, chunk_of, load_tables, read_values
@@ -86,9 +87,10 @@ def saved(where, mine, mode=SaveMode.ALL, after=None, *, lost: bool = False) -> 
     id = new_id(mine[0].step)
     task = SaveTask(where, order(id, mode, mine[0].step), cut_tables(mine, mode))
     task.wait()
-    manifest = None if lost else commit_save(where, id, mode, mine[0].step, [task.result()], after=after)
+    if not lost:
+        assert commit_save(where, id, mode, mine[0].step, [task.result()], after=after)
     task.close(saved=not lost)
-    return manifest
+    return None if lost else current_manifest(where)
 
 
 def test_real_tables_come_back(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,8 @@ SPECS = {
     number: TableSpec(kind=TableKind.SPARSE, name=f"t{number}", size=2, rule=Adagrad(), rows=rows)
     for number, rows in ROWS.items()
 }
+SET_AT = 70
+"""The step before which the machine's clock is set forward."""
 POLICY = torch.from_numpy(ShrinkPolicy(delete_threshold=0.15).numbers())
 
 
@@ -51,7 +54,8 @@ class Bounded(Kept):
         self.specs = SPECS
 
     def train(self, step: int) -> None:
-        self.recording(lambda: self.service.pass_time(1e9 + step))
+        since_set = 7200 * (step >= SET_AT)  # so that no row is older or younger because of it
+        self.at(1e9 + step + since_set, 7200.0 * (step == SET_AT))
         parts: list[Part] = []
         for number, spec in SPECS.items():
             keys = torch.unique(torch.randint(3 * step, 3 * step + 200, (60,)))
@@ -63,6 +67,9 @@ class Bounded(Kept):
         self.ask(Kind.PULL, parts=pulls)
         answer = self.ask(Kind.PUSH, number=step, parts=tuple(parts))
         assert answer.kind is Kind.DONE, answer.text
+
+    def at(self, time: float, set_by: float = 0.0) -> None:
+        self.recording(lambda: self.service.pass_time(time, set_by))
 
     def recording(self, act: Callable[[], object]) -> None:
         """For what is recorded without a request."""
@@ -125,3 +132,40 @@ def test_a_server_that_comes_back_has_the_same_rows(tmp_path: Path) -> None:
     assert sizes[4] > 100, "many are pulled twice"
     assert 100 < sizes[5] <= 200, "all that were pulled once would be more"
     assert trained("killed", {20, 60, 82, 90, 101, 120}) == expected
+
+
+def test_the_time_while_no_server_runs_counts_by_the_machines_clock(tmp_path: Path) -> None:
+    """Where that clock is behind what the rows have seen, no time has passed, and they leave all the same."""
+
+    def alive(bench: Bounded) -> list[str]:
+        return [row["state"] for row in bench.store.look("t3", np.array([1, 2]))["rows"]]
+
+    def trained(name: str) -> None:
+        bench = Bounded(tmp_path / name)
+        bench.opened(())
+        for time, key in ((0, 1), (20, 2)):
+            bench.at(1e9 + time)
+            rows = Part(3, Field.ROWS, torch.ones(1, 2), lr=0.1)
+            bench.ask(Kind.PUSH, number=time, parts=(Part(3, Field.KEYS, torch.tensor([key])), rows))
+            bench.at(1e9 + time + 1)
+        bench.snapshot()
+        bench.kill()
+
+    trained("ahead")
+    back = Bounded(tmp_path / "ahead")
+    assert alive(back) == ["row", "row"]
+    back.at(1e9 + 60)
+    assert alive(back)[0] != "row", "it is 60 s old, and may be 50"
+    assert alive(back)[1] == "row"
+    back.kill()
+
+    trained("behind")
+    back = Bounded(tmp_path / "behind")
+    for seconds, states in ((0, "row row"), (20, "row row"), (32, "gone row"), (52, "gone gone")):
+        back.at(5e8 + seconds)
+        found = alive(back)
+        assert [state == "row" for state in found] == [each == "row" for each in states.split()], seconds
+        back.kill()
+        back = Bounded(tmp_path / "behind")
+        assert alive(back) == found
+    back.kill()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.stores import LOST, LossError, register
 from tests.support.waiting import eventually
 from tests.trainers.ps.server.test_service import Bench
 from trainers.ps.configs import PsConfigs
-from trainers.ps.saves import write
-from trainers.ps.saves.manifest import SaveMode
+from trainers.ps.saves import publication, write
+from trainers.ps.saves.manifest import Save, SaveMode, new_id
+from trainers.ps.saves.publication import OthersError
 from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.wire import NO_TRAINER, Code, Field, Kind, Message, Part, bytes_part
+from trainers.storage.manifest import FileRecord
 
 
 class Published(Bench):
@@ -141,6 +145,96 @@ def test_a_late_copy_of_a_request_brings_no_former_buffers_back(tmp_path: Path) 
     refresh(501, 2.0)
     refresh(500, 1.0)
     assert bench.publisher.buffers["mean"].tolist() == [2.0, 2.0]
+
+
+class Alone:
+    """A publisher without servers, to a store that may lose messages."""
+
+    def __init__(self, name: str) -> None:
+        register()
+        LOST[:] = [""]
+        self.publisher = Publisher(
+            [], f"lossy://{name}", PsConfigs(), sync=True, keys=None, wake=lambda: None
+        )
+
+    def commit(self, lost: str = "") -> int:
+        """The number of the version; as the publisher does it, also when it fails."""
+        LOST[:] = [lost]
+        try:
+            return self.publisher._commit(
+                self.publisher._open(), Save(new_id(0), SaveMode.VALUES, 0, ())
+            ).number
+        except Exception as error:
+            self.publisher._failed(error)
+            raise
+        finally:
+            LOST[:] = [""]
+            if self.publisher._client is not None:
+                self.publisher._client.close()
+                self.publisher._client = None
+
+
+def test_a_version_whose_write_was_not_confirmed_counts() -> None:
+    alone = Alone("confirmed")
+    assert [alone.commit(), alone.commit("reply"), alone.commit(), alone.commit("reply")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_publishing_goes_on_after_a_write_of_which_nobody_knows_whether_it_counts(first: bool) -> None:
+    """Neither that version nor one that was there before is another job's."""
+    alone = Alone(f"unknown-{first}")
+    if first:
+        assert alone.commit() == 1
+        alone = Alone(f"unknown-{first}")
+    for lost in ("request", "reply and more", "reads", "request", "reply and more"):
+        with pytest.raises(LossError):
+            alone.commit(lost)
+        assert not alone.publisher._others
+    assert alone.commit() == first + 3
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_anothers() -> None:
+    mine, theirs = Alone("twice"), Alone("twice")
+    assert mine.commit() == 1
+    assert theirs.commit() == 2
+    LOST[:] = ["reads"]
+    mine.publisher._failed(OthersError("another one publishes there too"))
+    LOST[:] = [""]
+    assert not mine.publisher._others
+    with pytest.raises(OthersError):
+        mine.commit()
+    assert "another one" in mine.publisher._others
+
+
+class Meddling(str):
+    """A name at whose comparison something else happens, once."""
+
+    def __new__(cls, name: str, act: Callable[[], None]) -> Meddling:
+        made = super().__new__(cls, name)
+        made.act = act  # type: ignore[attr-defined]
+        return made
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        act, self.act = self.act, lambda: None  # type: ignore[attr-defined]
+        act()
+        return str.__eq__(self, other)
+
+
+def test_buffers_that_a_trainer_sends_while_those_of_the_folder_are_taken_are_kept(tmp_path: Path) -> None:
+    bench = Published(tmp_path)
+    bench.publisher.keep({"mean": torch.zeros(1), "of the folder": torch.zeros(1)})
+    bench.publish("save-1", mode=SaveMode.VALUES)
+    part = FileRecord.of("server-0.json", [(tmp_path / "save-1" / "server-0.json").read_bytes()])
+    publication.Published.open(str(tmp_path)).follow(Save("save-1", SaveMode.VALUES, 0, ()), [part])
+
+    publisher = Published(tmp_path).publisher
+    publisher.continues()
+    publisher.keep({Meddling("mean", lambda: publisher.keep({"late": torch.ones(1)})): torch.ones(1)})
+    publisher._open()
+    assert publisher.buffers["mean"].tolist() == [1.0]
+    assert publisher.buffers.keys() == {"mean", "of the folder", "late"}
 
 
 def test_servers_with_another_folder_write_nothing(tmp_path: Path) -> None:

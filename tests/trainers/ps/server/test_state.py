@@ -11,10 +11,18 @@ import torch
 
 from tests.trainers.ps.server.test_service import INITIAL, SPECS, WANT, Bench
 from trainers.ps.server.members import Members, SequenceSet
-from trainers.ps.server.state import StateError, dump_state, restore_state, table_names
+from trainers.ps.server.state import (
+    StateError,
+    _length_at,
+    _packed_length,
+    dump_state,
+    restore_state,
+    table_names,
+)
+from trainers.ps.server.store import Gradient, Overlay
 from trainers.ps.tables.rules import SGD, SparseAdam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.wire import Code, Field, Kind, Message, Part
+from trainers.ps.wire import MAX_FRAME_BYTES, MAX_PARTS, Code, Field, Kind, Message, Part
 
 ADAM = TableSpec(
     kind=TableKind.SPARSE, name="adam", size=2, rule=SparseAdam(), rows=RowOptions(statistics=True)
@@ -190,6 +198,40 @@ def test_a_window_of_sequence_numbers_comes_back_with_its_floor() -> None:
     assert all(sequence in back for sequence in (1, back.floor, back.floor + 1, 10_000))
     assert 10_001 not in back
     assert len(back.numbers) < 2 * SequenceSet._WINDOW
+
+
+def test_a_state_may_be_larger_than_any_message() -> None:
+    """The rows of a step are those of all trainers together, and may have more bytes than a message can."""
+    bench = Bench().opened()
+    rows = torch.zeros(MAX_FRAME_BYTES // (4 * 512) + 1, 512)
+    rows[-1] = 7
+    keys = torch.arange(len(rows))
+    bench.steps.before = Overlay({}, [Gradient(1, rows, keys, 0.5)])
+    (found,) = saved_and_back(bench).steps.before.rows
+    assert found.values[-2:].tolist() == rows[-2:].tolist()
+    assert found.keys is not None
+    assert found.keys[-2:].tolist() == keys[-2:].tolist()
+
+
+def test_a_state_may_have_more_parts_than_any_message() -> None:
+    bench = Bench().opened()
+    blocks = {number: torch.tensor([float(number)]) for number in range(MAX_PARTS + 5)}
+    bench.steps.before = Overlay(blocks)
+    assert saved_and_back(bench).steps.before.dense == blocks
+
+
+def test_small_parts_of_a_state_may_be_larger_together_than_any_message() -> None:
+    bench = Bench().opened()
+    block = torch.zeros(16_000)
+    bench.steps.before = Overlay(dict.fromkeys(range(MAX_FRAME_BYTES // block.nbytes + 1), block))
+    assert len(saved_and_back(bench).steps.before.dense) == len(bench.steps.before.dense)
+
+
+@pytest.mark.parametrize("length", [0, 5, 2**32 - 2, 2**32 - 1, 2**32, 2**40])
+def test_a_frame_may_have_any_length(length: int) -> None:
+    packed = _packed_length(length)
+    assert _length_at(b"before" + packed, 6) == (length, 6 + len(packed))
+    assert len(packed) == (4 if length < 2**32 - 1 else 12), "as it always was, where it fits"
 
 
 def test_a_server_before_its_initial_values_comes_back_so() -> None:

@@ -9,9 +9,12 @@ from typing import cast
 import pytest
 import torch
 
+from tests.support.cluster import reserved_endpoints
+from tests.trainers.ps.saved.tables import MemoryTable, save
 from tests.trainers.ps.server.test_service import Bench
 from trainers.ps.configs import PsConfigs
-from trainers.ps.durable.journal import DurabilityError
+from trainers.ps.durable.journal import DurabilityError, FolderError
+from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.server.state import StateSaver
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
@@ -24,7 +27,7 @@ from trainers.ps.tables.spec import (
     TableSpec,
     describe_kept_job,
 )
-from trainers.ps.wire import Code, Field, Kind, Message, Part
+from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
 
 pytestmark = pytest.mark.slow
 
@@ -263,3 +266,93 @@ def test_candidates_and_their_days_come_back(tmp_path: Path) -> None:
         pass_day(back)
         assert candidates(back) == [[4, 1, 1]]
         back.kill()
+
+
+class Loaded:
+    """A real server without its loop that begins with a save, unless its log has more."""
+
+    def __init__(self, endpoint: str, durable: Path, load_from: Path | None) -> None:
+        self.plan = ServerPlan(
+            endpoints=[endpoint],
+            index=0,
+            trainers=1,
+            sync=False,
+            configs=PsConfigs(durability="log", log_fsync="no"),
+            start="first",
+            load_from=None if load_from is None else str(load_from),
+            durable_dir=durable,
+        )
+        self.server = Server(self.plan)
+
+    def ask(self, kind: Kind, sequence: int, *parts: Part) -> Message:
+        request = Message(kind=kind, sequence=sequence, parts=parts)
+        ((_, reply),) = self.server._service.handle(b"0", request, lambda route: True)
+        return reply
+
+    def trained(self) -> None:
+        """One push, and no snapshot: there is no room for one."""
+        words = bytes_part(Field.TEXT, self.plan.job.encode())
+        spec = bytes_part(Field.SPEC, PLAIN.encode())
+        if self.ask(Kind.HELLO, 1, words, spec).code is Code.NOT_READY:
+            self.ask(Kind.READY, 2)
+        rows = Part(0, Field.ROWS, torch.ones(2, 4), lr=1.0)
+        assert self.ask(Kind.PUSH, 3, Part(0, Field.KEYS, torch.tensor([1, 2])), rows).kind is Kind.DONE
+
+    def values(self) -> torch.Tensor:
+        return self.ask(Kind.PULL, 4, Part(0, Field.PEEK, torch.tensor([1, 2]))).parts[0].data
+
+    def kill(self) -> None:
+        assert self.server._state_saver is not None
+        self.server._state_saver._durable.close()
+        self.server._saving.close()
+        self.server._close()
+
+
+PLAIN = TableSpec(kind=TableKind.SPARSE, name="e", size=4, rule=SGD())
+
+
+def test_a_log_is_not_applied_to_another_save_than_the_one_it_began_with(tmp_path: Path) -> None:
+    """The first snapshot failed, the job saved where it had loaded from, and then the server was killed."""
+    model, other = tmp_path / "model", tmp_path / "other"
+    save(model, [[MemoryTable(PLAIN).put([1, 2], 1)]])
+    save(other, [[MemoryTable(PLAIN).put([1, 2], 2)]])
+    with reserved_endpoints(1) as (endpoint,):
+        values = []
+        for name, origin in (("loaded", model), ("empty", None)):
+            first = Loaded(endpoint, tmp_path / name, origin)
+            first.trained()
+            values.append(first.values())
+            first.kill()
+        for name, origin, wanted in (("loaded", model, values[0]), ("empty", None, values[1])):
+            again = Loaded(endpoint, tmp_path / name, origin)
+            assert torch.equal(again.values(), wanted)
+            again.kill()
+        save(model, [[MemoryTable(PLAIN).put([1, 2], 3)]])
+        changed = (("loaded", model), ("loaded", other), ("loaded", None), ("empty", model))
+        for number, (name, origin) in enumerate(changed):
+            copy = tmp_path / str(number)
+            shutil.copytree(tmp_path / name, copy)
+            with pytest.raises(FolderError, match="its tables began with"):
+                Loaded(endpoint, copy, origin)
+
+
+def test_once_there_is_a_snapshot_the_save_that_a_job_began_with_is_not_needed(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save(model, [[MemoryTable(PLAIN).put([1, 2], 1)]])
+    with reserved_endpoints(1) as (endpoint,):
+        first = Loaded(endpoint, tmp_path / "log", model)
+        first.trained()
+        saver = first.server._state_saver
+        assert saver is not None
+        first.server._save_state()
+        assert saver._durable._task is not None
+        saver._durable._task.wait()
+        first.server._save_state()
+        words = bytes_part(Field.TEXT, first.plan.job.encode())
+        first.ask(Kind.HELLO, 9, words, bytes_part(Field.SPEC, PLAIN.encode()))  # so in the log there is one
+        wanted = first.values()
+        first.kill()
+        shutil.rmtree(model)
+        again = Loaded(endpoint, tmp_path / "log", model)
+        assert torch.equal(again.values(), wanted)
+        again.kill()
