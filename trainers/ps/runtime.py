@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, Unpack
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from trainers import progress
@@ -368,6 +369,7 @@ class TrainerRuntime(_ServedRuntime):
         self._worker: Worker | None = None
         self.scaler: ServedScaler | None = None
         self._resumed = 0
+        self._served: set[int] = set()
         self._ends = contextlib.ExitStack()
         """What makes the model an ordinary one again."""
 
@@ -419,11 +421,12 @@ class TrainerRuntime(_ServedRuntime):
         )
         inner = [each.inner for each in self._optimizers]
         layout = plan_layout(self._model, inner, len(self._identity.servers), options)
+        dense, others = dense_of(self._model)
         local = None
         if geo:
             local = LocalTraining(self._local_step)
         elif not options.dense:
-            local = LocalTraining(self._local_step, *dense_of(self._model))
+            local = LocalTraining(self._local_step, dense, others)
         self._worker = Worker(
             self._identity,
             layout,
@@ -441,7 +444,7 @@ class TrainerRuntime(_ServedRuntime):
         if len(self._optimizers) > 1:
             push = self._worker.step
             self._joined = JoinedSteps(
-                self._optimizers, lambda overflow: push(overflow=overflow), self._rows_of
+                self._optimizers, lambda overflow: push(overflow=overflow), self._rows_of, dense
             )
             self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
         self._ends.callback(watch_model(self._model, self._worker, self._joined, refresh=strategy.a_sync))
@@ -449,7 +452,21 @@ class TrainerRuntime(_ServedRuntime):
             self._compute_in_half(self._model, amp)
         for each in self._optimizers:
             each.freeze_options()
+        self._served = {id(each) for each in self._model.parameters()}
+        self._ends.callback(register_optimizer_step_pre_hook(self._refuse_other_step).remove)
         at_exit(self._leave_at_exit)
+
+    def _refuse_other_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if isinstance(optimizer, ServedOptimizer) or any(
+            each.inner is optimizer for each in self._optimizers
+        ):
+            return
+        if any(id(each) in self._served for each in parameters_of(optimizer)):
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called on parameters that the servers train, and "
+                "fleet does not have this optimizer: each trainer would train a copy. Give it to "
+                "fleet.distributed_optimizer() before fleet.init_worker(); none may step in backward()"
+            )
 
     def _compute_in_half(self, model: torch.nn.Module, amp: AmpConfigs) -> None:
         """Until the model is an ordinary one again; copies of it compute in the types of their weights."""
