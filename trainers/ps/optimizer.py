@@ -252,7 +252,7 @@ class JoinedSteps:
                 )
 
     def _check_values(self, former: _Kept) -> None:
-        if not all(same_bits(parameter.detach(), value) for parameter, value in former.values):
+        if not all(same_bits(parameter, value) for parameter, value in former.values):
             self._kept.clear()
             raise UsageError(
                 "a parameter was changed after its optimizer's step() and before the step() of another: "

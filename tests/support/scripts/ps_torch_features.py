@@ -558,6 +558,10 @@ def written() -> None:
     refused("fleet does not have this optimizer", stray.step)
     for (name, found), wanted in zip(model.state_dict().items(), reference.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, msg=name)
+    weight = model.out.weight
+    model.out.weight = torch.nn.Parameter(weight.detach().clone())
+    refused("'out.weight' was replaced", lambda: fleet.save_persistables("nowhere"))
+    model.out.weight = weight
     same(model, reference)
     stray.step()
 

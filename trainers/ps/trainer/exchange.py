@@ -147,7 +147,7 @@ class DenseParameters:
                 )
         written = []
         for staging, places in self._by_device([each.parameter for each in some]):
-            here = [some[place].parameter.detach() for place in places]
+            here = [some[place].parameter for place in places]
             last = [self._last[some[place].name].to(here[0].device) for place in places]
             # On a device one comparison of all is faster than one of each.
             if staging is None or not same_bits(_joined_flat(here), _joined_flat(last)):
@@ -191,7 +191,7 @@ class DenseParameters:
             if dense.group is not None
         }
 
-    def rates(self) -> dict[str, float]:
+    def rates(self) -> dict[str | int, float]:
         """The current learning rate of each trained parameter, by name."""
         return {each.name: float(each.group["lr"]) for each in self._parameters if each.group is not None}
 
@@ -266,7 +266,7 @@ def _has_gradient(dense: DenseParameter) -> bool:
 
 
 def _joined_flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([each.reshape(-1) for each in tensors])
+    return torch.cat([each.detach().reshape(-1) for each in tensors])
 
 
 def _assign(dense: DenseParameter, flat: torch.Tensor, number: int) -> list[Request]:
@@ -289,7 +289,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two float32 tensors of one shape are equal bit by bit; ten times as fast as torch.equal."""
     if left.is_cpu and left.is_contiguous() and right.is_contiguous():
         return not _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes)
-    return torch.equal(left.reshape(-1).view(torch.int32), right.reshape(-1).view(torch.int32))
+    bits = [each.detach().reshape(-1).view(torch.int32) for each in (left, right)]
+    return torch.equal(*bits)
 
 
 def _runs(
@@ -390,8 +391,9 @@ class GradientMerger:
             group.add_push(push, some[0] if steps == 1 else group.merged(some, share), largest[number])
 
     def _current(self) -> dict[str | int, float]:
-        groups = {number: group.tables[0].sparse.lr for number, group in enumerate(self._groups)}
-        return {**self._parameters.rates(), **groups}
+        found = self._parameters.rates()
+        found.update((number, group.tables[0].sparse.lr) for number, group in enumerate(self._groups))
+        return found
 
     def _rule(self, key: str | int) -> AnyRule:
         return self._parameters.rule(key) if isinstance(key, str) else self._groups[key].tables[0].sparse.rule
