@@ -5,7 +5,7 @@ Gradients of a scaled loss, of rows too, are unscaled before that. Where they ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from trainers import progress
 from trainers.collective.stepping import DistributedScaler
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
+from trainers.ps.trainer.exchange import same_bits
 from trainers.ps.trainer.layout import options_snapshot
 from trainers.ps.trainer.weight import ServedWeight, hidden_gradients, without_overrides
 
@@ -190,9 +191,9 @@ class JoinedSteps:
     """The steps of the optimizers of one model. Servers apply the gradients of a training step together, so
     the push leaves when the last optimizer has stepped. Until then the gradients and learning rates of the
     others are kept, and what torch would compute differently is refused: a forward pass, gradients of rows
-    after the step, and a second step of one of them.
+    after the step, a second step of one of them, and a write to a `dense` parameter after the step.
 
-    `push` is told whether the gradients of any of them were not finite. `rows` tells how often the embeddings
+    `push` takes whether the gradients of any of them were not finite. `rows` counts how often the embeddings
     of an optimizer have got gradients since the last push.
     """
 
@@ -201,7 +202,9 @@ class JoinedSteps:
         optimizers: Sequence[ServedOptimizer],
         push: Callable[[bool], None],
         rows: Callable[[ServedOptimizer], int],
+        dense: Sequence[torch.nn.Parameter] = (),
     ) -> None:
+        self._dense = {id(each) for each in dense}
         self._optimizers = optimizers
         self._push = push
         self._rows = rows
@@ -220,14 +223,16 @@ class JoinedSteps:
     def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
         if self.stepped(optimizer):
             raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, while {self._missing()}")
+        for former in self._kept.values():
+            self._check_values(former)
         last = len(self._kept) == len(self._optimizers) - 1
         self._overflow |= overflow
         # Copies: zero_grad(set_to_none=False) may come before the push, and so may a scheduler's step.
-        self._kept[id(optimizer)] = _Kept.of(optimizer, self._rows(optimizer), copy=not last)
+        self._kept[id(optimizer)] = _Kept.of(optimizer, self._rows(optimizer), self._dense, copy=not last)
         if not last:
             return
         self._check_rows()
-        current = [_Kept.of(each, 0) for each in self._optimizers]
+        current = [_Kept.of(each, 0, ()) for each in self._optimizers]
         try:
             for kept in self._kept.values():
                 kept.put_back()
@@ -248,6 +253,15 @@ class JoinedSteps:
                     "optimizers together, so call backward() for all losses of a training step before the "
                     "first step()"
                 )
+
+    def _check_values(self, former: _Kept) -> None:
+        if not all(same_bits(parameter, value) for parameter, value in former.values):
+            self._kept.clear()
+            raise UsageError(
+                "a parameter was changed after its optimizer's step() and before the step() of another: "
+                "servers apply the gradients of all optimizers together, so change values when all have "
+                "stepped"
+            )
 
     def check(self, what: str = "training ended") -> None:
         """Raises UsageError if an optimizer has stepped and another has not."""
@@ -274,17 +288,21 @@ class _Kept:
     gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
     rates: list[tuple[dict[str, Any], Any]]
     rows: int
+    values: list[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def of(cls, optimizer: ServedOptimizer, rows: int, *, copy: bool = False) -> _Kept:
-        dense = [each for group in optimizer.param_groups for each in group["params"]]
-        own = [(each, each.grad) for each in dense if not isinstance(each, ServedWeight)]
+    def of(cls, optimizer: ServedOptimizer, rows: int, dense: Container[int], *, copy: bool = False) -> _Kept:
+        values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        every = [each for group in optimizer.param_groups for each in group["params"]]
+        own = [(each, each.grad) for each in every if not isinstance(each, ServedWeight)]
         if copy:
+            trained = [each for each, grad in own if grad is not None and id(each) in dense]
+            values = [(each, each.detach().clone()) for each in trained]
             own = [(each, None if grad is None else grad.clone()) for each, grad in own]
         rates = [(group, group.get("lr")) for group in optimizer.param_groups]
         if copy:  # a rate that is a tensor is changed in place
             rates = [(group, lr.clone() if isinstance(lr, torch.Tensor) else lr) for group, lr in rates]
-        return cls(own, rates, rows)
+        return cls(own, rates, rows, values)
 
     def put_back(self) -> None:
         for parameter, grad in self.gradients:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, Unpack
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from trainers import progress
@@ -26,6 +27,7 @@ from trainers.errors import FleetError, NotSupportedError, ServerError, UsageErr
 from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
+from trainers.process.log import glog
 from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
 from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.server.server import Server, ServerPlan
@@ -382,6 +384,8 @@ class TrainerRuntime(_ServedRuntime):
         self._worker: Worker | None = None
         self.scaler: ServedScaler | None = None
         self._resumed = 0
+        self._dense: dict[str, torch.nn.Parameter] = {}
+        """The parameters on the servers, without embeddings."""
         self._ends = contextlib.ExitStack()
         """What makes the model an ordinary one again."""
 
@@ -433,11 +437,12 @@ class TrainerRuntime(_ServedRuntime):
         )
         inner = [each.inner for each in self._optimizers]
         layout = plan_layout(self._model, inner, len(self._identity.servers), options)
+        dense, others = dense_of(self._model)
         local = None
         if geo:
             local = LocalTraining(self._local_step)
         elif not options.dense:
-            local = LocalTraining(self._local_step, *dense_of(self._model))
+            local = LocalTraining(self._local_step, dense, others)
         self._worker = Worker(
             self._identity,
             layout,
@@ -451,16 +456,35 @@ class TrainerRuntime(_ServedRuntime):
         warm_up_trainer(layout.specs(), geo=geo, bags=bags)
         self._worker.start()
         self._resumed = self._worker.step_number
+        self._dense = {each.name: each.parameter for each in layout.dense}
+        if self._resumed and next(self._model.buffers(), None) is not None:
+            glog(
+                f"resumed at step {self._resumed}: buffers (batch norm's means, say) were in the trainers, "
+                "and continue from the values that this script gave them"
+            )
         self._phase = _Phase.TRAINING
         if len(self._optimizers) > 1:
-            self._joined = JoinedSteps(self._optimizers, self._push, self._rows_of)
+            self._joined = JoinedSteps(self._optimizers, self._push, self._rows_of, dense)
             self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
         self._ends.callback(watch_model(self._model, self._worker, self._joined, refresh=strategy.a_sync))
         if (amp := strategy.half_precision()) is not None:
             self._compute_in_half(self._model, amp)
         for each in self._optimizers:
             each.freeze_options()
+        self._ends.callback(register_optimizer_step_pre_hook(self._refuse_other_step).remove)
         at_exit(self._leave_at_exit)
+
+    def _refuse_other_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if isinstance(optimizer, ServedOptimizer) or self._model is None:
+            return
+        mine = {id(each) for each in self._model.parameters()}
+        known = any(each.inner is optimizer for each in self._optimizers)
+        if not known and any(id(each) in mine for each in parameters_of(optimizer)):
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called on parameters of the served model, and "
+                "fleet does not have this optimizer: each trainer would train a copy. Give it to "
+                "fleet.distributed_optimizer() before fleet.init_worker(); none may step in backward()"
+            )
 
     def _compute_in_half(self, model: torch.nn.Module, amp: AmpConfigs) -> None:
         """Until the model is an ordinary one again; copies of it compute in the types of their weights."""
@@ -519,7 +543,7 @@ class TrainerRuntime(_ServedRuntime):
             return {}
         from trainers.ps.trainer.stand_ins import outside_of, stand_ins_of
 
-        worker = self._training("save_inference_model")
+        worker = self._complete("save_inference_model")
         if rows:
             found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES), int8=int8)
         else:
@@ -528,7 +552,7 @@ class TrainerRuntime(_ServedRuntime):
         return found
 
     def publish(self, *, buffers: bool) -> int:
-        worker = self._training("publish")
+        worker = self._complete("publish")
         if not self.strategy.ps().publish:
             raise UsageError(
                 'fleet.publish() needs a folder or URL for the versions: set strategy.ps_configs "publish" '
@@ -616,7 +640,18 @@ class TrainerRuntime(_ServedRuntime):
 
     def _save_tables(self, dirname: Where, mode: SaveMode) -> None:
         with progress.activity("saving tables"):
-            self._training("save_persistables").save(dirname, mode)
+            self._complete("save_persistables").save(dirname, mode)
+
+    def _complete(self, call: str) -> Worker:
+        """As `_training`. Raises UsageError if the model has parameters that the servers do not have."""
+        worker = self._training(call)
+        now = {} if self._model is None else dict(self._model.named_parameters())
+        if gone := [name for name, each in self._dense.items() if now.get(name) is not each]:
+            raise UsageError(
+                f"parameter {gone[0]!r} was replaced after fleet.init_worker(), and the servers have the "
+                "former one; write into the parameter instead (copy_, or load_state_dict of the module)"
+            )
+        return worker
 
     def _training(self, call: str) -> Worker:
         self._expect(_Phase.TRAINING, call)

@@ -102,6 +102,7 @@ class Field(IntEnum):
     STATS = 8  # float32 (n, 2): shows and clicks of the rows in the KEYS and ROWS parts before it
     SPANS = 9  # int64 (g): the KEYS or PEEK part that follows is for g tables, and has so many keys of each
     RECORDS = 10  # uint8: first in a PUSH, the records of streams that its gradients are of
+    WRITTEN = 11  # float (n): as VALUES, in a PUSH: values to set before its gradients are applied
 
 
 class Code(IntEnum):
@@ -147,6 +148,7 @@ _FIELD_DTYPES = {
     Field.STATS: (1,),
     Field.SPANS: (2,),
     Field.RECORDS: (3,),
+    Field.WRITTEN: _FLOATS,
 }
 _TWO_DIMENSIONS = (Field.ROWS, Field.STATS)
 _KINDS = {kind.value: kind for kind in Kind}  # used for every message; Kind(value) is slow

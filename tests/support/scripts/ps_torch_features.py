@@ -538,7 +538,53 @@ def many_tables_in_short_rows() -> None:
     assert 0.05 < moved[1:].mean() < 2.0
 
 
+def written() -> None:
+    """Weights are clipped after each step, a layer is initialized again, and a part of it is loaded."""
+    model, reference = Model(), Model()
+    stray = torch.optim.SGD(model.out.parameters(), lr=0.1)
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    own = torch.optim.SGD(reference.parameters(), lr=0.5)
+    for module, stepped in ((model, optimizer), (reference, own)):
+        for step, ids in enumerate(batches()):
+            module(ids).backward()
+            if step == 2:
+                torch.nn.init.constant_(module.out.weight, 0.3)
+            stepped.step()
+            stepped.zero_grad()
+            for each in module.out.parameters():
+                each.data.clamp_(-0.1, 0.1)
+            if step == 3:
+                module.out.weight.detach().numpy()[:] = 2
+                module.out.load_state_dict({"bias": torch.ones(1)}, strict=False)
+    refused("fleet does not have this optimizer", stray.step)
+    for (name, found), wanted in zip(model.state_dict().items(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=name)
+    weight = model.out.weight
+    model.out.weight = torch.nn.Parameter(weight.detach().clone())
+    refused("'out.weight' was replaced", lambda: fleet.save_persistables("nowhere"))
+    model.out.weight = weight
+    same(model, reference)
+    stray.step()
+
+
+def written_in_async() -> None:
+    model = Model()
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.5), a_sync=True)
+    model(batches()[0]).backward()
+    optimizer.step()
+    fleet.barrier_worker()
+    kept = model.state_dict()["out.bias"].clone()
+    model.out.bias.data.fill_(3)
+    refused("'out.bias' was changed", optimizer.step)
+    refused("'out.bias' was changed", model.state_dict)
+    refused("'out.bias' was changed", lambda: model.eval()(batches()[1]))
+    model.out.bias.data.copy_(kept)
+    fleet.stop_worker()
+
+
 SCENARIOS: tuple[Callable[[], None], ...] = (
+    written,
+    written_in_async,
     many_tables,
     many_tables_prefetched,
     many_tables_with_accumulated_gradients,

@@ -348,7 +348,8 @@ class Service:
         except DataError as error:
             raise Refusal(Code.MISMATCH, str(error)) from error
         if self._steps.counts(member, request.number, new):
-            gradients, records = ((), ()) if new is False else (gradients, records)
+            if new is False:
+                gradients, records = [each for each in gradients if each.written], ()
             self._steps.make_room(member, self._members.active(), gradients)
             self._record(request)
             overflowed = request.code is Code.NOT_FINITE

@@ -155,7 +155,8 @@ def _load_sync(steps: SyncSteps, messages: Sequence[Message]) -> None:
 
 def _parts(gradient: Gradient) -> list[Part]:
     if gradient.keys is None:
-        return [Part(each.table, Field.VALUES, each.values, each.lr) for each in gradient.blocks()]
+        field = Field.WRITTEN if gradient.written else Field.VALUES
+        return [Part(each.table, field, each.values, each.lr) for each in gradient.blocks()]
     spans = gradient.spans
     parts = [
         *([] if spans is None else [Part(gradient.table, Field.SPANS, torch.from_numpy(spans))]),
@@ -166,13 +167,14 @@ def _parts(gradient: Gradient) -> list[Part]:
 
 
 def _gradients(parts: Sequence[Part]) -> list[Gradient]:
-    """The reverse of `_parts`: one block in each VALUES part."""
+    """Reverse `_parts`, which makes a VALUES or WRITTEN part of each block."""
     found: list[Gradient] = []
     spans: Spans | None = None
     keys: Part | None = None
     for part in parts:
-        if part.field is Field.VALUES:
-            found.append(Gradient(part.table, part.data, None, part.lr))
+        if part.field is Field.VALUES or part.field is Field.WRITTEN:
+            written = part.field is Field.WRITTEN
+            found.append(Gradient(part.table, part.data, None, part.lr, written=written))
         elif part.field is Field.SPANS:
             spans = part.data.numpy()
         elif part.field is Field.KEYS:

@@ -56,7 +56,8 @@ from trainers.storage.errors import LoadError
 class Gradient(NamedTuple):
     """The gradient of a run of tables in a push, the first of which is `table`: of dense blocks with `sizes`,
     where `values` is (sum of sizes,); or of sparse tables with `keys` (n,), `spans` (see `tables.run`; None:
-    all keys are of one table), `values` (n, dim) and perhaps `stats` (n, 2).
+    all keys are of one table), `values` (n, dim) and perhaps `stats` (n, 2). `written`: the `values` replace
+    the values of dense blocks, before gradients are applied.
     """
 
     table: int
@@ -66,6 +67,7 @@ class Gradient(NamedTuple):
     stats: torch.Tensor | None = None
     sizes: Sequence[int] = ()
     spans: Spans | None = None
+    written: bool = False
 
     def blocks(self) -> Sequence[Gradient]:
         """One gradient for each table."""
@@ -73,7 +75,10 @@ class Gradient(NamedTuple):
             if len(self.sizes) < 2:
                 return (self,)
             shares = self.values.split_with_sizes(self.sizes)
-            return [Gradient(table, share, None, self.lr) for table, share in enumerate(shares, self.table)]
+            return [
+                self._replace(table=table, values=share, sizes=())
+                for table, share in enumerate(shares, self.table)
+            ]
         if self.spans is None:
             return (self,)
         starts = starts_of(self.spans).tolist()
@@ -98,7 +103,7 @@ class Gradient(NamedTuple):
     def shape(self) -> tuple[object, ...]:
         """Equal for gradients of a run that can be added."""
         if self.keys is None:
-            return (self.values.shape[0],)
+            return self.values.shape[0], self.written
         return self.stats is None, (self.each == NOT_IN).tobytes()
 
     @property
@@ -133,15 +138,16 @@ class StepPushes:
 
     def average(self) -> list[Gradient]:
         """For each table the sum over trainers divided by their number; a trainer without a gradient for it
-        counts as zero. The learning rate is that of the lowest rank with a gradient for the table.
+        counts as zero. The learning rate is that of the lowest rank with a gradient for the table. Written
+        values come first, and are also those of the lowest rank.
         """
+        pushes = [self._pushes[rank] for rank in sorted(self._pushes)]
         if self.overflowed:
-            return []
-        ranks = sorted(self._pushes)
-        if not _same_runs([self._pushes[rank] for rank in ranks]):
+            pushes = [[each for each in push if each.written] for push in pushes]
+        if not _same_runs(pushes):
             # Some trainers used other tables than others, or grouped them differently.
-            return _means([[one for each in self._pushes[rank] for one in each.blocks()] for rank in ranks])
-        return _means([self._pushes[rank] for rank in ranks])
+            pushes = [[one for each in push for one in each.blocks()] for push in pushes]
+        return sorted(_means(pushes), key=lambda each: not each.written)
 
 
 def _same_runs(pushes: Sequence[Sequence[Gradient]]) -> bool:
@@ -153,16 +159,16 @@ def _same_runs(pushes: Sequence[Sequence[Gradient]]) -> bool:
 
 
 def _means(pushes: Sequence[Sequence[Gradient]]) -> list[Gradient]:
-    by_table: dict[int, list[Gradient]] = {}
+    by_table: dict[tuple[int, bool], list[Gradient]] = {}
     for push in pushes:
         for gradient in push:
-            by_table.setdefault(gradient.table, []).append(gradient)
+            by_table.setdefault((gradient.table, gradient.written), []).append(gradient)
     return [_mean(gradients, len(pushes)) for gradients in by_table.values()]
 
 
 def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
     first = gradients[0]
-    if trainers == 1:
+    if trainers == 1 or first.written:
         return first
     if first.keys is None:
         values = first.values.clone()
@@ -206,9 +212,9 @@ def sort_parts(
     before: Part | None = None
     for part in parts:
         number, field, data, lr = part
-        if field is Field.VALUES:
-            sizes = run(number, data.shape[0]).sizes
-            gradients.append(Gradient(number, data.float(), None, lr, None, sizes))
+        if field is Field.VALUES or field is Field.WRITTEN:
+            sizes, written = run(number, data.shape[0]).sizes, field is Field.WRITTEN
+            gradients.append(Gradient(number, data.float(), None, lr, None, sizes, written=written))
         elif field is Field.KEYS or field is Field.WANT or field is Field.SPANS:
             table(number)
             requests.append(part)
@@ -468,12 +474,15 @@ class Store:
         try:
             for each in gradients:
                 if each.keys is None:
-                    self._run(each.table, each.values.shape[0]).check(each.values)
+                    if not each.written:
+                        self._run(each.table, each.values.shape[0]).check(each.values)
                 else:
                     self._rows_of(each).check(each.each, each.keys, each.values, each.stats)
         except TableError as error:
             raise _refusal(error) from error
-        if _overlap([each.tables() for each in gradients]):
+        if any(
+            _overlap([each.tables() for each in gradients if each.written is one]) for one in (True, False)
+        ):
             raise Refusal(Code.BAD_MESSAGE, "a push names the same table twice")
         return gradients
 
@@ -498,7 +507,10 @@ class Store:
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
         for each in gradients:
-            if each.keys is None:
+            if each.written:
+                for block in each.blocks():
+                    self._tables[block.table].assign(None, block.values)
+            elif each.keys is None:
                 self._run(each.table, each.values.shape[0]).apply(each.values, each.lr)
             else:
                 self._rows_of(each).apply(each.each, each.keys, each.values, each.lr, each.stats)
@@ -672,7 +684,7 @@ class Store:
 
     def _finite(self, gradient: Gradient) -> Sequence[Gradient]:
         """The gradient without the rows and the dense blocks that are not finite."""
-        if all_finite(gradient.values):
+        if gradient.written or all_finite(gradient.values):
             return (gradient,)
         if gradient.keys is None:
             kept = [block for block in gradient.blocks() if all_finite(block.values)]

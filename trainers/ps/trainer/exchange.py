@@ -1,11 +1,12 @@
 """When a trainer's gradients leave and new values come: step by step with the others (sync) or on its own
-(async); and the dense parameters of both, as blocks on servers.
+(async); and the dense parameters of both, as blocks on servers, with what the script writes into them.
 
 Also how gradients of several steps become one push. Sparse tables belong to `remote`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Protocol
 import torch
 
 from trainers.data.positions import Records
-from trainers.errors import NotSupportedError
+from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.tables.rules import SGD, AnyRule
@@ -31,7 +32,7 @@ from trainers.ps.trainer.remote import (
 )
 from trainers.ps.trainer.staging import Staging, staging_of
 from trainers.ps.trainer.turn import On, Turn, records_part
-from trainers.ps.wire import Field, Kind, Message, Part
+from trainers.ps.wire import LOADED, Field, Kind, Message, Part
 
 _MAX_RUN = 1 << 25
 """Elements of one part: 128 MB."""
@@ -53,17 +54,30 @@ class _Piece:
 
 
 class DenseParameters:
-    """All dense parameters of one model. A run is some blocks of one server with consecutive numbers."""
+    """All dense parameters of one model. A run is some blocks of one server with consecutive numbers.
+
+    Values that the script writes are found by comparison with the values of the last exchange: writes through
+    `.data` or numpy count in no version of a tensor. In sync training the servers get them. In async training
+    a write to a trained parameter is refused. In geo training it is a part of this trainer's changes.
+    """
 
     def __init__(
         self,
         parameters: Sequence[DenseParameter],
         servers: int,
+        asynchronous: AsyncConfigs | None = None,
         *,
         staging_for: Callable[[torch.device], Staging | None] = staging_of,
     ) -> None:
         self._parameters = parameters
         self._staging_for = staging_for
+        geo = asynchronous is not None and asynchronous.k_steps > 0
+        self._refuses = asynchronous is not None
+        self._watched = [each for each in parameters if not geo or each.group is None]
+        self._last: dict[str, torch.Tensor] = {}
+        """The values of each parameter after the last exchange, on its device."""
+        self._unsent: dict[str, torch.Tensor] = {}
+        """Values that the script has written, flat."""
         self._rules = {dense.name: dense.rule for dense in parameters}
         self._pieces: list[list[_Piece]] = [[] for _ in range(servers)]
         for dense in parameters:
@@ -83,16 +97,63 @@ class DenseParameters:
     def assigned(self, number: int) -> Iterator[list[Request]]:
         """The values here for the servers, a parameter at a time; `number`: INITIAL or LOADED."""
         for dense in self._parameters:
-            flat = _flat(dense.parameter)
-            yield [
-                Request(
-                    server=block.server,
-                    kind=Kind.ASSIGN,
-                    number=number,
-                    parts=(Part(block.table, Field.VALUES, flat[block.start : block.stop]),),
+            yield _assign(dense, _flat(dense.parameter), number)
+
+    def notice(self) -> None:
+        """Find the values that the script has written since the last exchange, for the next push or for
+        `send_written`.
+        Raises FleetError for values that the servers cannot take.
+        """
+        written = self._written()
+        for each in written:
+            name = each.name
+            if each.group is None and each.parameter.requires_grad:
+                raise UsageError(
+                    f"parameter {name!r} has changed and is in no optimizer that fleet has, so each trainer "
+                    "would train a copy. Give its optimizer to fleet.distributed_optimizer() before "
+                    "fleet.init_worker(). If your script sets the values itself, call requires_grad_(False)"
                 )
-                for block in dense.blocks
-            ]
+            if each.group is not None and self._refuses:
+                raise NotSupportedError(
+                    f"parameter {name!r} was changed by the script. In async training its values are on the "
+                    "servers, where the pushes of all trainers change them, and the next exchange would "
+                    "overwrite the change. To set values once, call load_state_dict() of the module in all "
+                    'trainers; to change them in each step, use sync training or strategy.dense = "allreduce"'
+                )
+        copies = [each.parameter.detach().clone() for each in written]
+        for each, copy, flat in zip(written, copies, self._here(copies), strict=True):
+            self._last[each.name], self._unsent[each.name] = copy, flat
+
+    def send_written(self, client: Client) -> None:
+        """Send what `notice` has found, apart from a push."""
+        found, self._unsent = self._unsent, {}
+        for dense in self._parameters if found else ():
+            if dense.name in found:
+                client.ask(_assign(dense, found[dense.name], LOADED))
+
+    def add_written(self, push: Sequence[list[Part]]) -> None:
+        """Append what `notice` has found to each server's push."""
+        found, self._unsent = self._unsent, {}
+        self.add_push(push, found, 0.0, field=Field.WRITTEN)
+
+    def _written(self) -> list[DenseParameter]:
+        some = [each for each in self._watched if each.name in self._last]
+        for each in some:
+            now, then = each.parameter, self._last[each.name]
+            if (now.dtype, now.shape) != (then.dtype, then.shape):
+                raise UsageError(
+                    f"parameter {each.name!r} is {now.dtype} {list(now.shape)} now, and on the servers "
+                    f"{then.dtype} {list(then.shape)}; make such changes before fleet.init_worker()"
+                )
+        written = []
+        for staging, places in self._by_device([each.parameter for each in some]):
+            here = [some[place].parameter for place in places]
+            last = [self._last[some[place].name].to(here[0].device) for place in places]
+            # On a device one comparison of all is faster than one of each.
+            if staging is None or not same_bits(_joined_flat(here), _joined_flat(last)):
+                pairs = zip(places, here, last, strict=True)
+                written += [some[place] for place, now, then in pairs if not same_bits(now, then)]
+        return written
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """By name, flat and float32; a parameter without a gradient is skipped, as by torch.optim."""
@@ -122,24 +183,33 @@ class DenseParameters:
             found.setdefault(tensor.device, []).append(place)
         return [(self._staging_for(device), places) for device, places in found.items()]
 
-    def values(self) -> dict[str, torch.Tensor]:
-        """The trained parameters by name, flat copies."""
+    def changes(self) -> dict[str, torch.Tensor]:
+        """How far each trained parameter is from the values of the last exchange, by name, flat."""
         return {
-            dense.name: _flat(dense.parameter).clone()
+            dense.name: _flat(dense.parameter) - _flat(self._last[dense.name])
             for dense in self._parameters
             if dense.group is not None
         }
 
+    def rates(self) -> dict[str | int, float]:
+        """The current learning rate of each trained parameter, by name."""
+        return {each.name: float(each.group["lr"]) for each in self._parameters if each.group is not None}
+
     def add_push(
-        self, push: Sequence[list[Part]], flats: Mapping[str, torch.Tensor], lr: float | None = None
+        self,
+        push: Sequence[list[Part]],
+        flats: Mapping[str, torch.Tensor],
+        lr: float | Mapping[str, float] | None = None,
+        *,
+        field: Field = Field.VALUES,
     ) -> None:
-        """Append gradients to each server's push; `lr`: instead of the parameters' own."""
+        """Append gradients to each server's push; `lr`: a rate, or that of each, instead of their own."""
         for parts, pieces in zip(push, self._pieces, strict=True):
             with_gradient = [piece for piece in pieces if piece.dense.name in flats]
             for rate, run in _runs(with_gradient, lr):
                 # A copy, of one piece too: the message may be sent again when the gradient has changed.
                 joined = torch.cat([piece.of(flats[piece.dense.name]) for piece in run])
-                parts.append(Part(run[0].block.table, Field.VALUES, joined, rate))
+                parts.append(Part(run[0].block.table, field, joined, rate))
 
     def pulls(self, step: int, *, trained_only: bool) -> list[Request]:
         """Requests for the values as of `step`."""
@@ -159,7 +229,8 @@ class DenseParameters:
             values = values if staging is None else staging.to_device(values)
             for place, value in zip(places, values, strict=True):
                 parameter = taken[place].parameter
-                parameter.data.copy_(value.view_as(parameter))
+                self._last[taken[place].name] = value = value.view_as(parameter)
+                parameter.data.copy_(value)
 
     def read(self, answers: Iterable[tuple[int, Message]]) -> dict[str, torch.Tensor]:
         """The values in answers, flat, of the parameters that are complete in them."""
@@ -194,12 +265,45 @@ def _has_gradient(dense: DenseParameter) -> bool:
     return grad is not None
 
 
-def _runs(pieces: Sequence[_Piece], lr: float | None) -> Iterator[tuple[float, list[_Piece]]]:
+def _joined_flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in tensors])
+
+
+def _assign(dense: DenseParameter, flat: torch.Tensor, number: int) -> list[Request]:
+    return [
+        Request(
+            server=block.server,
+            kind=Kind.ASSIGN,
+            number=number,
+            parts=(Part(block.table, Field.VALUES, flat[block.start : block.stop]),),
+        )
+        for block in dense.blocks
+    ]
+
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two float32 tensors of one shape are equal bit by bit; ten times as fast as torch.equal."""
+    if left.is_cpu and left.is_contiguous() and right.is_contiguous():
+        return not _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes)
+    bits = [each.detach().reshape(-1).view(torch.int32) for each in (left, right)]
+    return torch.equal(*bits)
+
+
+def _runs(
+    pieces: Sequence[_Piece], lr: float | Mapping[str, float] | None
+) -> Iterator[tuple[float, list[_Piece]]]:
     """Consecutive pieces with the same learning rate, up to the largest run."""
     run: list[_Piece] = []
     rate, total = 0.0, 0
     for piece in pieces:
-        own = lr if lr is not None else float(piece.dense.group["lr"]) if piece.dense.group else 0.0
+        if lr is None:
+            own = float(piece.dense.group["lr"]) if piece.dense.group else 0.0
+        else:
+            own = lr[piece.dense.name] if isinstance(lr, Mapping) else lr
         follows = run and piece.block.table == run[-1].block.table + 1 and own == rate
         if run and not (follows and total + piece.size <= _MAX_RUN):
             yield rate, run
@@ -227,56 +331,84 @@ class GradientMerger:
     steps but for weight decay, which counts once; every other rule gets their mean, as in Paddle's
     AsyncCommunicator. Of several steps it keeps copies: `zero_grad(set_to_none=False)` and the next
     `backward` write into the gradients of a step.
+
+    Each step counts with its own learning rates. For plain SGD without weight decay its gradients are scaled;
+    with every other rule steps of different rates do not merge.
     """
 
-    def __init__(self, groups: Sequence[TableGroup], most: int = 1) -> None:
+    def __init__(self, parameters: DenseParameters, groups: Sequence[TableGroup], most: int = 1) -> None:
+        self._parameters = parameters
         self._groups = groups
         self._most = most
         self._dense: list[dict[str, torch.Tensor]] = []
-        self._sparse: dict[int, list[GroupGradient]] = {}
+        self._sparse: dict[int, list[tuple[int, GroupGradient]]] = {}
+        """By group; the number of the step with each."""
+        self._rates: list[Mapping[str | int, float]] = []
+        """Of each step by the name of a parameter, and by the number of a group."""
         self.steps = 0
         """Those whose gradients were not finite are counted too."""
 
     def add(self, dense: dict[str, torch.Tensor]) -> None:
         """Add the gradients of one step: these dense ones, and those that the groups have collected."""
         kept = {name: gradient.clone() for name, gradient in dense.items()} if self._most > 1 else dense
-        self._dense.append(kept)
+        self._rates.append(self._current())
         begin_fetch(self._groups)
         for number, group in enumerate(self._groups):
             gradient = group.take_gradients()
             if gradient is not None:
-                self._sparse.setdefault(number, []).append(gradient)
+                self._sparse.setdefault(number, []).append((len(self._dense), gradient))
+        self._dense.append(kept)
         self.steps += 1
 
-    def add_push(self, parameters: DenseParameters, push: Sequence[list[Part]]) -> None:
+    def fits(self) -> bool:
+        """Whether a step with the current learning rates can be merged with those before it."""
+        before = self._rates[0] if self._rates else {}
+        return all(
+            before.get(key, rate) == rate or _scales(self._rule(key)) for key, rate in self._current().items()
+        )
+
+    def add_push(self, push: Sequence[list[Part]]) -> None:
         """Append the merged gradients to each server's push, and reset."""
-        dense, sparse, steps = self._dense, self._sparse, len(self._dense)
-        self._dense, self._sparse, self.steps = [], {}, 0
-        parameters.add_push(push, dense[0] if steps == 1 else _merged_dense(dense, parameters))
+        dense, sparse, rates, steps = self._dense, self._sparse, self._rates, len(self._dense)
+        self._dense, self._sparse, self._rates, self.steps = [], {}, [], 0
+        # The largest rate: a scaled gradient stays in the range of the type that is sent.
+        largest = {key: max((step[key] for step in rates), key=abs) for key in (rates[0] if rates else ())}
+        total: dict[str, torch.Tensor] = {}
+        for step, of in zip(dense, rates, strict=True):
+            for name, gradient in step.items():
+                scaled = _scaled(gradient, of[name], largest[name])
+                total[name] = total[name] + scaled if name in total else scaled
+        for name in total if steps > 1 else ():
+            if not _sums(self._rule(name)):
+                total[name] = total[name] / steps
+        self._parameters.add_push(push, total, {name: largest[name] for name in total})
         for number, pieces in sparse.items():
             group = self._groups[number]
-            share = 1 if _sums(group.tables[0].sparse.rule) else steps
-            group.add_push(push, pieces[0] if steps == 1 else group.merged(pieces, share))
+            for place, each in pieces:
+                each.rows = _scaled(each.rows, rates[place][number], largest[number])
+            share = 1 if _sums(self._rule(number)) else steps
+            some = [each for _, each in pieces]
+            group.add_push(push, some[0] if steps == 1 else group.merged(some, share), largest[number])
+
+    def _current(self) -> dict[str | int, float]:
+        found = self._parameters.rates()
+        found.update((number, group.tables[0].sparse.lr) for number, group in enumerate(self._groups))
+        return found
+
+    def _rule(self, key: str | int) -> AnyRule:
+        return self._parameters.rule(key) if isinstance(key, str) else self._groups[key].tables[0].sparse.rule
 
 
-def _merged_dense(
-    steps: list[dict[str, torch.Tensor]], parameters: DenseParameters
-) -> dict[str, torch.Tensor]:
-    total: dict[str, torch.Tensor] = {}
-    for step in steps:
-        for name, gradient in step.items():
-            if name in total:
-                total[name].add_(gradient)
-            else:
-                total[name] = gradient.clone()
-    for name, gradient in total.items():
-        if not _sums(parameters.rule(name)):
-            gradient.div_(len(steps))
-    return total
+def _scaled(gradient: torch.Tensor, rate: float, largest: float) -> torch.Tensor:
+    return gradient if rate == largest else gradient * (rate / largest)
 
 
 def _sums(rule: AnyRule) -> bool:
     return isinstance(rule, SGD) and not rule.momentum
+
+
+def _scales(rule: AnyRule) -> bool:
+    return _sums(rule) and isinstance(rule, SGD) and not rule.weight_decay
 
 
 Batches = Mapping[RemoteTable, Sequence[torch.Tensor]]
@@ -308,7 +440,9 @@ class Exchange(Protocol):
         """Load the current dense values into the model, with all of this trainer's pushes in them."""
 
     def flush(self) -> None:
-        """Wait until every push has been applied, or, in sync training, has arrived."""
+        """Wait until every push has been applied, or, in sync training, has arrived; and what the script has
+        written into dense parameters.
+        """
 
     def renew(self) -> None:
         """Forget values of rows that were fetched before: the servers have others now."""
@@ -343,7 +477,11 @@ class SyncExchange:
     def push(self, *, overflow: bool = False) -> None:
         records = records_part(self._turn.take()[0])
         push: list[list[Part]] = [[*records] for _ in range(self._servers)]
-        if not overflow:
+        if overflow:
+            self.flush()  # a server takes nothing out of such a push
+        else:
+            self._dense.notice()
+            self._dense.add_written(push)
             self._add_gradients(push)
         for parts, wants in zip(push, self._dense.trained_wants, strict=True):
             parts += wants
@@ -367,11 +505,13 @@ class SyncExchange:
         send_row_requests(self._client, self._servers, some, self.step)
 
     def refresh(self) -> None:
+        self.flush()
         pulls = self._dense.pulls(self.step, trained_only=True)
         self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
 
     def flush(self) -> None:
-        return
+        self._dense.notice()
+        self._dense.send_written(self._client)
 
     def renew(self) -> None:
         for group in self._groups:
@@ -406,7 +546,7 @@ class AsyncExchange:
         """Of the steps that are merged."""
         self._on: On = None
         """Which servers have these: a server takes a push whole or not at all."""
-        self._merging = GradientMerger(groups, configs.max_merge_var_num)
+        self._merging = GradientMerger(dense, groups, configs.max_merge_var_num)
         self._pushes: deque[SentRequests] = deque()
         self._receiving: SentRequests | None = None
         self._sent = 0
@@ -421,8 +561,9 @@ class AsyncExchange:
             group.as_of = step
 
     def push(self, *, overflow: bool = False) -> None:
+        self._dense.notice()
         records, on = self._turn.take()
-        if on != self._on and self._merging.steps:
+        if self._merging.steps and (on != self._on or not self._merging.fits()):
             self._send([])
         self._on = on
         self._records += records
@@ -434,7 +575,7 @@ class AsyncExchange:
         if self._merging.steps >= self._configs.max_merge_var_num:
             self._send(united(unsent_training(self._groups)) if self._configs.carries else [])
         if not self._configs.overlap:
-            self.flush()
+            self._settle()
             return
         self._client.poll()
         while self._pushes and (
@@ -468,6 +609,11 @@ class AsyncExchange:
         self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
 
     def flush(self) -> None:
+        self._dense.notice()
+        self._settle()
+        self._dense.send_written(self._client)
+
+    def _settle(self) -> None:
         if self._merging.steps:
             self._send([])
         while self._pushes:
@@ -481,7 +627,8 @@ class AsyncExchange:
     def _send(self, row_requests: Sequence[RowRequest]) -> None:
         records, self._records = records_part(self._records), []
         push: list[list[Part]] = [[*records] for _ in range(self._servers)]
-        self._merging.add_push(self._dense, push)
+        self._dense.add_written(push)
+        self._merging.add_push(push)
         self._sent += 1
         with_values = (
             not self._configs.independent_recv_thread

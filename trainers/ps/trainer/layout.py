@@ -271,6 +271,12 @@ def plan_layout(
         for parameter in group["params"]
     }
     named = dict(model.named_parameters())
+    if stepped := [name for name, each in named.items() if hasattr(each, "_in_backward_optimizers")]:
+        raise NotSupportedError(
+            f"parameter {stepped[0]!r} has an optimizer that steps during the backward pass "
+            "(apply_optimizer_in_backward), which would train a copy in each trainer; give its optimizer to "
+            "fleet.distributed_optimizer() instead"
+        )
     foreign = trained.keys() - {id(parameter) for parameter in named.values()}
     if foreign:
         raise UsageError(

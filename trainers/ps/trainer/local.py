@@ -247,7 +247,6 @@ class GeoExchange:
         self._k_steps = k_steps
         self._trainers = trainers
         self._local_step = local_step
-        self._before: dict[str, torch.Tensor] = {}
         self._local_steps = 0
         self.step = 0
         self.ahead = 1
@@ -257,8 +256,6 @@ class GeoExchange:
 
     def push(self, *, overflow: bool = False) -> None:
         """Train locally; exchange after every k-th step."""
-        if not self._before:
-            self._before = self._dense.values()
         if not overflow:
             for group in self._groups:
                 group.train()
@@ -278,37 +275,37 @@ class GeoExchange:
         self.flush()
         pulls = self._dense.pulls(self.step, trained_only=True)
         self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
-        self._before = {}
 
     def renew(self) -> None:
-        self._before = {}
         for group in self._groups:
             group.renew()
 
     def flush(self) -> None:
         """Send all changes, and continue from the servers' values. They go in one message to each server,
         which applies all of it and counts the steps, or nothing: a trainer that dies here repeats its steps.
-        Rows that do not fit are sent before that, and count as the first of the steps.
+        Rows that do not fit are sent before that, and count as the first of the steps. What the script has
+        written into dense parameters is a part of the changes, also without a step.
         """
-        if not self._local_steps:
+        self._dense.notice()
+        changes = {name: change / self._trainers for name, change in self._dense.changes().items()}
+        if not self._local_steps and not any(change.any() for change in changes.values()):
+            self._dense.send_written(self._client)
             return
+        number = self.step - bool(self._local_steps)
         first, self._local_steps = self.step - self._local_steps, 0
         last = []
         for group in self._groups:
-            spans, keys, changes = group.cache.changes()
+            spans, keys, moved = group.cache.changes()
             most = max(1, _MAX_VALUES // len(self._groups) // group.dim)
             parts = [
-                (group, _part(spans, start, start + most), keys[some], changes[some])
+                (group, _part(spans, start, start + most), keys[some], moved[some])
                 for start in range(0, max(1, len(keys)), most)
                 for some in [slice(start, start + most)]
             ]
             for part in parts[1:]:
                 self._exchange([part], first)
             last.append(parts[0])
-        values = self._dense.values()
-        dense = {name: (value - self._before[name]) / self._trainers for name, value in values.items()}
-        self._exchange(last, self.step - 1, dense)
-        self._before = {}
+        self._exchange(last, number, changes)
 
     def _exchange(
         self,
@@ -321,6 +318,7 @@ class GeoExchange:
         """
         push: list[list[Part]] = [[] for _ in range(self._servers)]
         if dense is not None:
+            self._dense.add_written(push)
             self._dense.add_push(push, dense, lr=_ADD)
         requests: list[tuple[CachedGroup, GroupGradient, RowRequest]] = []
         for group, spans, keys, changes in rows:

@@ -157,7 +157,7 @@ class Worker:
         self._first: Sequence[int] = ()
         """By server: the step with which it takes new records."""
         tell_probe("ps", self._client.waits)
-        self._dense = DenseParameters(layout.dense, layout.servers)
+        self._dense = DenseParameters(layout.dense, layout.servers, asynchronous)
         self._groups: list[TableGroup] = [
             TableGroup(
                 some,
@@ -223,6 +223,7 @@ class Worker:
     def _skip_to(self, step: int) -> None:
         """If it is a later one. In sync training, after the push of the step before."""
         if self._sync and step > self._exchange.step:
+            self._exchange.flush()
             self._client.ask(self._to_all(Kind.SKIP, step))
             self._exchange.start(step)
             self._exchange.refresh()

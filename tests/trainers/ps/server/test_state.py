@@ -270,3 +270,39 @@ def test_a_state_that_is_cut_off_is_refused() -> None:
     for cut in (1, 10, 40, len(blob) - 400):
         with pytest.raises(StateError):
             restore_state(blob[:-cut], Members(2, 1.0, 1.0, 0.0), bench.store, bench.steps)
+
+
+def written(*values: float) -> Part:
+    return Part(0, Field.WRITTEN, torch.tensor(values))
+
+
+FROZEN = Part(2, Field.WRITTEN, torch.tensor([5.0]))
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_written_values_come_before_the_gradients_of_a_step_and_count_once(overflow: bool) -> None:
+    """Of the lowest rank, whichever comes first; also on a server that is restored or replays its log."""
+    bench = Bench().opened()
+    parts = (written(7.0, 8.0), *gradient(1, 0))
+    bench.ask(Kind.PUSH, 1, number=0, parts=parts)
+    restored, replayed = saved_and_back(bench), Bench()
+    for message in bench.recorded:
+        replayed.service.replay(message)
+    replayed.sequence = bench.sequence
+    mine = (FROZEN,) if overflow else (written(3.0, float("nan")), FROZEN, *gradient(0, 0))
+    found = []
+    for each in (bench, restored, replayed):
+        for _ in range(2):
+            number = each.sequence
+            code = Code.NOT_FINITE if overflow else Code.NONE
+            assert each.ask(Kind.PUSH, 0, number=0, parts=mine, code=code).kind is Kind.DONE
+            each.sequence = number
+        found.append([*all_values(each), each.store.tables[2].pull(None)])
+        again = each.ask(Kind.PULL, number=0, parts=WANT[:1]).parts[0].data
+        assert again.tolist() == [0.0, 0.0], "a trainer that repeats the step sees the values before it"
+        each.sequence = number + 1
+    both = torch.stack([gradient(rank, 0)[0].data for rank in (0, 1)]).mean(0)
+    wanted = torch.tensor([7.0, 8.0]) if overflow else torch.tensor([3.0, float("nan")]) - 0.5 * both
+    for dense, _, frozen in found:
+        torch.testing.assert_close(dense, wanted, equal_nan=True)
+        assert frozen.item() == (1.0 if overflow else 5.0)

@@ -51,3 +51,12 @@ def test_statistics_are_added_up_and_not_averaged() -> None:
     assert mean.stats is not None
     assert mean.values.tolist() == [[1], [1]]
     assert mean.stats.tolist() == [[4, 2], [2, 0]]
+
+
+def test_written_values_of_a_higher_rank_come_before_the_gradients_of_a_lower_one() -> None:
+    step = StepPushes()
+    step.add(1, [dense(7)._replace(written=True), dense(3)])
+    step.add(0, [dense(1)])
+    written, mean = step.average()
+    assert (written.written, written.values.tolist()) == (True, [7])
+    assert (mean.written, mean.values.tolist()) == (False, [2])

@@ -25,7 +25,7 @@ class Model:
         self.rows: Counter[int] = Counter()
         self.pushed: list[tuple[list[float] | None, float]] = []
         self.steps = JoinedSteps(
-            self.optimizers, self._push, lambda one: self.rows[self.optimizers.index(one)]
+            self.optimizers, self._push, lambda one: self.rows[self.optimizers.index(one)], self.parameters
         )
 
     def _push(self, overflow: bool) -> None:
@@ -73,3 +73,19 @@ def test_rows_that_get_gradients_after_the_step_are_refused() -> None:
     with pytest.raises(UsageError, match=r"rows of SGD .* before the first step"):
         model.step(1)
     assert model.pushed == []
+
+
+def test_values_that_change_between_the_steps_are_refused() -> None:
+    """Torch would change them after the update of the first optimizer."""
+    model = Model()
+    for number in range(2):
+        model.backward(number, 2.0)
+    model.step(0)
+    model.parameters[0].data.clamp_(max=-1.0)
+    with pytest.raises(UsageError, match="changed after its optimizer's step"):
+        model.step(1)
+    assert model.pushed == []
+    model.step(0)
+    model.parameters[1].data.fill_(1.0)  # torch too writes before the update
+    model.step(1)
+    assert len(model.pushed) == 2

@@ -23,12 +23,12 @@ def parameter(rule: SGD | Adam, name: str, table: int) -> DenseParameter:
 
 
 def pushed(parameters: DenseParameters, *steps: dict[str, torch.Tensor]) -> list[Part]:
-    merging = GradientMerger([], len(steps))
+    merging = GradientMerger(parameters, [], len(steps))
     for step in steps:
         merging.add(step)
     assert merging.steps == len(steps)
     push: list[list[Part]] = [[]]
-    merging.add_push(parameters, push)
+    merging.add_push(push)
     assert merging.steps == 0
     return push[0]
 
@@ -47,11 +47,11 @@ def test_gradients_that_are_written_again_count_as_they_were() -> None:
     """As with `zero_grad(set_to_none=False)`."""
     parameters = DenseParameters([parameter(SGD(), "plain", 0)], 1)
     gradient = torch.tensor([1.0, 2.0])
-    merging = GradientMerger([], 2)
+    merging = GradientMerger(parameters, [], 2)
     for step in (1, 10):
         merging.add({"plain": gradient.fill_(step)})
     push: list[list[Part]] = [[]]
-    merging.add_push(parameters, push)
+    merging.add_push(push)
     assert push[0][0].data.tolist() == [11, 11]
 
 
@@ -80,14 +80,14 @@ def rows_of(rule: AnyRule, row_dtype: torch.dtype = torch.float32) -> RemoteTabl
 )
 def test_rows_of_one_key_are_merged_over_steps_and_each_key_goes_once(rule: AnyRule, share: float) -> None:
     table = rows_of(rule)
-    merging = GradientMerger([table.group])
+    merging = GradientMerger(DenseParameters([], 1), [table.group])
     for keys, row, shows in ([7, 9], [1.0, 2.0], 3.0), ([9, -1], [10.0, 20.0], 4.0):
         table.add_stats(torch.tensor(keys), torch.tensor([[shows, 1.0]] * 2))
         table.add_gradient(torch.tensor(keys), torch.tensor([row] * 2))
         merging.add({})
         table.group.drop_gradients()
     push: list[list[Part]] = [[]]
-    merging.add_push(DenseParameters([], 1), push)
+    merging.add_push(push)
     keys, rows, stats = push[0]
     assert (rows.field, stats.field) == (Field.ROWS, Field.STATS)
     assert keys.data.tolist() == [7, 9, -1]
@@ -95,14 +95,33 @@ def test_rows_of_one_key_are_merged_over_steps_and_each_key_goes_once(rule: AnyR
     assert stats.data.tolist() == [[3, 1], [7, 2], [4, 1]], "what was shown is counted, not averaged"
 
 
+@pytest.mark.parametrize("rates", [(0.1, 0.05), (0.0, 0.1), (0.1, 0.1)])
+def test_steps_of_different_rates_are_scaled_for_plain_sgd_only(rates: tuple[float, float]) -> None:
+    for rule in (SGD(), SGD(weight_decay=0.1), SGD(momentum=0.9), Adagrad(), FTRL()):
+        table = rows_of(rule)
+        merging = GradientMerger(DenseParameters([], 1), [table.group], 2)
+        for rate in rates:
+            group: Any = table.sparse.group
+            group["lr"] = rate
+            assert merging.fits() is (not merging.steps or rates[0] == rates[1] or rule == SGD())
+            table.add_gradient(torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
+            merging.add({})
+        group["lr"] = 9.0  # a scheduler, before the push leaves
+        if rule == SGD():
+            push: list[list[Part]] = [[]]
+            merging.add_push(push)
+            _, rows = push[0]
+            torch.testing.assert_close(rows.data * rows.lr, torch.tensor([[1.0, 2.0]]) * sum(rates))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rows_go_as_short_as_asked_for_and_dense_values_do_not(dtype: torch.dtype) -> None:
     table = rows_of(SGD(), dtype)
     table.add_gradient(torch.tensor([1]), torch.tensor([[0.3, -2.0]]))
-    merging = GradientMerger([table.group])
+    merging = GradientMerger(DenseParameters([parameter(SGD(), "plain", 1)], 1), [table.group])
     merging.add({"plain": torch.tensor([0.1, 0.2])})
     push: list[list[Part]] = [[]]
-    merging.add_push(DenseParameters([parameter(SGD(), "plain", 1)], 1), push)
+    merging.add_push(push)
     dense, _, rows = push[0]
     assert dense.data.tolist() == torch.tensor([0.1, 0.2]).tolist()
     assert torch.equal(rows.data, torch.tensor([[0.3, -2.0]]).to(dtype))
