@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -136,6 +138,79 @@ def test_a_command_that_fails_is_named_with_its_last_words(
         numbers(dataset(paths, pipe_command=command))
     assert f"pipe_command {command!r} " in str(caught.value)
     assert message.format(file=paths[0]) in str(caught.value)
+
+
+def cut_gzip(folder: Path) -> Path:
+    """A gzip file without its last bytes."""
+    path = folder / "cut.gz"
+    path.write_bytes(gzip.compress("".join(f"{line(i)}\n" for i in range(20_000)).encode())[:-9000])
+    return path
+
+
+@pytest.mark.parametrize("command", ["gzip -dc | cat", "gzip -dc | cat | cat", "{ gzip -dc | cat; } | cat"])
+def test_a_failure_inside_a_pipeline_is_an_error(tmp_path: Path, command: str) -> None:
+    path = cut_gzip(tmp_path)
+    with pytest.raises(
+        DataError, match=re.escape(f"pipe_command {command!r} ended with exit code 1 on {path}")
+    ):
+        numbers(dataset([path], pipe_command=command))
+
+
+def test_a_pipeline_needs_a_shell_that_notices_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without bash the error is that of /bin/sh, or that of gzip if that shell has pipefail too."""
+    path, whole = cut_gzip(tmp_path), write(tmp_path, 6)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("gzip", "cat"):
+        found = shutil.which(name)
+        assert found is not None
+        (tools / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(tools))
+    with pytest.raises(DataError, match=r"pipe_command 'gzip -dc \| cat' ended with exit code"):
+        numbers(dataset([path], pipe_command="gzip -dc | cat"))
+    assert flat(numbers(dataset(whole, pipe_command="cat -"))) == list(range(6))
+
+
+@pytest.mark.parametrize("command", ["cat | head -n 5", "head -n 5 | cat", "yes | head -n 0; head -n 5"])
+def test_a_command_may_read_a_part_of_its_file(tmp_path: Path, command: str) -> None:
+    """SIGPIPE ends what comes before `head`."""
+    assert flat(numbers(dataset(write(tmp_path, 40_000), pipe_command=command))) == list(range(5))
+
+
+class Short(io.BytesIO):
+    """A remote file whose reads end before its size."""
+
+    def __init__(self, content: bytes, size: int) -> None:
+        super().__init__(content)
+        self.size = size
+
+
+class ShortFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A store that gives whole lines, or whole gzip members, and not all of them."""
+
+    protocol = "short"
+
+    def _open(self, path: str, mode: str = "rb", **options: object) -> Short:
+        text = "".join(f"{line(i)}\n" for i in range(8)).encode()
+        content = gzip.compress(text) if path.endswith(".gz") else text
+        return Short(content, 2 * len(content))
+
+
+@pytest.mark.parametrize("name", ["part-0", "part-0.gz"])
+@pytest.mark.parametrize("command", ["cat", "cat -"])
+def test_a_remote_file_that_ends_before_its_size_is_an_error(name: str, command: str) -> None:
+    fsspec.register_implementation("short", ShortFiles, clobber=True)
+    command = command.replace("cat -", "gzip -dc") if name.endswith(".gz") else command
+    with pytest.raises(DataError, match=rf"short://{name} cannot be read to its end: .* of \d+ bytes"):
+        numbers(dataset([f"short://{name}"], pipe_command=command))
+
+
+def test_a_gzip_file_without_a_byte_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "part-0.gz").touch()
+    with pytest.raises(DataError, match=r"part-0\.gz cannot be read to its end: it is empty"):
+        numbers(dataset([tmp_path / "part-0.gz"]))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
