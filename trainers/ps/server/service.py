@@ -299,6 +299,7 @@ class Service:
         if not self._steps.may_push(member, request.number):
             self._refuse_if_lost()
             return None
+        self._steps.check_rates(member, request.number, gradients)
         self._take(member, request, gradients, records)
         if not asking:
             return request.reply(Kind.DONE, number=self._steps.step)

@@ -132,7 +132,8 @@ class StepPushes:
 
     def average(self) -> list[Gradient]:
         """For each table the sum over trainers divided by their number; a trainer without a gradient for it
-        counts as zero. The learning rate is that of the lowest rank with a gradient for the table.
+        counts as zero. The learning rate comes from the lowest rank with a gradient for the table: they
+        differ at most in their last digits.
         """
         if self.overflowed:
             return []
