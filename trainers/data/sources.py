@@ -31,7 +31,7 @@ import fsspec
 
 from fleetrun.envs.channels import ERROR_FILE_VARIABLES
 from trainers.data.multislot import Source
-from trainers.errors import DataError, UsageError
+from trainers.errors import DataError
 
 # ---- Pipe commands. The parser handles their text.
 
@@ -279,13 +279,9 @@ class _WholeFile(io.RawIOBase):
 
 
 def check_files(paths: Sequence[str]) -> None:
-    """Before anything is read: every local file is there. Raises UsageError for no files at all and DataError
-    naming what is missing or is a directory. Remote files are looked at when their turn comes.
+    """Check that every local file exists, before the first one is read. Raises DataError that names a file
+    that is missing or is a directory. A remote file is looked at when its turn comes.
     """
-    if not paths:
-        raise UsageError(
-            "the data set has no files; call set_filelist([...]) with at least one, on every trainer"
-        )
     local = [path for path in paths if not _is_remote(path)]
     missing = [path for path in local if not Path(path).exists()]
     if missing:

@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from tests.support.waiting import ended, eventually
-from trainers.data.dataset import QueueDataset
+from trainers.data.dataset import InMemoryDataset, QueueDataset
+from trainers.data.loop import train_from_dataset
+from trainers.data.shard import get_file_shard
 from trainers.data.slots import Slot
 from trainers.errors import DataError, NotSupportedError, UsageError
 
@@ -301,6 +303,58 @@ def test_lists_of_slots_that_cannot_be(slots: list[Slot]) -> None:
 def test_slots_that_cannot_be(name: str, dtype: str, length: int) -> None:
     with pytest.raises(UsageError, match="slot"):
         Slot(name, dtype, length)
+
+
+# ---- more trainers than files
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is trainer 1 of 2."""
+    for name, value in (("TRAINER_ID", "1"), ("TRAINERS_NUM", "2")):
+        monkeypatch.setenv(f"PADDLE_{name}", value)
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6170,10.0.0.1:6171")
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_trainer_without_files_has_no_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    streamed, kept = dataset(get_file_shard(["part-0"], 1, 2)), InMemoryDataset()
+    kept.init(use_var=SLOTS)
+    kept.set_filelist([])
+    kept.load_into_memory()
+    kept.local_shuffle()
+    assert kept.get_memory_data_size() == 0
+    for made in (streamed, kept, streamed):
+        result = train_from_dataset(lambda batch: {"loss": 0.0}, made, fetch_list=["loss"])
+        assert (result.batches, result.examples, result.fetches) == (0, 0, {})
+    assert capsys.readouterr().err.count("trainer 1 has no files") == 2, "once for each data set"
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_files_without_a_line_make_no_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write(tmp_path, 0, 0)
+    for command in ("cat", "sed /./d"):
+        assert numbers(dataset(paths, pipe_command=command, thread_num=2)) == []
+    assert f"{paths[1]} has no examples" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_list_that_was_never_set_is_an_error_on_every_trainer() -> None:
+    made = QueueDataset()
+    made.init(use_var=SLOTS)
+    with pytest.raises(UsageError, match="no files; call set_filelist"):
+        next(iter(made))
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_on_trainer_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With get_file_shard, and with `paths[rank::trainers]`."""
+    with pytest.raises(UsageError, match="get_file_shard was given no files"):
+        get_file_shard([], 1, 2)
+    for name, value in (("TRAINER_ID", "0"), ("TRAINERS_NUM", "2")):
+        monkeypatch.setenv(f"PADDLE_{name}", value)
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6170,10.0.0.1:6171")
+    with pytest.raises(UsageError, match="no files; call set_filelist with at least one on trainer 0"):
+        numbers(dataset([]))
 
 
 # ---- leaving early
