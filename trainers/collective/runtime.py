@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
 
 import torch
@@ -248,8 +249,10 @@ class CollectiveRuntime:
     def save_table_values(self, dirname: Where) -> None:
         check_model("save_inference_model", None)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns | None:
-        return {} if self._identity.index == 0 else None
+    def stand_ins(
+        self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
+    ) -> AbstractContextManager[StandIns | None]:
+        return nullcontext({} if self._identity.index == 0 else None)
 
     def save_checkpoint(
         self,

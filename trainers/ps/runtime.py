@@ -248,7 +248,7 @@ class ServerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         raise _not_a_trainer("save_persistables")
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> NoReturn:
         raise _not_a_trainer("save_inference_model")
 
     def publish(self, *, buffers: bool) -> int:
@@ -503,18 +503,26 @@ class TrainerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         self._save_tables(dirname, SaveMode.VALUES)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns:
+    @contextlib.contextmanager
+    def stand_ins(
+        self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
+    ) -> Iterator[StandIns | None]:
         if not self.serving or model is not self._model:
-            return {}
+            yield {}
+            return
         from trainers.ps.trainer.stand_ins import outside_of, stand_ins_of
 
         worker = self._training("save_inference_model")
-        if rows:
-            found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES), int8=int8)
-        else:
-            found = outside_of(model)
-        worker.refresh()
-        return found
+        kind = f"program, rows={rows}, int8={int8}"
+        with worker.turn_to_save(where, SaveMode.VALUES, kind) as mine:
+            found = None
+            if mine and rows:
+                save = partial(worker.save, mode=SaveMode.VALUES)
+                found = stand_ins_of(model, where, save, int8=int8)
+            elif mine:
+                found = outside_of(model)
+            worker.refresh()
+            yield found
 
     def publish(self, *, buffers: bool) -> int:
         worker = self._training("publish")

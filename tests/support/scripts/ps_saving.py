@@ -9,6 +9,7 @@ import torch
 
 from trainers import fleet
 from trainers.errors import FleetError
+from trainers.inference import load_inference_model
 from trainers.ps import Normal, ShrinkPolicy, SparseEmbedding, read_values
 from trainers.ps.saves.read import ModelValues
 
@@ -183,6 +184,33 @@ def same(model: Model, saved: ModelValues) -> None:
     model.train()
 
 
+def together() -> None:
+    """All trainers make every save, after the same steps, into one folder and another."""
+    model, optimizer = begin(a_sync=False)
+    if fleet.is_server():
+        return serve()
+    fleet.init_worker()
+    folder, rank = Path(sys.argv[2]), fleet.worker_index()
+    train(model, optimizer, range(3))
+    fleet.save_persistables(folder / "all")
+    train(model, optimizer, range(3, 6))
+    for mode, name in ((1, "all"), (2, "values"), (3, "aged")):
+        fleet.save_persistables(folder / name, mode=mode)
+    fleet.save_inference_model(folder / "program", model, torch.zeros(5, 1, dtype=torch.int64))
+    alone = folder / f"alone-{rank}"
+    fleet.save_persistables(alone)  # at the same time
+    same(model, read_values(alone))
+    expected = evaluation(model)
+    fleet.barrier_worker()
+    for name in ("all", "values", "aged"):
+        same(model, read_values(folder / name))
+    loaded = load_inference_model(folder / "program")
+    assert torch.equal(loaded(KEYS[:, None]), expected)
+    train(model, optimizer, range(6, 7))  # the servers serve on
+    fleet.stop_worker()
+    say("together")
+
+
 def refused() -> None:
     """A place that cannot be written, then a disk that is full for server 1, then one that is not."""
     model, optimizer = begin(a_sync=True)
@@ -339,7 +367,9 @@ def published() -> None:
     fleet.stop_worker()
 
 
-SCENARIOS = (published, halves, second_half, other_model, modes, refused, killed, continued, beside)
+SCENARIOS = (
+    published, halves, second_half, other_model, modes, together, refused, killed, continued, beside,
+)  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from trainers.errors import DataError
 from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.publisher import Publisher
-from trainers.ps.server.saving import SaveRequest, SaveRunner
+from trainers.ps.server.saving import SaveRequest, SaveRunner, SaveTurns, Sender
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
 from trainers.ps.server.versions import OF_PUBLISHER, Versions
@@ -44,8 +44,6 @@ _MOST_LOOKED = 1000
 _SHRUNK_AT_ONCE = 8192
 """Rows of a slice of a shrink, about 3 ms: other requests are answered between two of them."""
 
-Sender = tuple[int, int]
-"""Rank and incarnation."""
 Outgoing = tuple[bytes, Message]
 """Route and reply."""
 
@@ -76,6 +74,7 @@ class Service:
         self._may_return = may_return
         self._record = record or _record_nothing
         self._saving = saving
+        self._turns = SaveTurns()
         self._pending = PendingRequests()
         self._shrink_of: Message | None = None
         self._shrunk: dict[Sender, tuple[int, int]] = {}
@@ -412,13 +411,20 @@ class Service:
         if self._store.shrinking:
             return None
         save = SaveRequest.decode(request.text)
-        requester = (request.rank, request.incarnation)
-        self._refuse_if_another_saves(request.rank)
+        requester, state = _sender(request), (self._steps.step, self._store.changes)
+        if save.turn:
+            self._end_orphaned_turn()
+            given = self._turns.take(save, requester, state)
+            return None if given is None else request.reply(Kind.DONE, parts=(_text(given),))
+        self._refuse_if_not_its_turn(requester)
+        if not self._saving.tables_in_use:  # then they are cut now
+            self._turns.state = state
         record = self._saving.run(save, requester, self._steps.step, list(self._store.tables.values()))
         return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
 
     def _saved(self, member: Member, request: Message) -> Message:
-        """A save was committed or abandoned."""
+        """A save was committed or abandoned, or a turn to save is over."""
+        self._turns.end(request.text, saved=request.number == 1)
         self._saving.end(request.text, saved=request.number == 1)
         return request.reply(Kind.DONE)
 
@@ -431,16 +437,21 @@ class Service:
 
     def _abandon_orphaned_save(self) -> None:
         """The trainer of the running save is gone, so nothing will commit it."""
+        self._end_orphaned_turn()
         if self._saving.requester is not None and self._is_gone(self._saving.requester):
             self._saving.abandon()
 
-    def _refuse_if_another_saves(self, rank: int) -> None:
-        """Raises Refusal: if each of two trainers waited for the other's save, on another server, neither
-        would end.
+    def _end_orphaned_turn(self) -> None:
+        if self._turns.holder is not None and self._is_gone(self._turns.holder):
+            self._turns.end(self._turns.id, saved=False)
+
+    def _refuse_if_not_its_turn(self, requester: Sender) -> None:
+        """Raises Refusal. The first server was restarted during a save, and another trainer has the turn by
+        now: if each of the two waited for the other's save, on another server, neither would end.
         """
-        requester = self._saving.requester
-        if requester is not None and requester[0] != rank and not self._is_gone(requester):
-            raise Refusal(Code.FAILED, f"trainer {requester[0]} is saving; one trainer saves at a time")
+        holder = self._turns.holder
+        if holder not in (None, requester):
+            raise Refusal(Code.FAILED, f"trainer {holder[0]} is saving; one trainer saves at a time")
 
     def _is_gone(self, sender: Sender) -> bool:
         rank, incarnation = sender

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,11 +66,36 @@ _MOST_AFTER = 16
 
 
 class SaveCoordinator:
-    """Saves of all servers, in the order check, write, commit."""
+    """Saves of all servers, in the order turn, check, write, commit."""
 
     def __init__(self, client: Client, servers: int) -> None:
         self._client = client
         self._servers = servers
+        self._has_turn = False
+
+    @contextlib.contextmanager
+    def turn(self, where: str, mode: SaveMode, step: int, kind: str) -> Iterator[bool]:
+        """Wait while another trainer saves. Yields False if another trainer has saved the same, of this kind,
+        and no table has changed since. Inside of another turn of this trainer it is this trainer's at once.
+        """
+        if self._has_turn:
+            yield True
+            return
+        request = SaveRequest(where, new_id(step), int(mode), turn=kind)
+        asked = Request(
+            server=0, kind=Kind.SAVE, number=step, parts=(bytes_part(Field.TEXT, request.encode()),)
+        )
+        if self._client.ask([asked])[0].text:
+            yield False
+            return
+        self._has_turn, saved = True, False
+        try:
+            yield True
+            saved = True
+        finally:
+            self._has_turn = False
+            id = (bytes_part(Field.TEXT, request.id.encode()),)
+            self._client.ask([Request(server=0, kind=Kind.SAVED, number=int(saved), parts=id)])
 
     def save(self, where: str, mode: SaveMode, step: int) -> None:
         """Write and commit a save as of `step`. Raises SaveError, or ServerError naming the server that could
@@ -383,13 +408,23 @@ class Worker:
         return [part.data.numpy().tobytes() for part in reply.parts]
 
     def save(self, where: str | os.PathLike[str], mode: SaveMode) -> None:
-        """All tables of all servers, with every push of this trainer in them."""
-        self._exchange.flush()
-        if mode is SaveMode.AGED:
-            self.shrink(AGEING)
-        self._saver.save(absolute_path(where), mode, self._exchange.step)
+        """All tables of all servers, with every push of this trainer in them. Trainers that save the same at
+        the same moment make one save.
+        """
+        with self.turn_to_save(where, mode, "tables") as mine:
+            if mine and mode is SaveMode.AGED:
+                self.shrink(AGEING)
+            if mine:
+                self._saver.save(absolute_path(where), mode, self._exchange.step)
         progress.meter.saved(self._exchange.step)
         self._say_if_uneven()
+
+    @contextlib.contextmanager
+    def turn_to_save(self, where: str | os.PathLike[str], mode: SaveMode, kind: str) -> Iterator[bool]:
+        """See `SaveCoordinator.turn`. Every push of this trainer has been applied."""
+        self._exchange.flush()
+        with self._saver.turn(absolute_path(where), mode, self._exchange.step, kind) as mine:
+            yield mine
 
     def publish(self, buffers: Mapping[str, torch.Tensor]) -> int:
         """The number of a published version that has every push of this trainer, and these buffers."""
