@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -291,11 +291,15 @@ class Fleet:
 
     # ---- jobs with parameter servers
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
         every server can read.
+
+        `var_names`: load only these tables and parameters, by their names in `model.named_parameters()`, with
+        optimizer state and statistics. All others begin with trainer 0's values, and so do rows of an
+        nn.Embedding that the save does not have. Raises LoadError for a name that the save does not have.
         """
-        self._runtime_for("init_server").init_server(dirname)
+        self._runtime_for("init_server").init_server(dirname, var_names)
 
     def run_server(self) -> None:
         """Serve until every trainer has called stop_worker, or SIGTERM."""

@@ -7,7 +7,7 @@ the order of the calls in them is the order that the parts need. Each part is in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
 
@@ -321,7 +321,7 @@ class CollectiveRuntime:
     def shrink(self, policy: object) -> int:
         raise _no_servers("shrink")
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         raise _no_servers("init_server")
 
     def run_server(self) -> None:

@@ -27,7 +27,8 @@ from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
-from trainers.ps.saves.manifest import SaveMode, current_manifest
+from trainers.ps.saves.manifest import SaveMode
+from trainers.ps.saves.read import open_saves
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of, torch_memory
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
@@ -257,16 +258,21 @@ class ServerRuntime(_ServedRuntime):
     def shrink(self, policy: ShrinkPolicy | None) -> int:
         raise _not_a_trainer("shrink")
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         if self._server is not None:
             raise UsageError("fleet.init_server() was called twice")
+        if var_names is not None and (isinstance(var_names, str) or not var_names or dirname is None):
+            raise UsageError(
+                f"fleet.init_server was given var_names={var_names!r}; give it a dirname and a list of "
+                "tables and parameters in that save, or neither"
+            )
         with _enough_memory():
-            self._server = self._make_server(dirname)
+            self._server = self._make_server(dirname, var_names)
 
-    def _make_server(self, dirname: str | None) -> Server:
+    def _make_server(self, dirname: str | None, var_names: Sequence[str] | None) -> Server:
         identity, configs = self._identity, self.strategy.ps()
-        if dirname is not None:
-            current_manifest(dirname)  # raises early if there is no save
+        if dirname is not None:  # raises early if there is no save, or not with these names
+            open_saves(dirname).only(var_names or ())
         warm_up_server()
         return Server(
             ServerPlan(
@@ -280,6 +286,7 @@ class ServerRuntime(_ServedRuntime):
                 start=start_of(identity.trainers),
                 keys=keys_of(os.environ),
                 load_from=dirname,
+                load_only=var_names,
                 durable_dir=Path(configs.durability_dir or identity.scratch),
             ),
             progress.meter.tables if progress.meter.listened_to else None,
@@ -393,7 +400,7 @@ class TrainerRuntime(_ServedRuntime):
         self._optimizers.append(ServedOptimizer(optimizer, self))
         return self._optimizers[-1]
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         raise _not_a_server("init_server")
 
     def run_server(self) -> None:

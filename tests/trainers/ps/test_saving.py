@@ -66,6 +66,16 @@ def test_another_model_than_the_saved_one_is_refused_at_the_trainer(
         assert "is dense with 2100 elements; in this model it is dense with 3000 elements" in said
 
 
+def test_a_wider_model_begins_with_the_tables_that_are_named(
+    forker: Forker, tmp_path: Path, whole: Path
+) -> None:
+    said = run(forker, command("warm", tmp_path, whole / "saved"), trainers=2, servers=3)
+    assert all("warm" in each for each in said)
+    (line,) = [line for each in said for line in each.splitlines() if "initial values: " in line]
+    assert "/saved: ids.weight, words.weight, out.weight, out.bias; initial values: cities.weight, " in line
+    assert line.endswith("wide.weight, wide.bias; left out of the save: wide.bias, wide.weight")
+
+
 def test_every_mode_holds_what_it_should(forker: Forker, tmp_path: Path) -> None:
     (said,) = run(forker, command("modes", tmp_path), trainers=1, servers=2)
     assert "all modes" in said

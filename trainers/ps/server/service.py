@@ -216,6 +216,7 @@ class Service:
             elif request.kind is Kind.PUSH:
                 records, parts = _split_records(request.parts)
                 gradients = self._store.sort(parts)[0]
+                self._store.ready = True  # also in a log of former versions
                 self._take(self._members.sender_of(request), request, gradients, records)
             else:
                 self._handlers[request.kind](self._members.sender_of(request), request)
@@ -255,8 +256,11 @@ class Service:
         if not self._members.may_join(request, reachable):
             return None
         member = self._join(route, request)
-        code = Code.NONE if self._store.ready else Code.NOT_READY
-        return request.reply(Kind.DONE, number=member.step, code=code)
+        if self._store.ready:
+            return request.reply(Kind.DONE, number=member.step)
+        loaded = self._store.loaded
+        parts = () if loaded is None else (bytes_part(Field.TEXT, loaded.encode()),)
+        return request.reply(Kind.DONE, number=member.step, code=Code.NOT_READY, parts=parts)
 
     def _join(self, route: bytes, request: Message) -> Member:
         self._store.declare(request.rank, request.parts[1:])
@@ -269,7 +273,7 @@ class Service:
         if loaded:
             self._require_ready()
         if not (request.sequence in member.applied if loaded else self._store.ready):
-            self._store.make_room(self._store.read_assign(request.parts), filtered=False)
+            self._store.make_room(self._store.read_assign(request.parts, initial=not loaded), filtered=False)
             self._record(request)
             if loaded:
                 member.applied.add(request.sequence)
@@ -277,7 +281,13 @@ class Service:
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
-        self._record(request)
+        """Recorded with the save that was loaded: a server that recovers loads it again before the first
+        snapshot, and what was pushed since follows on that save only.
+        """
+        source = "" if self._store.loaded is None else self._store.loaded.source
+        if request.parts and request.text != source:
+            raise Refusal(Code.FAILED, f"it continues from {request.text}; now there is {source or 'none'}")
+        self._record(request._replace(parts=(_text(source),)) if source else request)
         self._store.ready = True
         return request.reply(Kind.DONE)
 

@@ -7,7 +7,7 @@ Also how gradients of several steps become one push. Sparse tables belong to `re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,9 +80,11 @@ class DenseParameters:
         """The update rule of this parameter."""
         return self._rules[name]
 
-    def assigned(self, number: int) -> Iterator[list[Request]]:
-        """The values here for the servers, a parameter at a time; `number`: INITIAL or LOADED."""
-        for dense in self._parameters:
+    def assigned(self, number: int, *, but: Container[str] = ()) -> Iterator[list[Request]]:
+        """The values here for the servers, a parameter at a time, without those named by `but`; `number`:
+        INITIAL or LOADED.
+        """
+        for dense in (each for each in self._parameters if each.name not in but):
             flat = _flat(dense.parameter)
             yield [
                 Request(

@@ -21,7 +21,7 @@ from fleetrun.envs.channels import tell_probe
 from trainers import progress
 from trainers.data.positions import Records
 from trainers.data.stream import Reading
-from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError
+from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError, UsageError
 from trainers.notice import notice_file, read_notice
 from trainers.process.log import glog
 from trainers.ps.client import Client, Request
@@ -272,9 +272,16 @@ class Worker:
             )
         if self._identity.index == 0 and self._layout.servers > 1 and self._layout.sparse:
             glog(self._layout.describe())
-        if self._identity.index == 0 and any(reply.code is Code.NOT_READY for reply in hellos):
+        new = [reply for reply in hellos if reply.code is Code.NOT_READY]
+        loaded = self._begin_with(new)
+        if self._identity.index == 0 and new:
+            tables = [
+                table
+                for table in self._tables
+                if loaded.get(table.sparse.name, -1) < (row_limit(table.sparse.module) or 0)
+            ]
             for requests in itertools.chain(
-                self._dense.assigned(INITIAL), *(table.initial() for table in self._tables)
+                self._dense.assigned(INITIAL, but=loaded), *(table.initial() for table in tables)
             ):
                 self._client.ask(requests)
             self._client.ask(self._to_all(Kind.READY))
@@ -293,6 +300,36 @@ class Worker:
             )
             for table in self._called
         ]
+
+    def _begin_with(self, new: Sequence[Message]) -> Mapping[str, int]:
+        """The tables and parameters that new servers have loaded: by name, with their rows. Trainer 0 logs
+        them if they are not all. Raises UsageError if servers differ, or lack a name that the script gave.
+        """
+        texts = {reply.text for reply in new}
+        if len(texts) > 1:
+            raise UsageError(
+                "the servers began with different saves; call fleet.init_server with the same dirname and "
+                "var_names on all of them"
+            )
+        if not any(texts):
+            return {}
+        found = json.loads(texts.pop())
+        rows: dict[str, int] = found["rows"]
+        model = [*(each.name for each in self._layout.sparse), *(each.name for each in self._layout.dense)]
+        unknown = sorted(rows.keys() - set(model))
+        if unknown and found["named"]:
+            raise UsageError(
+                f"fleet.init_server was given var_names that no server has: {unknown}; it can be some of "
+                f"{model}"
+            )
+        initial, left = [name for name in model if name not in rows], [*found["others"], *unknown]
+        if self._identity.index == 0 and (initial or left):
+            loaded = ", ".join(name for name in model if name in rows)
+            glog(
+                f"loaded from {found['where']}: {loaded}; initial values: {', '.join(initial) or 'none'}; "
+                f"left out of the save: {', '.join(left) or 'none'}"
+            )
+        return rows
 
     def _take_dense(self) -> None:
         pulls = self._dense.pulls(self._exchange.step, trained_only=False)
