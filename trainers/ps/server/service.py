@@ -427,7 +427,7 @@ class Service:
             given = self._turns.take(save, requester, state)
             return None if given is None else request.reply(Kind.DONE, parts=(_text(given),))
         self._refuse_if_not_its_turn(requester)
-        if not self._saving.tables_in_use:  # then they are cut now
+        if not self._saving.known(save.id):  # if the tables are cut, then now
             self._turns.state = state
         record = self._saving.run(save, requester, self._steps.step, list(self._store.tables.values()))
         return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
