@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -291,11 +291,15 @@ class Fleet:
 
     # ---- jobs with parameter servers
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
         every server can read.
+
+        `var_names`: load only these tables and parameters, by their names in `model.named_parameters()`, with
+        optimizer state and statistics. All others begin with trainer 0's values, and so do rows of an
+        nn.Embedding that the save does not have. Raises LoadError for a name that the save does not have.
         """
-        self._runtime_for("init_server").init_server(dirname)
+        self._runtime_for("init_server").init_server(dirname, var_names)
 
     def run_server(self) -> None:
         """Serve until every trainer has called stop_worker, or SIGTERM."""
@@ -334,9 +338,11 @@ class Fleet:
     def save_persistables(self, dirname: Where, model: torch.nn.Module | None = None, mode: int = 0) -> None:
         """Save what has been trained.
 
-        With parameter servers: all tables, to a folder that every server can write. For one trainer to call;
-        the others may continue training. mode: 0 everything; 1 the rows changed since the last save, next to
-        it; 2 values only, for serving; 3 as 0, when a day has passed in the tables' statistics.
+        With parameter servers: all tables, to a folder that every server can write. One trainer calls it
+        while the others continue training, or all trainers do: they save in turn, and if no table has changed
+        since another trainer saved the same, its save counts for both. mode: 0 everything; 1 the rows changed
+        since the last save, next to it; 2 values only, for serving; 3 as 0, when a day has passed in the
+        tables' statistics.
 
         Collective: the model's whole state, as `save` does without an optimizer.
 
@@ -397,7 +403,7 @@ class Fleet:
         that `forward` has for them. The program takes batches of any size; `dynamic_shapes`, a tuple with
         what torch.export takes for each input, says more, and () fixes all.
 
-        For one trainer to call, or all; the first writes. With parameter servers it takes the rows that are
+        For one trainer to call, or all; one of them writes. With parameter servers it takes the rows that are
         there at the moment, which must fit into this process; an id without a row reads as in evaluation.
         `rows=False`: without them, for `fleetrun serve --follow`, which reads them from a published folder.
         `int8_rows`: it keeps them in 8 bits, with a scale and an offset for each row, and logs by how much a
@@ -419,9 +425,11 @@ class Fleet:
             raise UsageError(
                 "fleet.save_inference_model() needs example_inputs with the model: a batch for its forward()"
             )
-        with progress.activity("saving the model for serving"):
-            stand_ins = runtime.stand_ins(model, dirname, rows=rows, int8=int8_rows)
-            if (int8_rows or not rows) and not stand_ins:
+        with (
+            progress.activity("saving the model for serving"),
+            runtime.stand_ins(model, dirname, rows=rows, int8=int8_rows) as stand_ins,
+        ):
+            if (int8_rows or not rows) and stand_ins == {}:
                 option = "int8_rows" if int8_rows else "rows=False"
                 raise UsageError(f"{option} is for tables on parameter servers, and this model has none")
             if stand_ins is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, Unpack
 
 import torch
@@ -82,10 +83,12 @@ class Runtime(Protocol):
         """Save the values of all tables, without a model."""
         ...
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns | None:
-        """Ordinary modules with the current values, for those of the model whose values are on servers; None
-        where another rank exports the model. `where`: a folder for temporary files of the servers; `int8`:
-        rows are kept in 8 bits.
+    def stand_ins(
+        self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
+    ) -> AbstractContextManager[StandIns | None]:
+        """Ordinary modules with the current values, for the modules of the model whose values are on servers;
+        None where another rank exports the model. Until the end of the context no other rank exports.
+        `where`: a folder for temporary files of the servers; `int8`: rows are kept in 8 bits.
         """
         ...
 
@@ -129,7 +132,7 @@ class Runtime(Protocol):
 
     def shrink(self, policy: ShrinkPolicy | None) -> int: ...
 
-    def init_server(self, dirname: str | None = None) -> None: ...
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None: ...
 
     def run_server(self) -> None: ...
 

@@ -7,7 +7,8 @@ the order of the calls in them is the order that the parts need. Each part is in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
 
 import torch
@@ -248,8 +249,10 @@ class CollectiveRuntime:
     def save_table_values(self, dirname: Where) -> None:
         check_model("save_inference_model", None)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns | None:
-        return {} if self._identity.index == 0 else None
+    def stand_ins(
+        self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
+    ) -> AbstractContextManager[StandIns | None]:
+        return nullcontext({} if self._identity.index == 0 else None)
 
     def save_checkpoint(
         self,
@@ -318,7 +321,7 @@ class CollectiveRuntime:
     def shrink(self, policy: object) -> int:
         raise _no_servers("shrink")
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         raise _no_servers("init_server")
 
     def run_server(self) -> None:

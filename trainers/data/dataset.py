@@ -24,6 +24,7 @@ from trainers.data.sources import AS_IT_IS
 from trainers.data.store import Store
 from trainers.errors import NotSupportedError, UsageError
 from trainers.process.log import glog
+from trainers.roles.environment import current_identity
 
 # ---- Data sets of files, in the words of Paddle's API: what all of them are set to, and the one that
 # streams. Knows settings; leaves reading to `reading`.
@@ -47,7 +48,7 @@ class FileDataset:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        self._paths: tuple[str, ...] = ()
+        self._paths: tuple[str, ...] | None = None
         self._command = AS_IT_IS
         self._batch_size = 1
         self._threads = 1
@@ -107,7 +108,9 @@ class FileDataset:
         self._threads = _at_least("thread_num", thread_num, 1)
 
     def set_filelist(self, filelist: Sequence[str | os.PathLike[str]]) -> None:
-        """The files of this trainer: paths, or URLs for fsspec."""
+        """The files of this trainer: paths, or URLs for fsspec. With more trainers than files, the list may
+        be empty on any trainer but the first: a pass has no batches there.
+        """
         if isinstance(filelist, str | os.PathLike):
             raise UsageError(f"set_filelist takes a list of paths, not {os.fspath(filelist)!r}")
         self._paths = tuple(os.fspath(path) for path in filelist)
@@ -122,11 +125,29 @@ class FileDataset:
             raise UsageError("the data set has no slots; call init(use_var=[Slot(...), ...]) first")
         return self._layout
 
+    def _files(self) -> tuple[str, ...]:
+        if self._paths is None:
+            raise UsageError("the data set has no files; call set_filelist([...]) first")
+        if not self._paths:
+            rank = current_identity().index
+            if rank == 0:
+                raise UsageError(
+                    "the data set has no files; call set_filelist with at least one on trainer 0. Does a "
+                    "pattern match nothing?"
+                )
+            self._say_once(f"trainer {rank} has no files: it takes part without data")
+        return self._paths
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            glog(line)
+
     def _reading(self, rows: int, ahead: int) -> Reading:
         """A new pass over the files."""
         wanted = Pass(
             layout=self._slots(),
-            paths=self._paths,
+            paths=self._files(),
             command=self._command,
             rows=rows,
             threads=self._threads,
@@ -138,9 +159,7 @@ class FileDataset:
     def _tell(self, reading: Reading) -> None:
         """After a pass: what was skipped, and each empty file once."""
         for path in reading.empty:
-            if path not in self._told:
-                self._told.add(path)
-                glog(f"{path} has no examples")
+            self._say_once(f"{path} has no examples")
         if reading.broken.count:
             glog(f"{reading.broken.count} broken lines were skipped; the first: {reading.broken.first}")
 

@@ -109,12 +109,16 @@ class _Loader(DataLoader[Any]):
 
 def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:
     """The files of trainer `rank` of `trainers`: blocks of neighbours, as long as each other, the first ones
-    longer by one where it does not come out even. The rule of Paddle's `fleet.util.get_file_shard`.
+    longer by one where it does not come out even. The rule of Paddle's `fleet.util.get_file_shard`. With more
+    trainers than files the last trainers get none, and take part without data.
 
-    Raises UsageError for one string instead of a list, and for a rank that is not from 0 to trainers - 1.
+    Raises UsageError for one string instead of a list, for no files at all, and for a rank that is not from 0
+    to trainers - 1.
     """
     if isinstance(files, str | bytes):
         raise UsageError(f"get_file_shard needs a list of files, not {files!r}")
+    if not files:
+        raise UsageError("get_file_shard was given no files; does a pattern match nothing?")
     if not 0 <= rank < trainers:
         raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
     block, longer = divmod(len(files), trainers)

@@ -1,8 +1,11 @@
-"""Files as streams of bytes: local and remote ones, gzipped ones, and through a pipe command.
+"""Open files as streams of bytes: local and remote ones, gzipped ones, and through a pipe command.
 
-A pipe command is one process for one file: its standard input is the file as it is, its standard output
-MultiSlot text. It is the leader of a process group of its own, which is killed at the end: what it started
-goes with it, and a command that is not wanted any more does not have to notice.
+A pipe command is one process for each file. Its standard input is the file as it is, and its standard output
+is MultiSlot text. The command leads its own process group, which is killed at the end together with all
+processes that the command has started.
+
+An input that ends early is an error: a file that ends before its size, a gzip file without its end, and a
+pipe command that fails anywhere in its pipeline.
 """
 
 from __future__ import annotations
@@ -13,37 +16,38 @@ import gzip
 import io
 import os
 import select
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import fsspec
 
 from fleetrun.envs.channels import ERROR_FILE_VARIABLES
 from trainers.data.multislot import Source
-from trainers.errors import DataError, UsageError
+from trainers.errors import DataError
 
-# ---- A pipe command: one process for one file, its standard input the file as it is, its standard output
-# MultiSlot text. Knows processes and pipes; leaves the text to the parser.
-#
-# The command is the leader of a process group of its own, which is killed at the end: what it started goes
-# with it, and a command that is no longer needed does not have to notice.
+# ---- Pipe commands. The parser handles their text.
 
 _PIPE_BYTES = 1 << 20
 _LAST_WORDS = 10
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_CUT_BY_COMMAND = 128 + signal.SIGPIPE
+"""A command of the pipeline wanted no more of its input, as `head` does. We never close the output early
+without killing the command."""
 
 
 class PipeSource:
-    """What `command` makes of a file: a Source. `given` is the open file, which this closes.
+    """The output of `command` for one file: a Source. `given` is the open file, which this closes.
 
-    A given file without a descriptor of its own (a remote one) is pumped into the command as it takes it.
-    When `stop` (a descriptor) becomes readable, the text ends and how the command ended no longer matters.
+    A file without a descriptor (a remote one) is written into the command as the command reads it.
+    When `stop` (a descriptor) becomes readable, the text ends, and the command's exit code no longer matters.
     """
 
     def __init__(self, command: str, name: str, given: IO[bytes], stop: int) -> None:
@@ -59,7 +63,7 @@ class PipeSource:
         direct = _has_descriptor(given)
         try:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
+                _shell_for(command),
                 stdin=given if direct else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -159,9 +163,11 @@ class PipeSource:
             return 0 if over else -1
 
     def _pump(self) -> None:
-        """Give the command as much of the file as it takes now."""
-        if not self._pending:
-            self._pending = memoryview(self._given.read(_PIPE_BYTES))
+        """Give the command as much of the file as it takes now. Raises DataError if the file ends early."""
+        try:
+            self._pending = self._pending or memoryview(self._given.read(_PIPE_BYTES))
+        except (EOFError, OSError) as problem:
+            raise _unread(self._file, problem) from problem
         try:
             written = os.write(self._in, self._pending) if self._pending else 0
         except BrokenPipeError:  # it has seen enough
@@ -186,13 +192,22 @@ class PipeSource:
             return
         self._listen()
         code = self._end_group()
-        if code:
+        if code not in (0, _CUT_BY_COMMAND):
             raise DataError(self._failure(code))
 
     def _failure(self, code: int) -> str:
         said = "".join(f"\n    {line}" for line in self._words)
         words = f"; its last words:{said}" if said else "; it said nothing on its standard error"
         return f"pipe_command {self._command!r} {_end_of(code)} on {self._file}{words}"
+
+
+def _shell_for(command: str) -> list[str]:
+    """The arguments that run a command in bash, as Paddle does, so that a pipeline fails if any of its
+    commands fails. /bin/sh without `pipefail` refuses a pipeline by an error.
+    """
+    shell = shutil.which("bash") or "/bin/sh"
+    pipefail = ["-o", "pipefail"] if shell != "/bin/sh" or "|" in command else []
+    return [shell, *pipefail, "-c", command]
 
 
 def _end_of(code: int) -> str:
@@ -217,17 +232,17 @@ def _has_descriptor(stream: IO[bytes]) -> bool:
         return False
 
 
-# ---- Files as streams of bytes: local and remote ones, gzipped ones, and through a command. Knows how a path
-# is opened and what its errors mean; leaves the bytes to the parser.
+# ---- Files as streams of bytes.
 
 AS_IT_IS = "cat"
 """The pipe command that needs no process."""
+Readable = IO[bytes] | io.RawIOBase | io.BufferedIOBase
 
 
 class FileSource:
     """An open file, as a Source."""
 
-    def __init__(self, name: str, stream: IO[bytes]) -> None:
+    def __init__(self, name: str, stream: Readable) -> None:
         self.name = name
         self._stream = cast(io.RawIOBase, stream)
 
@@ -235,17 +250,38 @@ class FileSource:
         try:
             return self._stream.readinto(buffer) or 0
         except (EOFError, OSError, zlib.error) as problem:
-            raise DataError(f"{self.name} cannot be read to its end: {problem}") from problem
+            raise _unread(self.name, problem) from problem
+
+
+class _WholeFile(io.RawIOBase):
+    """An open file whose read raises EOFError if the file ends before the size that it had when opened."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = cast(io.RawIOBase, stream)
+        self.size: int | None = getattr(stream, "size", None)  # a store need not have it, nor a named pipe
+        if _has_descriptor(stream) and stat.S_ISREG((found := os.fstat(stream.fileno())).st_mode):
+            self.size = found.st_size
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        got = self._stream.readinto(buffer) or 0
+        self._read += got
+        if not got and len(buffer) and self.size is not None and self._read < self.size:
+            raise EOFError(f"it ends after {self._read} of {self.size} bytes; copy the file again")
+        return got
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def check_files(paths: Sequence[str]) -> None:
-    """Before anything is read: every local file is there. Raises UsageError for no files at all and DataError
-    naming what is missing or is a directory. Remote files are looked at when their turn comes.
+    """Check that every local file exists, before the first one is read. Raises DataError that names a file
+    that is missing or is a directory. A remote file is looked at when its turn comes.
     """
-    if not paths:
-        raise UsageError(
-            "the data set has no files; call set_filelist([...]) with at least one, on every trainer"
-        )
     local = [path for path in paths if not _is_remote(path)]
     missing = [path for path in local if not Path(path).exists()]
     if missing:
@@ -263,15 +299,22 @@ def open_source(path: str, command: str, stop: int) -> Iterator[Source]:
     """
     stream = _open(path)
     if command.strip() != AS_IT_IS:
-        source = PipeSource(command, path, stream, stop)
+        given = stream if _has_descriptor(stream) else cast(IO[bytes], _WholeFile(stream))
+        source = PipeSource(command, path, given, stop)
         with contextlib.closing(source):
             yield source
         return
-    with contextlib.closing(stream):
-        if path.endswith(".gz"):
-            yield FileSource(path, cast(IO[bytes], gzip.GzipFile(fileobj=stream)))
+    with contextlib.closing(_WholeFile(stream)) as whole:
+        if not path.endswith(".gz"):
+            yield FileSource(path, whole)
+        elif whole.size == 0:
+            raise _unread(path, EOFError("it is empty, and even a gzip file of nothing is not"))
         else:
-            yield FileSource(path, stream)
+            yield FileSource(path, gzip.GzipFile(fileobj=whole))
+
+
+def _unread(name: str, problem: Exception) -> DataError:
+    return DataError(f"{name} cannot be read to its end: {problem}")
 
 
 def _is_remote(path: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,8 @@ from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.process.log import glog
 from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
-from trainers.ps.saves.manifest import SaveMode, current_manifest
+from trainers.ps.saves.manifest import SaveMode
+from trainers.ps.saves.read import open_saves
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of, torch_memory
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
@@ -263,7 +264,7 @@ class ServerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         raise _not_a_trainer("save_persistables")
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> NoReturn:
         raise _not_a_trainer("save_inference_model")
 
     def publish(self, *, buffers: bool) -> int:
@@ -272,16 +273,21 @@ class ServerRuntime(_ServedRuntime):
     def shrink(self, policy: ShrinkPolicy | None) -> int:
         raise _not_a_trainer("shrink")
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         if self._server is not None:
             raise UsageError("fleet.init_server() was called twice")
+        if var_names is not None and (isinstance(var_names, str) or not var_names or dirname is None):
+            raise UsageError(
+                f"fleet.init_server was given var_names={var_names!r}; give it a dirname and a list of "
+                "tables and parameters in that save, or neither"
+            )
         with _enough_memory():
-            self._server = self._make_server(dirname)
+            self._server = self._make_server(dirname, var_names)
 
-    def _make_server(self, dirname: str | None) -> Server:
+    def _make_server(self, dirname: str | None, var_names: Sequence[str] | None) -> Server:
         identity, configs = self._identity, self.strategy.ps()
-        if dirname is not None:
-            current_manifest(dirname)  # raises early if there is no save
+        if dirname is not None:  # raises early if there is no save, or not with these names
+            open_saves(dirname).only(var_names or ())
         warm_up_server()
         return Server(
             ServerPlan(
@@ -295,6 +301,7 @@ class ServerRuntime(_ServedRuntime):
                 start=start_of(identity.trainers),
                 keys=keys_of(os.environ),
                 load_from=dirname,
+                load_only=var_names,
                 durable_dir=Path(configs.durability_dir or identity.scratch),
             ),
             progress.meter.tables if progress.meter.listened_to else None,
@@ -411,7 +418,7 @@ class TrainerRuntime(_ServedRuntime):
         self._optimizers.append(ServedOptimizer(optimizer, self))
         return self._optimizers[-1]
 
-    def init_server(self, dirname: str | None = None) -> None:
+    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         raise _not_a_server("init_server")
 
     def run_server(self) -> None:
@@ -538,18 +545,26 @@ class TrainerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         self._save_tables(dirname, SaveMode.VALUES)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> StandIns:
+    @contextlib.contextmanager
+    def stand_ins(
+        self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
+    ) -> Iterator[StandIns | None]:
         if not self.serving or model is not self._model:
-            return {}
+            yield {}
+            return
         from trainers.ps.trainer.stand_ins import outside_of, stand_ins_of
 
         worker = self._complete("save_inference_model")
-        if rows:
-            found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES), int8=int8)
-        else:
-            found = outside_of(model)
-        worker.refresh()
-        return found
+        kind = f"program, rows={rows}, int8={int8}"
+        with worker.turn_to_save(where, SaveMode.VALUES, kind) as mine:
+            found = None
+            if mine and rows:
+                save = partial(worker.save, mode=SaveMode.VALUES)
+                found = stand_ins_of(model, where, save, int8=int8)
+            elif mine:
+                found = outside_of(model)
+            worker.refresh()
+            yield found
 
     def publish(self, *, buffers: bool) -> int:
         worker = self._complete("publish")

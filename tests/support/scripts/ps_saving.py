@@ -9,6 +9,7 @@ import torch
 
 from trainers import fleet
 from trainers.errors import FleetError
+from trainers.inference import load_inference_model
 from trainers.ps import Normal, ShrinkPolicy, SparseEmbedding, read_values
 from trainers.ps.saves.read import ModelValues
 
@@ -118,6 +119,60 @@ def other_model() -> None:
     fleet.init_worker()
 
 
+class Wider(Model):
+    """Another table, more words, and so another first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(40, 4, sparse=True)
+        self.cities = torch.nn.Embedding(30, 2, sparse=True)
+        self.wide = torch.nn.Linear(10, 2100)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found = [each.mean(1) for each in (self.ids(ids), self.words(ids % 40), self.cities(ids % 30))]
+        result: torch.Tensor = self.out(torch.tanh(self.wide(torch.cat(found, dim=1))))[:, 0] / 45
+        return result
+
+
+def warm() -> None:
+    """A wider model begins with the tables and the layer that fit."""
+    torch.manual_seed(1 + int(sys.argv[2][-1].isdigit()))
+    model = Wider()
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    fleet.distributed_model(model)
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    optimizer = fleet.distributed_optimizer(adamw, fleet.DistributedStrategy())
+    if fleet.is_server():
+        fleet.init_server(sys.argv[3], var_names=[*LOADED, *(["no.bias"] if sys.argv[4:] else [])])
+        return fleet.run_server()
+    fleet.init_worker()
+    saved = read_values(sys.argv[3])
+    state = model.state_dict()
+    for name in ("wide.weight", "wide.bias"):
+        assert torch.equal(state[name], first[name]), name
+    for name in ("out.weight", "out.bias"):
+        assert torch.equal(state[name].flatten(), saved.dense[name]), name
+    with torch.no_grad():
+        model.eval()
+        assert torch.equal(model.ids(KEYS), rows_of(saved, "ids.weight"))
+        wanted = torch.cat([rows_of(saved, "words.weight"), first["words.weight"][30:]])
+        assert torch.equal(model.words(torch.arange(40)), wanted)
+        assert torch.equal(model.cities(torch.arange(30)), first["cities.weight"])
+        model.train()
+    fleet.barrier_worker()
+    train(model, optimizer, range(2))
+    fleet.stop_worker()
+    say("warm")
+
+
+LOADED = ("ids.weight", "words.weight", "out.weight", "out.bias")
+
+
+def rows_of(saved: ModelValues, name: str) -> torch.Tensor:
+    """All rows of a table, by key."""
+    return saved.sparse[name].values
+
+
 def modes() -> None:
     """All modes, one after the other, by a trainer alone."""
     model, optimizer = begin(a_sync=True)
@@ -181,6 +236,33 @@ def same(model: Model, saved: ModelValues) -> None:
     assert torch.equal(model.words(words.keys), words.values)
     assert len(words.keys) == 30
     model.train()
+
+
+def together() -> None:
+    """All trainers make every save, after the same steps, into one folder and another."""
+    model, optimizer = begin(a_sync=False)
+    if fleet.is_server():
+        return serve()
+    fleet.init_worker()
+    folder, rank = Path(sys.argv[2]), fleet.worker_index()
+    train(model, optimizer, range(3))
+    fleet.save_persistables(folder / "all")
+    train(model, optimizer, range(3, 6))
+    for mode, name in ((1, "all"), (2, "values"), (3, "aged")):
+        fleet.save_persistables(folder / name, mode=mode)
+    fleet.save_inference_model(folder / "program", model, torch.zeros(5, 1, dtype=torch.int64))
+    alone = folder / f"alone-{rank}"
+    fleet.save_persistables(alone)  # at the same time
+    same(model, read_values(alone))
+    expected = evaluation(model)
+    fleet.barrier_worker()
+    for name in ("all", "values", "aged"):
+        same(model, read_values(folder / name))
+    loaded = load_inference_model(folder / "program")
+    assert torch.equal(loaded(KEYS[:, None]), expected)
+    train(model, optimizer, range(6, 7))  # the servers serve on
+    fleet.stop_worker()
+    say("together")
 
 
 def refused() -> None:
@@ -339,7 +421,9 @@ def published() -> None:
     fleet.stop_worker()
 
 
-SCENARIOS = (published, halves, second_half, other_model, modes, refused, killed, continued, beside)
+SCENARIOS = (
+    published, halves, second_half, other_model, modes, together, warm, refused, killed, continued, beside,
+)  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ import pytest
 import torch
 
 from tests.support.waiting import ended, eventually
-from trainers.data.dataset import QueueDataset
+from trainers.data.dataset import InMemoryDataset, QueueDataset
+from trainers.data.loop import train_from_dataset
+from trainers.data.shard import get_file_shard
 from trainers.data.slots import Slot
 from trainers.errors import DataError, NotSupportedError, UsageError
 
@@ -138,6 +142,79 @@ def test_a_command_that_fails_is_named_with_its_last_words(
     assert message.format(file=paths[0]) in str(caught.value)
 
 
+def cut_gzip(folder: Path) -> Path:
+    """A gzip file without its last bytes."""
+    path = folder / "cut.gz"
+    path.write_bytes(gzip.compress("".join(f"{line(i)}\n" for i in range(20_000)).encode())[:-9000])
+    return path
+
+
+@pytest.mark.parametrize("command", ["gzip -dc | cat", "gzip -dc | cat | cat", "{ gzip -dc | cat; } | cat"])
+def test_a_failure_inside_a_pipeline_is_an_error(tmp_path: Path, command: str) -> None:
+    path = cut_gzip(tmp_path)
+    with pytest.raises(
+        DataError, match=re.escape(f"pipe_command {command!r} ended with exit code 1 on {path}")
+    ):
+        numbers(dataset([path], pipe_command=command))
+
+
+def test_a_pipeline_needs_a_shell_that_notices_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without bash the error is that of /bin/sh, or that of gzip if that shell has pipefail too."""
+    path, whole = cut_gzip(tmp_path), write(tmp_path, 6)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("gzip", "cat"):
+        found = shutil.which(name)
+        assert found is not None
+        (tools / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(tools))
+    with pytest.raises(DataError, match=r"pipe_command 'gzip -dc \| cat' ended with exit code"):
+        numbers(dataset([path], pipe_command="gzip -dc | cat"))
+    assert flat(numbers(dataset(whole, pipe_command="cat -"))) == list(range(6))
+
+
+@pytest.mark.parametrize("command", ["cat | head -n 5", "head -n 5 | cat", "yes | head -n 0; head -n 5"])
+def test_a_command_may_read_a_part_of_its_file(tmp_path: Path, command: str) -> None:
+    """SIGPIPE ends what comes before `head`."""
+    assert flat(numbers(dataset(write(tmp_path, 40_000), pipe_command=command))) == list(range(5))
+
+
+class Short(io.BytesIO):
+    """A remote file whose reads end before its size."""
+
+    def __init__(self, content: bytes, size: int) -> None:
+        super().__init__(content)
+        self.size = size
+
+
+class ShortFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A store that gives whole lines, or whole gzip members, and not all of them."""
+
+    protocol = "short"
+
+    def _open(self, path: str, mode: str = "rb", **options: object) -> Short:
+        text = "".join(f"{line(i)}\n" for i in range(8)).encode()
+        content = gzip.compress(text) if path.endswith(".gz") else text
+        return Short(content, 2 * len(content))
+
+
+@pytest.mark.parametrize("name", ["part-0", "part-0.gz"])
+@pytest.mark.parametrize("command", ["cat", "cat -"])
+def test_a_remote_file_that_ends_before_its_size_is_an_error(name: str, command: str) -> None:
+    fsspec.register_implementation("short", ShortFiles, clobber=True)
+    command = command.replace("cat -", "gzip -dc") if name.endswith(".gz") else command
+    with pytest.raises(DataError, match=rf"short://{name} cannot be read to its end: .* of \d+ bytes"):
+        numbers(dataset([f"short://{name}"], pipe_command=command))
+
+
+def test_a_gzip_file_without_a_byte_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "part-0.gz").touch()
+    with pytest.raises(DataError, match=r"part-0\.gz cannot be read to its end: it is empty"):
+        numbers(dataset([tmp_path / "part-0.gz"]))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_batches_before_an_error_come_first(tmp_path: Path, threads: int) -> None:
     paths = write(tmp_path, 9)
@@ -226,6 +303,58 @@ def test_lists_of_slots_that_cannot_be(slots: list[Slot]) -> None:
 def test_slots_that_cannot_be(name: str, dtype: str, length: int) -> None:
     with pytest.raises(UsageError, match="slot"):
         Slot(name, dtype, length)
+
+
+# ---- more trainers than files
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is trainer 1 of 2."""
+    for name, value in (("TRAINER_ID", "1"), ("TRAINERS_NUM", "2")):
+        monkeypatch.setenv(f"PADDLE_{name}", value)
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6170,10.0.0.1:6171")
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_trainer_without_files_has_no_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    streamed, kept = dataset(get_file_shard(["part-0"], 1, 2)), InMemoryDataset()
+    kept.init(use_var=SLOTS)
+    kept.set_filelist([])
+    kept.load_into_memory()
+    kept.local_shuffle()
+    assert kept.get_memory_data_size() == 0
+    for made in (streamed, kept, streamed):
+        result = train_from_dataset(lambda batch: {"loss": 0.0}, made, fetch_list=["loss"])
+        assert (result.batches, result.examples, result.fetches) == (0, 0, {})
+    assert capsys.readouterr().err.count("trainer 1 has no files") == 2, "once for each data set"
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_files_without_a_line_make_no_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write(tmp_path, 0, 0)
+    for command in ("cat", "sed /./d"):
+        assert numbers(dataset(paths, pipe_command=command, thread_num=2)) == []
+    assert f"{paths[1]} has no examples" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_list_that_was_never_set_is_an_error_on_every_trainer() -> None:
+    made = QueueDataset()
+    made.init(use_var=SLOTS)
+    with pytest.raises(UsageError, match="no files; call set_filelist"):
+        next(iter(made))
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_on_trainer_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With get_file_shard, and with `paths[rank::trainers]`."""
+    with pytest.raises(UsageError, match="get_file_shard was given no files"):
+        get_file_shard([], 1, 2)
+    for name, value in (("TRAINER_ID", "0"), ("TRAINERS_NUM", "2")):
+        monkeypatch.setenv(f"PADDLE_{name}", value)
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6170,10.0.0.1:6171")
+    with pytest.raises(UsageError, match="no files; call set_filelist with at least one on trainer 0"):
+        numbers(dataset([]))
 
 
 # ---- leaving early

@@ -284,6 +284,12 @@ def test_global_shuffle_loses_and_doubles_nothing(results: list[Any]) -> None:
         assert result["sizes"] == [len(result["second"]), len(result["second"]), 5000, 5000]
 
 
+def test_global_shuffle_gives_examples_to_trainers_without_files(results: list[Any]) -> None:
+    third = [result["third"] for result in results]
+    assert sorted(found for each in third for found in each) == [example(number) for number in PARTS[0]]
+    assert all(len(each) > 500 for each in third)
+
+
 def test_trainers_with_other_slots_are_told(results: list[Any]) -> None:
     assert [result["other"][0] for result in results] == ["UsageError"] * 3
     assert "trainer 1 has another list of slots than trainer 0" in results[0]["other"][1]

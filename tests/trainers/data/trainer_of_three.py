@@ -25,11 +25,11 @@ def examples(dataset: InMemoryDataset) -> list[object]:
     return found
 
 
-def loaded(path: Path, other: bool = False) -> InMemoryDataset:
+def loaded(*paths: Path, other: bool = False) -> InMemoryDataset:
     dataset = InMemoryDataset()
     slots = [Slot("id"), Slot("other" if other else "dense", "float32", 2)]
     dataset.init(use_var=[*slots, Slot("bag", length=None), Slot("weights", "float32", None)], batch_size=7)
-    dataset.set_filelist([path])
+    dataset.set_filelist(paths)
     dataset.load_into_memory()
     return dataset
 
@@ -56,7 +56,15 @@ def main(rank: int, folder: Path) -> None:
         dataset.get_memory_data_size("fleet"),
         dataset.get_shuffle_data_size(group),
     ]
-    answer = {"first": first, "second": examples(dataset), "sizes": sizes, "other": failure(other, group)}
+    answer: dict[str, object] = {
+        "first": first,
+        "second": examples(dataset),
+        "sizes": sizes,
+        "other": failure(other, group),
+    }
+    fewer = loaded(*[path][rank:])  # of the first trainer only
+    fewer.global_shuffle(group=group)
+    answer["third"] = examples(fewer)
     if rank != 1:  # which is gone then
         answer["lost"] = failure(dataset, group)
     (folder / f"answer-{rank}").write_text(json.dumps(answer))

@@ -13,6 +13,7 @@ from fleetrun.envs.contract import Role
 from tests.support.forking import Forker
 from tests.trainers.ps.test_recovery import wait_until
 from trainers.ps import read_values
+from trainers.ps.saves.inspection import shown
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +66,34 @@ def test_another_model_than_the_saved_one_is_refused_at_the_trainer(
         assert "is dense with 2100 elements; in this model it is dense with 3000 elements" in said
 
 
+def test_a_wider_model_begins_with_the_tables_that_are_named(
+    forker: Forker, tmp_path: Path, whole: Path
+) -> None:
+    said = run(forker, command("warm", tmp_path, whole / "saved"), trainers=2, servers=3)
+    assert all("warm" in each for each in said)
+    (line,) = [line for each in said for line in each.splitlines() if "initial values: " in line]
+    assert "/saved: ids.weight, words.weight, out.weight, out.bias; initial values: cities.weight, " in line
+    assert line.endswith("wide.weight, wide.bias; left out of the save: wide.bias, wide.weight")
+
+
 def test_every_mode_holds_what_it_should(forker: Forker, tmp_path: Path) -> None:
     (said,) = run(forker, command("modes", tmp_path), trainers=1, servers=2)
     assert "all modes" in said
     assert 'set strategy.ps_configs "publish"' in said.partition("to nowhere:")[2]
+
+
+def test_trainers_that_all_save_make_one_save(forker: Forker, tmp_path: Path) -> None:
+    said = run(forker, command("together", tmp_path), trainers=3, servers=2)
+    assert all("together" in each for each in said)
+    modes = {
+        name: [save["mode"] for save in json.loads((tmp_path / name / "manifest.json").read_text())["saves"]]
+        for name in ("all", "values", "aged", *(f"alone-{rank}" for rank in range(3)))
+    }
+    alone = {f"alone-{rank}": [0] for rank in range(3)}
+    assert modes == {"all": [0, 1], "values": [2], "aged": [3], **alone}
+    (row,) = shown(str(tmp_path / "aged"), "ids.weight", "1")["rows"]
+    assert row["unseen_days"] == 1, "one day has passed, not three"
+    assert not list((tmp_path / "program").glob("tables-*"))
 
 
 def test_a_save_while_others_push_is_of_one_moment(forker: Forker, tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ loaded.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -77,6 +78,48 @@ class OpenFolder:
                 for table in part.tables:
                     found.setdefault(table.spec.name, table)
         return found
+
+    def rows(self) -> dict[str, int]:
+        """The name of every sparse table, with its rows, and of every dense parameter, with 0. A row that
+        several saves have counts several times.
+        """
+        found: dict[str, int] = {}
+        for table in (table for save in self.saves for part in save.parts for table in part.tables):
+            rows = table.rows if table.spec.kind is TableKind.SPARSE else 0
+            found[name_of(table.spec)] = found.get(name_of(table.spec), 0) + rows
+        return found
+
+    def only(self, names: Sequence[str]) -> OpenFolder:
+        """The same without all other tables and parameters. Raises LoadError for a name that is not in it."""
+        if missing := sorted(set(names) - self.rows().keys()):
+            raise LoadError(
+                f"the save in {self.folder.where} does not have {_listed(missing)}; it has "
+                f"{_listed(sorted(self.rows()))}"
+            )
+        saves = (
+            replace(save, parts=tuple(_part_with(part, names) for part in save.parts)) for save in self.saves
+        )
+        return replace(self, saves=tuple(saves))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The save with which a server begins. `source`: its folder and saves, and which part of them. `tables`:
+    the tables of this server with values of the save. `rows`: see OpenFolder, of what is loaded; `others`:
+    the other names in the save. `named`: whether the script has named what to load.
+    """
+
+    where: str
+    source: str
+    tables: frozenset[str]
+    rows: Mapping[str, int]
+    others: Sequence[str]
+    named: bool
+
+    def encode(self) -> bytes:
+        """What a trainer needs of it, as JSON."""
+        kept = {name: getattr(self, name) for name in ("where", "rows", "others", "named")}
+        return json.dumps(kept).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +311,7 @@ def _wrong_size(path: str, size: int, wanted: int) -> str:
 # A dense block is named `parameter[start:stop]` and saved under that name. Another number of servers cuts a
 # parameter elsewhere, so dense tables are compared by parameter.
 
+_WARM_START = " fleet.init_server(dirname, var_names=[...]) loads only what you name."
 _BLOCK = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
@@ -278,6 +322,20 @@ class ParameterRange:
     parameter: str
     start: int
     stop: int
+
+
+def name_of(spec: TableSpec) -> str:
+    """The name of a sparse table, or of the parameter of a dense one."""
+    return spec.name if spec.kind is TableKind.SPARSE else range_of(spec).parameter
+
+
+def _part_with(part: SavedPart, names: Sequence[str]) -> SavedPart:
+    """The tables of a part that have these names."""
+    tables = tuple(table for table in part.tables if name_of(table.spec) in names)
+    kept = {table.spec.name for table in tables}
+    pieces = ((shard, tuple(each for each in shard.pieces if each.table in kept)) for shard in part.shards)
+    shards = tuple(replace(shard, pieces=some) for shard, some in pieces if some)
+    return replace(part, tables=tables, shards=shards)
 
 
 def range_of(spec: TableSpec) -> ParameterRange:
@@ -304,14 +362,15 @@ def check_fit(
         raise LoadError(
             f"the save in {where} is of another model: it has the tables {_listed(theirs)}; this model has "
             f"{_listed(ours)}. Missing in the save: {_listed(missing)}. Missing in this model: "
-            f"{_listed(extra)}."
+            f"{_listed(extra)}.{'' if whole else _WARM_START}"
         )
     for name, mine in ours.items():
         kept = theirs[name]
         same_size = kept.size == mine.size if whole or mine.sparse else kept.size >= mine.size
         if kept.sparse != mine.sparse or not same_size:
             raise LoadError(
-                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}"
+                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}."
+                f"{'' if whole else _WARM_START}"
             )
         if not values_only and not same_state(kept.rule, mine.rule):
             raise LoadError(
@@ -329,7 +388,8 @@ def check_small(saved: Iterable[TableSpec], model: Iterable[TableSpec], where: s
         kept = theirs.get(name, mine)
         if not mine.sparse and mine.size < SLICE_ABOVE and kept.size != mine.size:
             raise LoadError(
-                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}"
+                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}."
+                f"{_WARM_START}"
             )
 
 

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
 from trainers.ps.kernels.rows import UNPUBLISHED, UNSAVED
@@ -32,7 +32,8 @@ _REMEMBERED_CUTS = 4096
 class SaveRequest:
     """What is requested: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta or a
     version, the last ones of the folder; of a merge, those to merge. `version`: its number in a published
-    folder, 0 for others, and `row_type` its type (see `write.SaveSpec`).
+    folder, 0 for others, and `row_type` its type (see `write.SaveSpec`). `turn`: only a request for the turn
+    to save this, of this kind (see SaveTurns).
     """
 
     where: str
@@ -41,6 +42,7 @@ class SaveRequest:
     after: Sequence[str] = ()
     version: int = 0
     row_type: str = ""
+    turn: str = ""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -53,10 +55,67 @@ class SaveRequest:
         try:
             content = json.loads(text)
             after, mode = tuple(map(str, content["after"])), SaveMode(content["mode"])
-            version, row_type = int(content.get("version", 0)), str(content.get("row_type", ""))
-            return cls(str(content["where"]), str(content["id"]), mode, after, version, row_type)
+            version = int(content.get("version", 0))
+            row_type, turn = (str(content.get(name, "")) for name in ("row_type", "turn"))
+            return cls(str(content["where"]), str(content["id"]), mode, after, version, row_type, turn)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refusal(Code.BAD_MESSAGE, f"the text of a SAVE is {text!r}: {error}") from error
+
+
+Sender = tuple[int, int]
+"""Rank and incarnation."""
+State = tuple[int, int]
+"""Steps, and other changes of the tables, so far."""
+
+
+@dataclass(slots=True)
+class _Saved:
+    """`answered`: the turn that each sender requested and does not need, or has used."""
+
+    id: str
+    state: State
+    answered: dict[Sender, str]
+
+
+class SaveTurns:
+    """Which trainer may save: one at a time, because each waits for all servers. The first server decides. If
+    another trainer has saved the same and no table has changed since, a trainer need not save. `state`: of
+    the tables when the holder's save was cut.
+    """
+
+    def __init__(self) -> None:
+        self.holder: Sender | None = None
+        self.state: State = (0, 0)
+        self._request: SaveRequest | None = None
+        self._saved: dict[SaveRequest, _Saved] = {}
+
+    @property
+    def id(self) -> str:
+        return "" if self._request is None else self._request.id
+
+    def take(self, request: SaveRequest, sender: Sender, state: State) -> str | None:
+        """Return "" if it is the sender's turn, the id of the turn in which another trainer has saved the
+        same, or None while another trainer saves.
+        """
+        if request.id == self.id:
+            return ""  # sent again
+        if self.holder is not None:
+            return None
+        saved = self._saved.get(replace(request, id=""))
+        if saved and saved.state == state and saved.answered.setdefault(sender, request.id) == request.id:
+            return saved.id
+        self.holder, self._request, self.state = sender, request, state
+        return ""
+
+    def end(self, id: str, *, saved: bool) -> None:
+        """End this turn, if it is the current one."""
+        if self._request is None or self.holder is None or self._request.id != id:
+            return
+        self._saved = {key: each for key, each in self._saved.items() if each.state == self.state}
+        if saved:
+            key = replace(self._request, id="")
+            self._saved[key] = _Saved(id, self.state, {self.holder: id})
+        self.holder = self._request = None
 
 
 class SaveRunner:
@@ -83,7 +142,7 @@ class SaveRunner:
         self._task: SaveTask | None = None
         self._merging: MergeTask | None = None
         self._ended_ids: deque[str] = deque(maxlen=_REMEMBERED_IDS)
-        self.requester: tuple[int, int] | None = None
+        self.requester: Sender | None = None
         """Rank and incarnation of the trainer whose save is running."""
         self.last_save: str | None = None
         self._abandoned = False
@@ -111,7 +170,7 @@ class SaveRunner:
         return self.busy or self._reading()
 
     def run(
-        self, request: SaveRequest, requester: tuple[int, int], step: int, tables: Collection[AnyTable]
+        self, request: SaveRequest, requester: Sender, step: int, tables: Collection[AnyTable]
     ) -> bytes | None:
         """The record of this server's part as JSON, or None while it is being written. The first call starts
         the save unless another one is running. Empty when the save was abandoned while this request waited.

@@ -18,7 +18,7 @@ import zmq
 
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
-from trainers.ps.saves.read import RowOwner, check_small, load_tables, open_saves
+from trainers.ps.saves.read import Loaded, RowOwner, check_small, load_tables, name_of, open_saves
 from trainers.ps.server.members import Members
 from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRunner
@@ -91,8 +91,8 @@ _PROBE = encode(_NOTHING)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
     """Server `index` of `endpoints` for this many trainers, those of this `start` of the job. `load_from`: a
-    save to begin with. `settings`: text that must be the same on all trainers. `durable_dir`: for snapshots
-    and log, if the configs ask for any.
+    save to begin with, and `load_only` its tables and parameters to load (None: all). `settings`: text that
+    must be the same on all trainers. `durable_dir`: for snapshots and log, if the configs ask for any.
     """
 
     endpoints: Sequence[str]
@@ -105,6 +105,7 @@ class ServerPlan:
     start: str = ""
     keys: CurveKeys | None = None
     load_from: str | None = None
+    load_only: Sequence[str] | None = None
     durable_dir: Path | None = None
 
     @property
@@ -221,18 +222,30 @@ class Server:
         finally:
             self._close()
 
-    def _fill(self, tables: Sequence[AnyTable]) -> str:
-        """Load the save to begin with; return the ids of its saves."""
+    def _fill(self, tables: Sequence[AnyTable]) -> Loaded:
         assert self._plan.load_from is not None
-        started = time.monotonic()
+        started, names = time.monotonic(), self._plan.load_only
         place = RowOwner(self._plan.index, len(self._plan.endpoints))
         opened = open_saves(self._plan.load_from)
+        everything = opened.rows()
+        if names is not None:
+            opened = opened.only(names)
+            tables = [table for table in tables if name_of(table.spec) in names]
         saved = [table.spec for table in opened.tables().values()]
         check_small(saved, [table.spec for table in tables], opened.folder.where)
         load_tables(opened, tables, place)
         rows = sum(len(table) for table in tables if isinstance(table, SparseTable))
         glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
-        return " ".join(save.id for save in opened.saves)
+        found = opened.rows()
+        ids = " ".join(save.id for save in opened.saves)
+        return Loaded(
+            where=opened.folder.where,
+            source=f"{ids} of {opened.folder.where}" + (f", {' '.join(sorted(names))}" if names else ""),
+            tables=frozenset(table.spec.name for table in tables),
+            rows=found,
+            others=sorted(everything.keys() - found.keys()),
+            named=names is not None,
+        )
 
     def _wake(self) -> None:
         """Wakes the loop, from any thread: something has been written."""

@@ -19,7 +19,7 @@ from trainers.errors import DataError
 from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.publisher import Publisher
-from trainers.ps.server.saving import SaveRequest, SaveRunner
+from trainers.ps.server.saving import SaveRequest, SaveRunner, SaveTurns, Sender
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
 from trainers.ps.server.versions import OF_PUBLISHER, Versions
@@ -44,8 +44,6 @@ _MOST_LOOKED = 1000
 _SHRUNK_AT_ONCE = 8192
 """Rows of a slice of a shrink, about 3 ms: other requests are answered between two of them."""
 
-Sender = tuple[int, int]
-"""Rank and incarnation."""
 Outgoing = tuple[bytes, Message]
 """Route and reply."""
 
@@ -76,6 +74,7 @@ class Service:
         self._may_return = may_return
         self._record = record or _record_nothing
         self._saving = saving
+        self._turns = SaveTurns()
         self._pending = PendingRequests()
         self._shrink_of: Message | None = None
         self._set_by = 0.0
@@ -215,7 +214,10 @@ class Service:
         recording, self._record = self._record, _record_nothing
         try:
             if request.kind is Kind.HELLO:
-                self._join_again(request)
+                self._join(b"", request)
+            elif request.kind is Kind.READY:
+                self._check_source(request.text if request.parts else "")
+                self._store.ready = True
             elif request.kind is Kind.TIME:
                 self._store.tick(*_time_of(request))
             elif request.kind is Kind.SHRUNK:
@@ -225,6 +227,7 @@ class Service:
             elif request.kind is Kind.PUSH:
                 records, parts = _split_records(request.parts)
                 gradients = self._store.sort(parts)[0]
+                self._store.ready = True  # also in a log of former versions
                 self._take(self._members.sender_of(request), request, gradients, records)
             else:
                 self._handlers[request.kind](self._members.sender_of(request), request)
@@ -264,27 +267,16 @@ class Service:
         if not self._members.may_join(request, reachable):
             return None
         member = self._join(route, request)
-        code = Code.NONE if self._store.ready else Code.NOT_READY
-        return request.reply(Kind.DONE, number=member.step, code=code)
+        if self._store.ready:
+            return request.reply(Kind.DONE, number=member.step)
+        loaded = self._store.loaded
+        parts = () if loaded is None else (bytes_part(Field.TEXT, loaded.encode()),)
+        return request.reply(Kind.DONE, number=member.step, code=Code.NOT_READY, parts=parts)
 
     def _join(self, route: bytes, request: Message) -> Member:
         self._store.declare(request.rank, request.parts[1:])
-        origin = (_text(self._store.origin),) if self._store.origin else ()
-        self._record(request._replace(parts=(*request.parts, *origin)))
+        self._record(request)
         return self._members.join(route, request)
-
-    def _join_again(self, request: Message) -> None:
-        """Replay a HELLO, which has the origin of the tables after their specs. Raises Refusal if the tables
-        have another origin now.
-        """
-        origin = request.parts[-1].data.numpy().tobytes().decode() if _has_origin(request) else ""
-        self._join(b"", request._replace(parts=request.parts[:-1]) if origin else request)
-        if origin and self._store.origin not in (None, origin):
-            raise Refusal(
-                Code.MISMATCH,
-                f"its tables began with the save {origin} and would now begin with "
-                f"{self._store.origin or 'initial values'}. Pass that save to fleet.init_server() again",
-            )
 
     def _assign(self, member: Member, request: Message) -> Message:
         # A late copy of a message that was answered must not reset trained values.
@@ -292,7 +284,7 @@ class Service:
         if loaded:
             self._require_ready()
         if not (request.sequence in member.applied if loaded else self._store.ready):
-            self._store.make_room(self._store.read_assign(request.parts), filtered=False)
+            self._store.make_room(self._store.read_assign(request.parts, initial=not loaded), filtered=False)
             self._record(request)
             if loaded:
                 member.applied.add(request.sequence)
@@ -300,14 +292,23 @@ class Service:
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
-        if self._store.origin:
-            raise Refusal(
-                Code.MISMATCH,
-                f"its tables began with initial values and would now begin with {self._store.origin}",
-            )
-        self._record(request)
+        """Recorded with the save that was loaded: a server that recovers loads it again before the first
+        snapshot, and what was pushed since follows on that save only.
+        """
+        source = self._store.source
+        self._record(request._replace(parts=(_text(source),)) if source else request)
         self._store.ready = True
         return request.reply(Kind.DONE)
+
+    def _check_source(self, recorded: str) -> None:
+        """Raises Refusal if the tables began with another save than now."""
+        source = self._store.source
+        if recorded != source:
+            raise Refusal(
+                Code.MISMATCH,
+                f"its tables began with {recorded or 'initial values'} and would now begin with "
+                f"{source or 'initial values'}. Pass to fleet.init_server() what was passed then",
+            )
 
     def _open(self, member: Member, request: Message) -> Message | None:
         if self._store.ready:
@@ -326,6 +327,7 @@ class Service:
         if not self._steps.may_push(member, request.number):
             self._refuse_if_lost()
             return None
+        self._steps.check_rates(member, request.number, gradients)
         self._take(member, request, gradients, records)
         if not asking:
             return request.reply(Kind.DONE, number=self._steps.step)
@@ -439,13 +441,20 @@ class Service:
         if self._store.shrinking:
             return None
         save = SaveRequest.decode(request.text)
-        requester = (request.rank, request.incarnation)
-        self._refuse_if_another_saves(request.rank)
+        requester, state = _sender(request), (self._steps.step, self._store.changes)
+        if save.turn:
+            self._end_orphaned_turn()
+            given = self._turns.take(save, requester, state)
+            return None if given is None else request.reply(Kind.DONE, parts=(_text(given),))
+        self._refuse_if_not_its_turn(requester)
+        if not self._saving.known(save.id):  # if the tables are cut, then now
+            self._turns.state = state
         record = self._saving.run(save, requester, self._steps.step, list(self._store.tables.values()))
         return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
 
     def _saved(self, member: Member, request: Message) -> Message:
-        """A save was committed or abandoned."""
+        """A save was committed or abandoned, or a turn to save is over."""
+        self._turns.end(request.text, saved=request.number == 1)
         self._saving.end(request.text, saved=request.number == 1)
         return request.reply(Kind.DONE)
 
@@ -458,16 +467,21 @@ class Service:
 
     def _abandon_orphaned_save(self) -> None:
         """The trainer of the running save is gone, so nothing will commit it."""
+        self._end_orphaned_turn()
         if self._saving.requester is not None and self._is_gone(self._saving.requester):
             self._saving.abandon()
 
-    def _refuse_if_another_saves(self, rank: int) -> None:
-        """Raises Refusal: if each of two trainers waited for the other's save, on another server, neither
-        would end.
+    def _end_orphaned_turn(self) -> None:
+        if self._turns.holder is not None and self._is_gone(self._turns.holder):
+            self._turns.end(self._turns.id, saved=False)
+
+    def _refuse_if_not_its_turn(self, requester: Sender) -> None:
+        """Raises Refusal. The first server was restarted during a save, and another trainer has the turn by
+        now: if each of the two waited for the other's save, on another server, neither would end.
         """
-        requester = self._saving.requester
-        if requester is not None and requester[0] != rank and not self._is_gone(requester):
-            raise Refusal(Code.FAILED, f"trainer {requester[0]} is saving; one trainer saves at a time")
+        holder = self._turns.holder
+        if holder not in (None, requester):
+            raise Refusal(Code.FAILED, f"trainer {holder[0]} is saving; one trainer saves at a time")
 
     def _is_gone(self, sender: Sender) -> bool:
         rank, incarnation = sender
@@ -711,10 +725,6 @@ def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]
         return decode_records(parts[0].data.numpy().tobytes()), parts[1:]
     except DataError as error:
         raise Refusal(Code.BAD_MESSAGE, str(error)) from error
-
-
-def _has_origin(hello: Message) -> bool:
-    return len(hello.parts) > 1 and hello.parts[-1].field is Field.TEXT
 
 
 def _time_record(now: float, moved_by: float) -> Message:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,8 @@ from trainers.ps.wire import Code, Part
 _LAST_PUSHES = 1024
 _MOST_PULLED = 256
 """Steps of a trainer whose pulls are remembered."""
+_RATE_TOLERANCE, _TINY_RATE = 1e-6, 1e-12
+"""Schedules use cosines and powers, whose last digits differ between the CPUs of a job."""
 
 
 class Steps(Protocol):
@@ -40,6 +43,9 @@ class Steps(Protocol):
 
     def skip(self, member: Member, number: int) -> None:
         """Its next push is of step `number`, or of a later one if that is over."""
+
+    def check_rates(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
+        """Raises Refusal for a push that has another learning rate than the pushes it is averaged with."""
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
@@ -114,6 +120,24 @@ class SyncSteps:
 
     def skip(self, member: Member, number: int) -> None:
         member.step = max(member.step, self.step, number)
+
+    def check_rates(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
+        if not self.step == number == member.step:
+            return
+        for rank, push in self.pushes.by_rank.items():
+            if [(each.table, each.lr) for each in push] == [(each.table, each.lr) for each in gradients]:
+                continue
+            mine = {table: each.lr for each in gradients for table in each.tables()}
+            for table, lr in ((table, each.lr) for each in push for table in each.tables()):
+                if not math.isclose(mine.get(table, lr), lr, rel_tol=_RATE_TOLERANCE, abs_tol=_TINY_RATE):
+                    name = self._store.tables[table].spec.name
+                    raise Refusal(
+                        Code.MISMATCH,
+                        f"trainer {member.rank} pushed step {number} of {name!r} with learning rate "
+                        f"{mine[table]!r}, and trainer {rank} with {lr!r}. In sync training all trainers "
+                        "need the same rate in a step: change it after the same steps on all of them, "
+                        "also on a trainer that was restarted (fleet.resume_step())",
+                    )
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
@@ -193,6 +217,9 @@ class AsyncSteps:
         return 0
 
     def skip(self, member: Member, number: int) -> None:
+        return
+
+    def check_rates(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
         return
 
     def make_room(

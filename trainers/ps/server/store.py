@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Keys
 from trainers.process.log import glog
-from trainers.ps.kernels.batch import all_finite, merge_runs
+from trainers.ps.kernels.batch import all_finite, array_of, merge_runs
 from trainers.ps.kernels.eviction import TOTAL
+from trainers.ps.saves.read import Loaded
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
@@ -138,8 +139,8 @@ class StepPushes:
 
     def average(self) -> list[Gradient]:
         """For each table the sum over trainers divided by their number; a trainer without a gradient for it
-        counts as zero. The learning rate is that of the lowest rank with a gradient for the table. Written
-        values come first, and are also those of the lowest rank.
+        counts as zero. The learning rate comes from the lowest rank with a gradient for the table: they
+        differ at most in their last digits. Written values come first, and are also those of the lowest rank.
         """
         pushes = [self._pushes[rank] for rank in sorted(self._pushes)]
         if self.overflowed:
@@ -309,9 +310,10 @@ _NO_OVERLAY = Overlay()
 
 
 class Store:
-    """Tables by number. `ready` once trainer 0 has sent all initial values, or `fill` has loaded them. Rows
-    are sent as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
-    their push is refused. `disk`: see Budgets; `threads`: how many, see Threads.
+    """Tables by number. `ready` once trainer 0 has sent all initial values but those that `fill` has loaded
+    (`loaded`, which a server that recovers need not have). Rows are sent as `row_dtype`; with `skip_bad`
+    gradients that are not finite are left out and counted, otherwise their push is refused. `disk`: see
+    Budgets; `threads`: how many, see Threads.
     """
 
     def __init__(
@@ -321,7 +323,7 @@ class Store:
         skip_bad: bool = False,
         disk: Path | None = None,
         threads: int = 1,
-        fill: Callable[[Sequence[AnyTable]], str] | None = None,
+        fill: Callable[[Sequence[AnyTable]], Loaded] | None = None,
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
         self._lines = Lines({})
@@ -335,16 +337,20 @@ class Store:
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
         self._declared = False
-        self.origin: str | None = None
-        """What `fill` returned for these tables, "" without it; None: tables of a snapshot, or none yet."""
         self._shrinking: deque[SparseTable] = deque()
         self._removed = 0
         self.ready = False
+        self.loaded: Loaded | None = None
         self.skipped = 0
         self.changes = 0
         """Changes of the tables, without those of steps."""
         self.expires = False
         """Whether rows have a time to live."""
+
+    @property
+    def source(self) -> str:
+        """The save with which the tables began; "" for initial values."""
+        return "" if self.loaded is None else self.loaded.source
 
     @property
     def tables(self) -> Mapping[int, AnyTable]:
@@ -382,13 +388,13 @@ class Store:
     def _begin(self, specs: Mapping[int, TableSpec]) -> None:
         try:
             tables = make_tables(specs, self._disk)
-            origin = "" if self._fill is None else self._fill(list(tables.values()))
+            if self._fill is not None:
+                self.loaded = self._fill(list(tables.values()))
         except TableError as error:
             raise _refusal(error) from error
         except LoadError as error:
             raise Refusal(Code.FAILED, str(error)) from error
         self._set_tables(tables)
-        self.ready, self.origin = self._fill is not None, origin
 
     def _set_tables(self, tables: dict[int, AnyTable]) -> None:
         self._tables, self._declared = tables, True
@@ -406,9 +412,11 @@ class Store:
         )
 
     def assign(self, parts: Sequence[Part], *, keep_state: bool = False) -> None:
-        """Set values. `keep_state`: also optimizer state and statistics of rows stay as they are."""
+        """Set values. `keep_state`: of a trainer whose state was loaded during training; optimizer state and
+        statistics of rows stay as they are.
+        """
         self.changes += 1
-        for each in self.read_assign(parts):
+        for each in self.read_assign(parts, initial=not keep_state):
             table = self._tables[each.table]
             (table.revise if keep_state else table.assign)(each.keys, each.values)
 
@@ -420,15 +428,27 @@ class Store:
         sparse = {each.spec.name: each for each in self._tables.values() if isinstance(each, SparseTable)}
         return {"rows": look(sparse[name], keys)} if name in sparse else {"tables": sorted(sparse)}
 
-    def read_assign(self, parts: Sequence[Part]) -> list[Gradient]:
-        """The values, checked; changes nothing."""
+    def read_assign(self, parts: Sequence[Part], *, initial: bool) -> list[Gradient]:
+        """The values, checked; of initial ones without what is loaded. Changes nothing."""
         found = [block for gradient in self.sort(parts)[0] for block in gradient.blocks()]
         try:
             for each in found:
                 self._tables[each.table].check_assign(each.keys, each.values)
         except TableError as error:
             raise _refusal(error) from error
-        return found
+        return [kept for each in found if (kept := self._not_loaded(each)) is not None] if initial else found
+
+    def _not_loaded(self, values: Gradient) -> Gradient | None:
+        """The initial values of a table without those that a save has."""
+        table = self._tables[values.table]
+        if self.loaded is None or table.spec.name not in self.loaded.tables:
+            return values
+        if values.keys is None or isinstance(table, DenseTable):
+            return None
+        if table.spec.rows.bound is not None or table.spec.ages:
+            return None  # rows may be missing because they were removed
+        missing = torch.from_numpy(table.kept[0].find(array_of(values.keys)) < 0)
+        return values._replace(keys=values.keys[missing], values=values.values[missing])
 
     def pull(self, parts: Sequence[Part], overlay: Overlay | None = None) -> tuple[Part, ...]:
         """WANT parts become VALUES, KEYS and PEEK parts ROWS, in the order of the request; values in

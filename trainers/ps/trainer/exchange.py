@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,15 +94,16 @@ class DenseParameters:
         """The update rule of this parameter."""
         return self._rules[name]
 
-    def assigned(self, number: int) -> Iterator[list[Request]]:
-        """The values here for the servers, a parameter at a time; `number`: INITIAL or LOADED."""
-        for dense in self._parameters:
+    def assigned(self, number: int, *, but: Container[str] = ()) -> Iterator[list[Request]]:
+        """The values here for the servers, a parameter at a time, without those named by `but`; `number`:
+        INITIAL or LOADED.
+        """
+        for dense in (each for each in self._parameters if each.name not in but):
             yield _assign(dense, _flat(dense.parameter), number)
 
     def notice(self) -> None:
         """Find the values that the script has written since the last exchange, for the next push or for
-        `send_written`.
-        Raises FleetError for values that the servers cannot take.
+        `send_written`. Raises FleetError for values that the servers cannot take.
         """
         written = self._written()
         for each in written:

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from fleetrun.envs.channels import tell_probe
 from trainers import progress
 from trainers.data.positions import Records
 from trainers.data.stream import Reading
-from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError
+from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError, UsageError
 from trainers.notice import notice_file, read_notice
 from trainers.process.log import glog
 from trainers.ps.client import Client, Request
@@ -66,11 +66,36 @@ _MOST_AFTER = 16
 
 
 class SaveCoordinator:
-    """Saves of all servers, in the order check, write, commit."""
+    """Saves of all servers, in the order turn, check, write, commit."""
 
     def __init__(self, client: Client, servers: int) -> None:
         self._client = client
         self._servers = servers
+        self._has_turn = False
+
+    @contextlib.contextmanager
+    def turn(self, where: str, mode: SaveMode, step: int, kind: str) -> Iterator[bool]:
+        """Wait while another trainer saves. Yields False if another trainer has saved the same, of this kind,
+        and no table has changed since. Inside of another turn of this trainer it is this trainer's at once.
+        """
+        if self._has_turn:
+            yield True
+            return
+        request = SaveRequest(where, new_id(step), int(mode), turn=kind)
+        asked = Request(
+            server=0, kind=Kind.SAVE, number=step, parts=(bytes_part(Field.TEXT, request.encode()),)
+        )
+        if self._client.ask([asked])[0].text:
+            yield False
+            return
+        self._has_turn, saved = True, False
+        try:
+            yield True
+            saved = True
+        finally:
+            self._has_turn = False
+            id = (bytes_part(Field.TEXT, request.id.encode()),)
+            self._client.ask([Request(server=0, kind=Kind.SAVED, number=int(saved), parts=id)])
 
     def save(self, where: str, mode: SaveMode, step: int) -> None:
         """Write and commit a save as of `step`. Raises SaveError, or ServerError naming the server that could
@@ -253,9 +278,16 @@ class Worker:
             )
         if self._identity.index == 0 and self._layout.servers > 1 and self._layout.sparse:
             glog(self._layout.describe())
-        if self._identity.index == 0 and any(reply.code is Code.NOT_READY for reply in hellos):
+        new = [reply for reply in hellos if reply.code is Code.NOT_READY]
+        loaded = self._begin_with(new)
+        if self._identity.index == 0 and new:
+            tables = [
+                table
+                for table in self._tables
+                if loaded.get(table.sparse.name, -1) < (row_limit(table.sparse.module) or 0)
+            ]
             for requests in itertools.chain(
-                self._dense.assigned(INITIAL), *(table.initial() for table in self._tables)
+                self._dense.assigned(INITIAL, but=loaded), *(table.initial() for table in tables)
             ):
                 self._client.ask(requests)
             self._client.ask(self._to_all(Kind.READY))
@@ -274,6 +306,36 @@ class Worker:
             )
             for table in self._called
         ]
+
+    def _begin_with(self, new: Sequence[Message]) -> Mapping[str, int]:
+        """The tables and parameters that new servers have loaded: by name, with their rows. Trainer 0 logs
+        them if they are not all. Raises UsageError if servers differ, or lack a name that the script gave.
+        """
+        texts = {reply.text for reply in new}
+        if len(texts) > 1:
+            raise UsageError(
+                "the servers began with different saves; call fleet.init_server with the same dirname and "
+                "var_names on all of them"
+            )
+        if not any(texts):
+            return {}
+        found = json.loads(texts.pop())
+        rows: dict[str, int] = found["rows"]
+        model = [*(each.name for each in self._layout.sparse), *(each.name for each in self._layout.dense)]
+        unknown = sorted(rows.keys() - set(model))
+        if unknown and found["named"]:
+            raise UsageError(
+                f"fleet.init_server was given var_names that no server has: {unknown}; it can be some of "
+                f"{model}"
+            )
+        initial, left = [name for name in model if name not in rows], [*found["others"], *unknown]
+        if self._identity.index == 0 and (initial or left):
+            loaded = ", ".join(name for name in model if name in rows)
+            glog(
+                f"loaded from {found['where']}: {loaded}; initial values: {', '.join(initial) or 'none'}; "
+                f"left out of the save: {', '.join(left) or 'none'}"
+            )
+        return rows
 
     def _take_dense(self) -> None:
         pulls = self._dense.pulls(self._exchange.step, trained_only=False)
@@ -394,14 +456,24 @@ class Worker:
         return [part.data.numpy().tobytes() for part in reply.parts]
 
     def save(self, where: str | os.PathLike[str], mode: SaveMode) -> None:
-        """All tables of all servers, with every push of this trainer in them."""
+        """All tables of all servers, with every push of this trainer in them. Trainers that save the same at
+        the same moment make one save.
+        """
         self._check_weights()
-        self._exchange.flush()
-        if mode is SaveMode.AGED:
-            self.shrink(AGEING)
-        self._saver.save(absolute_path(where), mode, self._exchange.step)
+        with self.turn_to_save(where, mode, "tables") as mine:
+            if mine and mode is SaveMode.AGED:
+                self.shrink(AGEING)
+            if mine:
+                self._saver.save(absolute_path(where), mode, self._exchange.step)
         progress.meter.saved(self._exchange.step)
         self._say_if_uneven()
+
+    @contextlib.contextmanager
+    def turn_to_save(self, where: str | os.PathLike[str], mode: SaveMode, kind: str) -> Iterator[bool]:
+        """See `SaveCoordinator.turn`. Every push of this trainer has been applied."""
+        self._exchange.flush()
+        with self._saver.turn(absolute_path(where), mode, self._exchange.step, kind) as mine:
+            yield mine
 
     def publish(self, buffers: Mapping[str, torch.Tensor]) -> int:
         """The number of a published version that has every push of this trainer, and these buffers."""

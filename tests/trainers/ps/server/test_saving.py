@@ -20,6 +20,7 @@ class Saver:
     def __init__(self) -> None:
         self.read = False
         self.wakes = 0
+        self.gone: set[bytes] = set()
         self.saving = SaveRunner(0, 1, wake=self.wake, reading=lambda: self.read)
         store = Store()
         self.service = Service(
@@ -39,19 +40,23 @@ class Saver:
         self.ask(Kind.READY)
 
     def reachable(self, route: bytes) -> bool:
-        return route.endswith(str(self.life).encode())
+        return route.endswith(str(self.life).encode()) and route not in self.gone
 
     def wake(self) -> None:
         self.wakes += 1
 
     def ask(self, kind: Kind, *parts: Part, rank: int = 0, number: int = 0) -> Message:
+        return self.all_after(kind, *parts, rank=rank, number=number)[0]
+
+    def all_after(self, kind: Kind, *parts: Part, rank: int = 0, number: int = 0) -> list[Message]:
+        """The answer to this request, and those to requests that it has made possible."""
         self.sequence += 1
         life = self.life
         message = Message(
             kind=kind, rank=rank, incarnation=life, sequence=self.sequence, number=number, parts=parts
         )
         replies = self.service.handle(f"{rank}-{life}".encode(), message, self.reachable)
-        return next(reply for _, reply in replies if reply.sequence == self.sequence)
+        return [reply for _, reply in replies]
 
     def save(self, folder: Path, id: str, rank: int = 0) -> Message:
         order = SaveRequest(str(folder), id, 0)
@@ -63,6 +68,11 @@ class Saver:
             if self.saving._task is not None:
                 self.saving._task.wait()
         return reply
+
+    def turn(self, folder: Path, id: str, rank: int = 0, mode: int = 0, kind: str = "tables") -> Message:
+        """Ask for the turn to save."""
+        order = SaveRequest(str(folder), id, mode, turn=kind)
+        return self.ask(Kind.SAVE, bytes_part(Field.TEXT, order.encode()), rank=rank)
 
     def over(self, id: str, *, saved: bool, rank: int = 0) -> Message:
         return self.ask(Kind.SAVED, bytes_part(Field.TEXT, id.encode()), rank=rank, number=int(saved))
@@ -122,3 +132,90 @@ def test_text_that_is_no_order_is_refused() -> None:
         refused = saver.ask(Kind.SAVE, bytes_part(Field.TEXT, text))
         assert refused.code is Code.BAD_MESSAGE
     assert not saver.saving.busy
+
+
+# ---- several trainers save
+
+
+def granted(reply: Message) -> bool:
+    return reply.kind is Kind.DONE and not reply.text
+
+
+def test_trainers_that_save_the_same_get_one_save(tmp_path: Path) -> None:
+    saver = Saver()
+    assert granted(saver.turn(tmp_path, "turn-1"))
+    assert saver.written(tmp_path, "save-1").kind is Kind.DONE
+    waiting = saver.turn(tmp_path, "turn-2", rank=1)
+    assert waiting.kind is Kind.WAIT
+    saver.over("save-1", saved=True)
+    assert saver.later() == [], "it is not committed for the trainer yet"
+    replies = saver.all_after(Kind.SAVED, bytes_part(Field.TEXT, b"turn-1"), number=1)
+    assert [(reply.sequence, reply.text) for reply in replies[1:]] == [(waiting.sequence, "turn-1")]
+    again = saver.turn(tmp_path, "turn-2", rank=1)
+    assert again.text == "turn-1", "the answer was lost, and the request comes again"
+
+
+def test_each_call_of_one_trainer_is_a_save_of_its_own(tmp_path: Path) -> None:
+    saver = Saver()
+    for turn in ("turn-1", "turn-2"):
+        assert granted(saver.turn(tmp_path, turn))
+        assert granted(saver.turn(tmp_path, turn)), "it comes again"
+        saver.over(turn, saved=True)
+    assert saver.turn(tmp_path, "turn-3", rank=1).text == "turn-2"
+    assert granted(saver.turn(tmp_path, "turn-4", rank=1)), "its second call"
+
+
+def test_another_folder_mode_or_kind_waits_for_its_turn(tmp_path: Path) -> None:
+    saver = Saver()
+    assert granted(saver.turn(tmp_path, "turn-1"))
+    others = [
+        saver.turn(tmp_path / "other", "turn-2", rank=1),
+        saver.turn(tmp_path, "turn-3", rank=1, mode=1),
+        saver.turn(tmp_path, "turn-4", rank=1, kind="program"),
+    ]
+    assert all(reply.kind is Kind.WAIT for reply in others)
+    for number, turn in enumerate(("turn-1", "turn-2", "turn-3"), 2):
+        replies = saver.all_after(Kind.SAVED, bytes_part(Field.TEXT, turn.encode()), number=1)
+        assert [reply.sequence for reply in replies[1:]] == [others[number - 2].sequence]
+        assert all(map(granted, replies))
+    saver.over("turn-4", saved=True)
+    assert saver.turn(tmp_path, "turn-5", rank=1).text == "turn-1", "nothing has changed since"
+
+
+def test_what_has_changed_since_is_saved_too(tmp_path: Path) -> None:
+    """As of the moment when the tables were cut, not when the save was complete."""
+    saver = Saver()
+    assert granted(saver.turn(tmp_path, "turn-1"))
+    saver.written(tmp_path, "save-1")
+    saver.ask(Kind.PUSH, rank=1)
+    saver.over("save-1", saved=True)
+    saver.over("turn-1", saved=True)
+    assert granted(saver.turn(tmp_path, "turn-2", rank=1))
+    saver.ask(Kind.PUSH, rank=1)
+    saver.written(tmp_path, "save-2", rank=1)
+    saver.over("save-2", saved=True, rank=1)
+    saver.over("turn-2", saved=True, rank=1)
+    assert saver.turn(tmp_path, "turn-3").text == "turn-2"
+
+
+def test_a_save_that_failed_is_not_the_save_of_another_trainer(tmp_path: Path) -> None:
+    saver = Saver()
+    assert granted(saver.turn(tmp_path, "turn-1"))
+    waiting = saver.turn(tmp_path, "turn-2", rank=1)
+    replies = saver.all_after(Kind.SAVED, bytes_part(Field.TEXT, b"turn-1"))
+    assert [reply.sequence for reply in replies[1:]] == [waiting.sequence]
+    assert all(map(granted, replies))
+
+
+def test_the_turn_of_a_trainer_that_is_gone_is_given_to_the_next(tmp_path: Path) -> None:
+    saver = Saver()
+    assert granted(saver.turn(tmp_path, "turn-1"))
+    saver.save(tmp_path, "save-1")
+    waiting = saver.turn(tmp_path, "turn-2", rank=1)
+    assert waiting.kind is Kind.WAIT
+    saver.gone.add(b"0-0")
+    for now in (0.5, 100.0):
+        replies = [reply for _, reply in saver.service.tick(saver.reachable, now)]
+    assert replies[-1].sequence == waiting.sequence
+    assert granted(replies[-1])
+    assert not saver.saving.busy, "and what it was writing is given up"

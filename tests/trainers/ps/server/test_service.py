@@ -604,6 +604,54 @@ def test_a_push_that_is_wrong_anywhere_changes_nothing(code: Code, wrong: tuple[
     assert bench.values() == [0, 0, 0, 0]
 
 
+def pushed_at(bench: Bench, rank: int, step: int, dense: float, rows: float = 1.0) -> Message:
+    """A push with these learning rates."""
+    parts = (
+        Part(0, Field.VALUES, torch.ones(2), lr=dense),
+        Part(1, Field.KEYS, torch.tensor([1])),
+        Part(1, Field.ROWS, torch.ones(1, 1), lr=rows),
+    )
+    return bench.ask(Kind.PUSH, rank, number=step, parts=parts)
+
+
+@pytest.mark.parametrize("rates", [(0.1, 1.0), (0.2, 0.5)])
+def test_another_learning_rate_in_a_step_is_refused(rates: tuple[float, float]) -> None:
+    bench = Bench().opened()
+    assert pushed_at(bench, 0, 0, 0.2).kind is Kind.DONE
+    recorded = len(bench.recorded)
+    refused = pushed_at(bench, 1, 0, *rates)
+    assert refused.code is Code.MISMATCH
+    name, mine, other = ("'w'", 0.1, 0.2) if rates[0] == 0.1 else ("'e'", 0.5, 1.0)
+    for part in ("trainer 1", "step 0", name, f"rate {mine}", f"trainer 0 with {other}", "resume_step"):
+        assert part in refused.text
+    assert len(bench.recorded) == recorded
+    assert bench.steps.step == 0
+    assert pushed_at(bench, 1, 0, 0.2).kind is Kind.DONE
+    assert pushed_at(bench, 1, 1, 0.1).kind is Kind.DONE, "a schedule goes on"
+    assert pushed_at(bench, 0, 1, 0.1).kind is Kind.DONE
+    assert bench.values() == pytest.approx([-0.3, -0.3, -2, 0])
+
+
+def test_the_last_digits_of_a_learning_rate_may_differ() -> None:
+    """Of a cosine on two CPUs. The lowest rank's rate counts, whichever comes first."""
+    bench = Bench().opened()
+    for rank, rate in ((1, 0.1 + 1e-17), (0, 0.1)):
+        assert pushed_at(bench, rank, 0, rate).kind is Kind.DONE
+    for rank, rate in ((1, 3e-16), (0, 0.0)):
+        assert pushed_at(bench, rank, 1, rate).kind is Kind.DONE
+    assert bench.values()[0] == pytest.approx(-0.1)
+
+
+def test_learning_rates_may_differ_in_async_training_and_in_an_older_log() -> None:
+    bench = Bench(sync=False).opened()
+    for rank, rate in ((0, 0.2), (1, 0.1)):
+        assert pushed_at(bench, rank, 0, rate).kind is Kind.DONE
+    replayed = Bench().opened()
+    for message in (each for each in bench.recorded if each.kind is Kind.PUSH):
+        replayed.service.replay(message)
+    assert replayed.values()[0] == pytest.approx(-0.2)
+
+
 BLOCKS = {
     number: TableSpec(kind=TableKind.DENSE, name=f"w{number}", size=size, rule=rule)
     for number, (size, rule) in enumerate([(2, SGD()), (1, Adagrad()), (3, SGD(momentum=0.5))])
