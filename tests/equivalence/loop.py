@@ -192,7 +192,9 @@ end.
 """
 
 
-def at(moment: str, name: str, about: str = "", draw: Any = None, **rest: Any) -> Callable[[Handler], Handler]:
+def at(
+    moment: str, name: str, about: str = "", draw: Any = None, **rest: Any
+) -> Callable[[Handler], Handler]:
     """Define a block of the loop, or another moment of one."""
     if about:
         define("loop", name, about, draw, **rest)
@@ -253,7 +255,9 @@ define("loop", "zeroed_before", "gradients are cleared before the forward pass")
 define("loop", "zeroed_by_model", "model.zero_grad()")
 define("loop", "zeroed_by_hand", "p.grad = None for each parameter")
 define("loop", "zeroed_in_place", "zero_grad(set_to_none=False)", weight=0.7)
-define("loop", "new_pass", "the loop breaks, and begins another pass", lambda rng: {"step": rng.randint(2, 5)})
+define(
+    "loop", "new_pass", "the loop breaks, and begins another pass", lambda rng: {"step": rng.randint(2, 5)}
+)
 
 
 @at("batch", "skipped_batch", "batches that the loop skips", _at, weight=1.5, merged=True)
@@ -570,8 +574,12 @@ def _row(table: Any) -> None:
         table.weight[2] = 0.0
 
 
-_writes("zeroed_table", "nn.init.zeros_ of a table's weight", lambda table: torch.nn.init.zeros_(table.weight))
-_writes("drawn_table", "nn.init.normal_ of a table's weight", lambda table: torch.nn.init.normal_(table.weight))
+_writes(
+    "zeroed_table", "nn.init.zeros_ of a table's weight", lambda table: torch.nn.init.zeros_(table.weight)
+)
+_writes(
+    "drawn_table", "nn.init.normal_ of a table's weight", lambda table: torch.nn.init.normal_(table.weight)
+)
 _writes("copied_table", "copy_ into a table's weight", _copy)
 _writes("data_of_table", "weight.data = of a table", _data)
 _writes("assigned_table", "weight = nn.Parameter() of a table", _assign)

@@ -53,7 +53,11 @@ define("optimizer", "rmsprop", "RMSprop", _rmsprop)
 define("optimizer", "sparse_adam_and_adam", "two optimizers: tables, and the rest", weight=1.5)
 define("optimizer", "sgd_and_adagrad", "two optimizers: tables by Adagrad, the rest by SGD")
 define(
-    "optimizer", "ftrl", "SGD, and FTRL on tables by sparse_table_configs", lambda rng: {"lr": 0.1}, weight=0.8
+    "optimizer",
+    "ftrl",
+    "SGD, and FTRL on tables by sparse_table_configs",
+    lambda rng: {"lr": 0.1},
+    weight=0.8,
 )
 
 _MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
