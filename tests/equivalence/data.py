@@ -1,7 +1,7 @@
 """Where the batches of a program come from: lists, loaders, workers, and data sets with a state.
 
-A batch is a dict of `ids` (n, COLUMNS) int64, `x` (n, NUMBERS) and `y` (n,). It depends on the seed, its number
-and a rank only, so that one process can have the batches of all trainers, joined.
+A batch is a dict of `ids` (n, COLUMNS) int64, `x` (n, NUMBERS) and `y` (n,). It depends only on the seed, its
+number and a rank, so that one process can have the batches of all trainers, joined.
 """
 
 from __future__ import annotations

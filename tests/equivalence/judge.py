@@ -126,7 +126,7 @@ _TRIES, _SHRINK_S = 150, 180.0
 
 
 def shrink(program: Program, way: Way, kind: str, say: Callable[[str], None]) -> Program:
-    """The smallest program found, by leaving blocks out, that fails in this way with a verdict of this kind."""
+    """Leave blocks out as long as the program fails in this way with a verdict of this kind."""
     until, tries = time.monotonic() + _SHRINK_S, 0
     size = max(1, len(program.kept) // 2)
     while size:

@@ -1,7 +1,7 @@
 """The model of a program: tables, how they are called, and dense layers.
 
-The served model and its plain twin are made by the same code. Only a SparseEmbedding, which has no rows without
-servers, is an nn.Embedding in the twin.
+The served model and its plain twin are made by the same code. Only a SparseEmbedding, which has no rows
+without servers, is an nn.Embedding in the twin.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ SCHEDULERS: dict[str, _Scheduler] = {
 
 
 class Ftrl(torch.optim.Optimizer):
-    """FTRL-proximal of one table in float64, by the formula of `trainers.ps.FTRL`. A step with learning rate 0
-    changes nothing.
+    """FTRL-proximal of one table in float64, by the formula of `trainers.ps.FTRL`. A step with learning rate
+    0 changes nothing.
     """
 
     def __init__(self, params: Any, lr: float) -> None:
