@@ -91,7 +91,7 @@ def _train(run: Run, end: Callable[[], None]) -> Result:
         run.train()
         rows = _rows(run)
         end()
-        result.final = {name: each.detach().clone() for name, each in run.net.state_dict().items()} | rows
+        result.final = {**run.net.values(), **rows}
     except Exception as error:  # noqa: BLE001  # whatever the script raises is the result
         result.failed(error)
     return result

@@ -638,11 +638,8 @@ def _option_changed(run: Run, block: Block) -> None:
 
 @at("after", "state_read", "state_dict() is observed", _once)
 def _state_read(run: Run, block: Block) -> None:
-    blocks = enumerate(run.net.blocks)
-    unbounded = {f"tables.{place}.weight" for place, each in blocks if each.name == "sparse_embedding"}
-    for name, each in run.net.state_dict().items():
-        if name not in unbounded and not name.startswith("other_name"):
-            run.see(name, each)
+    for name, each in run.net.values().items():
+        run.see(name, each)
 
 
 @at("after", "state_round_trip", "load_state_dict(state_dict())", _once)

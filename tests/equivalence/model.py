@@ -184,6 +184,15 @@ class Net(torch.nn.Module):
         taken = {id(each) for each in self.table_weights()}
         return [each for each in self.parameters() if id(each) not in taken]
 
+    def values(self) -> dict[str, torch.Tensor]:
+        """Copies of its state, without a second name and without tables of no known size."""
+        names = [
+            f"tables.{place}." for place, each in enumerate(self.blocks) if each.name == "sparse_embedding"
+        ]
+        left_out = ("other_name.", *names)
+        state = self.state_dict()
+        return {name: each.clone() for name, each in state.items() if not name.startswith(left_out)}
+
     # ---- Calls
 
     def lookup(self, place: int, ids: torch.Tensor) -> torch.Tensor:

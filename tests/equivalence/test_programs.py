@@ -1,4 +1,4 @@
-"""Forty random training programs of fixed seeds, and the parts of the fuzzer that can be wrong by themselves."""
+"""Forty random training programs of fixed seeds, and unit tests of the fuzzer itself."""
 
 from __future__ import annotations
 
