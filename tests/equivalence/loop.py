@@ -175,8 +175,10 @@ class Run:
         return self.net.table_of(block)
 
     def ids(self, block: Block) -> torch.Tensor:
-        """(n, 2): other ids than the step's."""
-        return (self.batch["ids"][:, :2] + 3) % ROWS
+        """(n, 2): other ids than the model's. They are a part of the batch, or computed from it."""
+        if block.get("computed"):
+            return (self.batch["ids"][:, :2] + 3) % ROWS
+        return self.batch["ids"][:, -2:]
 
     def lookup(self, block: Block, ids: torch.Tensor) -> torch.Tensor:
         return self.net.lookup(self.net.place(block), ids)
@@ -220,6 +222,14 @@ def _once(rng: random.Random) -> dict[str, Any]:
 
 def _table_at(rng: random.Random) -> dict[str, Any]:
     return {"table": rng.randrange(3), **_at(rng)}
+
+
+def _lookups(rng: random.Random) -> dict[str, Any]:
+    """At some steps or regularly, so that they can be foreseen."""
+    at = rng.choice(
+        (some_steps(rng), some_steps(rng), *(tuple(range(0, STEPS, every)) for every in (1, 2, 3)))
+    )
+    return {"table": rng.randrange(3), "at": at, "computed": rng.random() < 0.3}
 
 
 def _table_once(rng: random.Random) -> dict[str, Any]:
@@ -286,30 +296,30 @@ def _early_stop(run: Run, block: Block) -> None:
 # ---- Lookups beside the model's own
 
 
-@at("loss", "detached_lookup", "another lookup, detached, is part of the loss", _table_at, weight=2.5)
+@at("loss", "detached_lookup", "another lookup, detached, is part of the loss", _lookups, weight=2.5)
 def _detached_lookup(run: Run, block: Block) -> None:
     scale = run.lookup(block, run.ids(block)).detach().mean(1)
     run.terms.append((run.memory["out"] * scale).sum() / run.divisor)
 
 
-@at("loss", "unused_lookup", "another lookup, not used", _table_at, weight=2.5)
+@at("loss", "unused_lookup", "another lookup, not used", _lookups, weight=2.5)
 def _unused_lookup(run: Run, block: Block) -> None:
     run.see("unused", run.lookup(block, run.ids(block)).sum() / run.divisor, shared=True)
 
 
-@at("loss", "second_lookup", "another lookup is a loss of its own", _table_at, weight=1.5)
+@at("loss", "second_lookup", "another lookup is a loss of its own", _lookups, weight=1.5)
 def _second_lookup(run: Run, block: Block) -> None:
     run.terms.append(run.lookup(block, run.ids(block)).square().sum() / run.divisor)
 
 
-@at("loss", "no_grad_lookup", "a lookup under no_grad", _table_at)
+@at("loss", "no_grad_lookup", "a lookup under no_grad", _lookups)
 def _no_grad_lookup(run: Run, block: Block) -> None:
     with torch.no_grad():
         found = run.lookup(block, run.ids(block))
     run.see("looked up", found.sum() / run.divisor, shared=True)
 
 
-@at("loss", "inference_lookup", "a lookup under inference_mode", _table_at)
+@at("loss", "inference_lookup", "a lookup under inference_mode", _lookups)
 def _inference_lookup(run: Run, block: Block) -> None:
     with torch.inference_mode():
         found = run.lookup(block, run.ids(block)).sum() / run.divisor
@@ -335,7 +345,7 @@ def _teacher(run: Run, block: Block) -> None:
     run.terms.append((run.memory["out"] - target).square().sum() / run.divisor)
 
 
-@at("loss", "row_gradient", "autograd.grad of a lookup, which is no step", _table_at)
+@at("loss", "row_gradient", "autograd.grad of a lookup, which is no step", _lookups)
 def _row_gradient(run: Run, block: Block) -> None:
     rows = run.lookup(block, run.ids(block))
     if rows.requires_grad:
@@ -343,7 +353,7 @@ def _row_gradient(run: Run, block: Block) -> None:
         run.see("gradient", found.sum() / run.divisor, shared=True)
 
 
-@at("loss", "output_hook", "a tensor hook on looked-up rows halves their gradient", _table_at)
+@at("loss", "output_hook", "a tensor hook on looked-up rows halves their gradient", _lookups)
 def _output_hook(run: Run, block: Block) -> None:
     rows = run.lookup(block, run.ids(block))
     if rows.requires_grad:

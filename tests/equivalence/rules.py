@@ -130,6 +130,15 @@ class Ftrl(torch.optim.Optimizer):
         state["n"][keys], state["z"][keys] = new, z
 
 
+class _Lazily(Lazily):
+    """Leaves the gradient sparse, as `zero_grad(set_to_none=False)` and the next backward pass expect it."""
+
+    def step(self) -> None:
+        grad = self._table.grad
+        super().step()
+        self._table.grad = grad
+
+
 _FTRL = FTRL(l1=0.01, l2=0.1, beta=1.0)
 TABLE_CONFIGS: dict[str, dict[str, Any]] = {"ftrl": {"*": {"rule": _FTRL}}}
 """strategy.sparse_table_configs, by name of the optimizer's block."""
@@ -149,7 +158,7 @@ def _plain_of(block: Block, lr: float, weight: torch.nn.Parameter) -> Any:
         return torch.optim.SparseAdam([weight], lr=lr, eps=options["eps"])
     if block.name in ("sgd", "adagrad") and not decays:
         return _MAKERS[block.name]([weight], **options)
-    return Lazily(lambda found: _MAKERS[block.name](found, **options), weight)
+    return _Lazily(lambda found: _MAKERS[block.name](found, **options), weight)
 
 
 def listed(program: Program, net: Net) -> tuple[list[torch.nn.Parameter], list[int]]:
