@@ -23,7 +23,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -166,13 +166,17 @@ def _forked_lane(number: int, until: float, options: argparse.Namespace) -> tupl
         code = 1
         try:
             os.close(read)
-            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
             _lane(_programs(seeds, until, options), options, write)
             code = 0
         finally:
             os._exit(code)
     os.close(write)
     return pid, read
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """End lanes and jobs on the way."""
+    sys.exit(1)
 
 
 def _found(pipes: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -190,6 +194,7 @@ def _found(pipes: Sequence[int]) -> Iterator[dict[str, Any]]:
 def run(options: argparse.Namespace) -> Totals:
     """Examine what the options say, and print what is found."""
     warm_up()
+    signal.signal(signal.SIGTERM, _leave)
     totals, began = Totals(), time.monotonic()
     until = began + 60 * options.minutes if options.seeds is None else float("inf")
     lanes = [_forked_lane(number, until, options) for number in range(options.jobs)]
