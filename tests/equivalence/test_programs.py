@@ -15,7 +15,7 @@ from tests.equivalence.loop import Seen
 from tests.equivalence.program import KINDS, draw
 from tests.support.cluster import ROOT
 
-_ENOUGH = 80
+_ENOUGH = 65
 """Percent of runs that must be compared to the end. A fuzzer whose programs are all refused finds nothing."""
 
 
