@@ -10,7 +10,7 @@ TORCH = $(shell grep '^torch==' constraints.txt)
 PARTS = etcd-server etcd-client slurmctld slurmd slurm-client munge openmpi-bin mpich openssh-server openssh-client \
     nftables iproute2 util-linux procps
 
-.PHONY: venv demo parts test lint types docs unit quick attack bench clean
+.PHONY: venv demo parts test lint types docs unit quick attack fuzz bench clean
 
 venv: $(VENV)/.made
 
@@ -57,6 +57,11 @@ MINUTES ?= 2
 KIND ?= attack
 attack: venv
 	ATTACK_SEED=$(SEED) $(BIN)/pytest tests/attack --minutes $(MINUTES) -k $(KIND) -q -s -o faulthandler_timeout=0
+
+# Random training loops, on parameter servers and in one torch process: for so many minutes.
+# SEED=17 repeats one program.
+fuzz: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.equivalence.run --minutes $(MINUTES) $(if $(SEED),--seeds $(SEED))
 
 bench: venv
 	$(BIN)/python bench/launch.py

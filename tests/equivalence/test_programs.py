@@ -1,0 +1,83 @@
+"""Forty random training programs of fixed seeds, and unit tests of the fuzzer itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.equivalence.job import Result, run_plain
+from tests.equivalence.judge import compare, furthest
+from tests.equivalence.loop import Seen
+from tests.equivalence.program import KINDS, draw
+from tests.support.cluster import ROOT
+
+_ENOUGH = 65
+"""Percent of runs that must be compared to the end. A fuzzer whose programs are all refused finds nothing."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_programs_are_as_in_one_process_or_refused() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.equivalence.run", "--seeds", "0:40", "--each", "--stop-at-first"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    share = re.search(r"(\d+) % compared to the end", ended.stdout)
+    assert share is not None, ended.stdout
+    assert int(share[1]) >= _ENOUGH, ended.stdout
+
+
+def test_a_seed_is_a_program_and_any_part_of_it_too() -> None:
+    for seed in range(20):
+        program = draw(seed)
+        assert program == draw(seed)
+        half = program.only(program.kept[::2])
+        assert half.only(program.kept) == half
+        assert len(half.lines()) == max(1, len(half.blocks))
+
+
+def test_every_kind_of_block_is_drawn() -> None:
+    assert len(KINDS) >= 60
+    drawn = {block.name for seed in range(2000) for block in draw(seed).blocks}
+    assert drawn == KINDS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_torch_alone_gives_the_same_again() -> None:
+    for seed in range(10):
+        first, second = (run_plain(draw(seed), (0,)) for _ in range(2))
+        assert first.error == second.error
+        assert compare([first], second) == ""
+
+
+def _result(loss: float, final: float, *, shared: bool = True) -> Result:
+    return Result([Seen("loss", torch.tensor(loss), shared)], {"w": torch.tensor([final])})
+
+
+def test_what_differs_is_named() -> None:
+    plain = _result(1.0, 5.0)
+    assert compare([plain], plain) == ""
+    assert compare([_result(0.5, 5.0), _result(1.5, 5.0)], plain) == "", "losses are averaged over trainers"
+    assert "loss is off by 0.5" in compare([_result(1.5, 5.0)], plain)
+    assert "w at the end" in compare([plain, _result(1.0, 5.1)], plain)
+    assert "loss" in compare([_result(0.5, 5.0, shared=False), plain], _result(1.0, 5.0, shared=False))
+    early = Result(plain.seen, error=("UsageError", True, ""))
+    assert compare([early], plain) == "", "a refused run is compared as far as it came"
+    assert compare([Result([])], plain) != ""
+
+
+def test_differences_are_relative_to_large_values() -> None:
+    assert furthest(torch.tensor([1e6 + 1]), torch.tensor([1e6])) == pytest.approx(1e-6)
+    assert furthest(torch.tensor([float("nan")]), torch.tensor([1.0])) == float("inf")
+    assert furthest(torch.tensor([float("nan")]), torch.tensor([float("nan")])) == 0
+    assert furthest(torch.ones(2), torch.ones(3)) == float("inf")
