@@ -43,7 +43,7 @@ Exit codes are those of a launch, and:
 
 @click.command(
     help=_HELP,
-    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+    context_settings={"max_content_width": 100},
     options_metavar="[--log_dir DIR]",
 )
 @click.argument("job", required=False, shell_complete=complete_jobs)

@@ -61,7 +61,7 @@ none: there the same command packs it.
 """
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @click.option("-o", "--output", metavar="FILE", help="[default: JOB.POD.tar.gz]")
 @click.option(

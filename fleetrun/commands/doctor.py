@@ -53,7 +53,6 @@ Exit codes:
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
         "max_content_width": 100,
-        "help_option_names": ["-h", "--help"],
     },
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

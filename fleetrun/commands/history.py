@@ -29,7 +29,7 @@ _COLUMNS = (
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False)
 @click.option(
     "-n", "most", type=click.IntRange(1), default=20, show_default=True, help="So many, the newest."

@@ -92,7 +92,7 @@ Exit codes:
 """
 
 
-@click.command(help=_HELP, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.command(help=_HELP, context_settings={"max_content_width": 100})
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until the job ends.")
 @click.option(
     "-n", "--lines", "most", type=int, metavar="N",

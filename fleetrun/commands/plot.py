@@ -20,7 +20,7 @@ from fleetrun.host.interpreter import check_package
 from fleetrun.record.history import History, read
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @click.option(
     "-o",

@@ -22,7 +22,7 @@ _LONGEST = 3600
 _OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.ROLE.RANK.svg]"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option("--rank", default="0", show_default=True, metavar="LIST",

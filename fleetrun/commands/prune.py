@@ -19,7 +19,7 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import Glance, UnreadableError, glance
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False)
 @click.option(
     "--keep", type=click.IntRange(0), default=10, show_default=True, help="So many stay, the newest."

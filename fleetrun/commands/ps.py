@@ -29,7 +29,7 @@ _COLUMNS = (
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the jobs as one JSON list.")
 def command(as_json: bool) -> int:
     """List the jobs that this user is running on this machine.

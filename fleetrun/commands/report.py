@@ -301,7 +301,7 @@ def _launches_of(history: History) -> list[History]:
     return sorted(found, key=lambda each: each.began or 0.0)
 
 
-@click.command(help=_HELP, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.command(help=_HELP, context_settings={"max_content_width": 100})
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."

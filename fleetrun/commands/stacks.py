@@ -48,7 +48,7 @@ class NoneRunsError(LaunchError):
     """No process of the job runs on this machine."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option(

@@ -84,7 +84,7 @@ class SilentError(LaunchError):
     exit_code = 3
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option("--watch", is_flag=True, help="With --json: print a line for each update until the job ends.")
 @click.option(

@@ -17,7 +17,7 @@ from fleetrun.errors import LaunchError, UsageError
 _TIMEOUT = 5.0
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option("--now", is_flag=True, help="Kill the processes at once with SIGKILL, without SIGTERM.")
 @node_options

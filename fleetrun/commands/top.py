@@ -17,7 +17,7 @@ from fleetrun.commands.status import NodeFilter, StatusWatch, answering, check_i
 from fleetrun.errors import UsageError
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option(
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",

@@ -20,7 +20,7 @@ _TIMEOUT = 10.0
 """Seconds: the launchers of all nodes ask their processes, which takes them 3 at most."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
 @click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
 @job_options
