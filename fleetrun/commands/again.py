@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from fleetrun.aliases import Environ
 from fleetrun.commands.find import EndedJob, complete_jobs, find_ended, history_of, still_running
 from fleetrun.console.text import printable
 from fleetrun.envs.settings.command_line import read
@@ -52,7 +53,7 @@ def command(job: str | None, options: tuple[str, ...]) -> None:
     """Only for --help: `launch_arguments` does the work."""
 
 
-def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
+def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str], Mapping[str, str]]:
     """The command line of the launch, from the words after `again`, and its environment. Variables that set
     options are removed: those that counted at the first launch are in the command line.
 
@@ -84,7 +85,7 @@ def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[
     return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)
 
 
-def _tell_of_notify(history: History, words: Sequence[str], environ: Mapping[str, str]) -> None:
+def _tell_of_notify(history: History, words: Sequence[str], environ: Environ) -> None:
     """The record does not have what --notify said."""
     settings = history.launch.get("settings")
     told = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)

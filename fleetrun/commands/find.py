@@ -12,13 +12,14 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
+from fleetrun.aliases import Fields
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
@@ -378,7 +379,7 @@ def remote_processes(history: History) -> list[RemoteProcess]:
     return []
 
 
-def _processes_on(node: str, here: Mapping[str, Any]) -> Iterator[RemoteProcess]:
+def _processes_on(node: str, here: Fields) -> Iterator[RemoteProcess]:
     for role, text in here.items():
         for rank in sorted(parsing.rank_set(str(text)) or ()):
             yield RemoteProcess(node, role, rank)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from fleetrun.aliases import Fields
 from fleetrun.commands import views
 from fleetrun.commands.everywhere import Documents, Nodes, Where, check_url, node_options, nodes_at
 from fleetrun.commands.find import complete_running_jobs, find_running
@@ -40,7 +41,7 @@ class NodeFilter:
         one = {} if self.node is None else {"node": self.node}
         return {"ask": "status", "everywhere": True, "all": self.whole, **one}
 
-    def check(self, status: Mapping[str, Any]) -> None:
+    def check(self, status: Fields) -> None:
         """Raises UsageError if there is no such node."""
         ranks = [each.get("rank") for each in objects_in(status, "nodes")] or [0]
         if self.node is None or self.node in ranks:
@@ -50,7 +51,7 @@ class NodeFilter:
             known = "none yet, because the rendezvous is not complete"
         raise UsageError(f"no node {self.node}: this job has {known}")
 
-    def shown(self, status: Mapping[str, Any]) -> Status:
+    def shown(self, status: Fields) -> Status:
         """The part of the status to show; `only` is the rank of the chosen node."""
         nodes = objects_in(status, "nodes")
         if self.node is None or len(nodes) < 2:
@@ -59,7 +60,7 @@ class NodeFilter:
         return {**status, "only": self.node, "containers": status.get("containers") if here else []}
 
 
-def has_other_nodes(status: Mapping[str, Any]) -> bool:
+def has_other_nodes(status: Fields) -> bool:
     """Whether the job has other nodes to ask."""
     return len(objects_in(status, "nodes")) > 1
 
@@ -69,7 +70,7 @@ def ask_everywhere(job: Running, wanted: NodeFilter) -> Status:
     return ask(job.socket, wanted.request(), _TIMEOUT_EVERYWHERE)
 
 
-def complete(answer: Mapping[str, Any], observer: Observer) -> Status:
+def complete(answer: Fields, observer: Observer) -> Status:
     """The answer with CPU, memory and last lines of local processes added, and all fields for each node."""
     return unfolded(observer.complete(answer))
 
@@ -186,7 +187,7 @@ def status_of_nodes(
     return {**first, "containers": [], "nodes": found}
 
 
-def newest_answer(job: Running, wanted: NodeFilter) -> Mapping[str, Any]:
+def newest_answer(job: Running, wanted: NodeFilter) -> Fields:
     """The answer about all nodes; the known one if there is one node only, or the job has just ended."""
     if has_other_nodes(job.status) and not wanted.here:
         with contextlib.suppress(NoAnswer):
@@ -267,6 +268,6 @@ class StatusWatch:
         return {**answer, "nodes": nodes}
 
 
-def _name(node: Mapping[str, Any]) -> str:
+def _name(node: Fields) -> str:
     """Identifies a node across answers."""
     return f"{node.get('rank')} {node.get('title')}"

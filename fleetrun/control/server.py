@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetrun import files
+from fleetrun.aliases import Clock, Environ, Fields
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
@@ -231,10 +232,10 @@ class JobStatus:
 
     def __init__(
         self,
-        facts: Mapping[str, Any],
+        facts: Fields,
         reports: Reports | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
     ) -> None:
         self.goodput = Goodput()
         """Takes the events of the record."""
@@ -467,7 +468,7 @@ class JobStatus:
         }
 
 
-def _gpus(env: Mapping[str, str]) -> str:
+def _gpus(env: Environ) -> str:
     """Those of a process, as the machine calls them: it counts its own among those that it sees."""
     seen = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     own = env.get("FLAGS_selected_gpus", "").split(",")

@@ -12,8 +12,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from fleetrun.aliases import Callback, Clock
 from fleetrun.doctor.node_records import Link, NodeRecord
 
 # ---- What two machines say to each other while one measures the way to the other: over one connection,
@@ -33,8 +34,6 @@ MOST = 256 << 20
 _LENGTH = struct.Struct("!I")
 _TIME = struct.Struct("!d")
 _COUNTED = struct.Struct("!Qd")
-
-Clock = Callable[[], float]
 
 
 class LinkError(Exception):
@@ -194,7 +193,7 @@ class Surveyor:
     that to its other end. `close` ends everything.
     """
 
-    def __init__(self, door: socket.socket, ticket: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, door: socket.socket, ticket: str, clock: Clock = time.time) -> None:
         self._door = door
         self._ticket = ticket
         self._clock = clock
@@ -233,7 +232,7 @@ class Surveyor:
             thread.join(_POLITE)
         os.close(self.news)
 
-    def _start(self, act: Callable[[], None]) -> None:
+    def _start(self, act: Callback) -> None:
         thread = threading.Thread(target=act, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -336,7 +335,7 @@ class Surveyor:
             )
 
 
-def _measured(sock: socket.socket, clock: Callable[[], float]) -> Link:
+def _measured(sock: socket.socket, clock: Clock) -> Link:
     """Its ports are open: what is too slow to be measured is not said to be closed. Raises as `measure`."""
     try:
         return measure_link(sock, clock)

@@ -14,10 +14,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from fleetrun.aliases import Environ, Fields
 from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
 
 # ---- What control groups leave to this process, of version 1 and 2: its own group and those around it. In a
@@ -401,9 +401,7 @@ sys.stdout.write("\\n" + MARK + json.dumps(found) + "\\n")
 """
 
 
-def ask_torch(
-    environ: Mapping[str, str], python: str = sys.executable, patience: float = TORCH_PATIENCE
-) -> Torch:
+def ask_torch(environ: Environ, python: str = sys.executable, patience: float = TORCH_PATIENCE) -> Torch:
     """Import torch in `python` and ask it. Whatever goes wrong is in `error`."""
     # -P: a json.py in the current directory is in the way of this program, but not of a script elsewhere.
     program = [python, "-P", "-c", _TORCH_PROGRAM.replace("MARK", repr(_TORCH_MARK))]
@@ -449,12 +447,12 @@ def read_torch(text: str) -> Torch:
     )
 
 
-def _text(found: Mapping[str, Any], name: str) -> str:
+def _text(found: Fields, name: str) -> str:
     value = found.get(name)
     return _short(value) if isinstance(value, str) else ""
 
 
-def _texts(found: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def _texts(found: Fields, name: str) -> tuple[str, ...]:
     value = found.get(name)
     return tuple(_short(str(each)) for each in value) if isinstance(value, list) else ()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun import __version__, files
+from fleetrun.aliases import Environ, Fields, Say
 from fleetrun.console.text import columns, printable, wrapped
 from fleetrun.doctor import judge_machine, measure
 from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, warned
@@ -37,7 +38,7 @@ PATIENCE = 20.0
 """Seconds for a measurement. A file system over a network that is gone answers never."""
 
 
-def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) -> Machine:
+def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
     """Measure this machine. Torch is asked where trainers run Python."""
     wanted = plan.wanted
     tasks: dict[str, Callable[[], Any]] = {
@@ -62,7 +63,7 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) ->
     return Machine(python=platform.python_version(), fleetrun=__version__, **found, late=late)
 
 
-def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+def _environment(plan: Plan, environ: Environ) -> dict[str, str]:
     """As a process of the job would have it: the devices chosen, and no secret."""
     values = without_contract(environ)
     values.pop(TOKEN, None)
@@ -71,7 +72,7 @@ def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def _runtime_error(environ: Mapping[str, str]) -> str:
+def _runtime_error(environ: Environ) -> str:
     """Why sockets of launches cannot be made; makes the folder, as a launch would."""
     try:
         files.make_run_folder(files.run_folder(environ))
@@ -212,7 +213,7 @@ def _summary(sections: Sequence[Section]) -> str:
     return f"{counted}: nothing was found that would stop such a job"
 
 
-def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
+def findings_json(sections: Sequence[Section], extra: Fields) -> str:
     """One JSON object: `ok`, `sections` with their findings, and what else is known."""
     findings = [each for section in sections for each in section.findings]
     rows = [
@@ -230,8 +231,6 @@ def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
 
 # ---- The command: from options to sections of findings and an exit code
 
-Say = Callable[[str], None]
-"""A line that shows what is being checked."""
 
 Busy = Callable[[str], AbstractContextManager[object]]
 """What they see while something takes long."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Clock, Fields
 from fleetrun.files import ask_for_writes
 from fleetrun.pod.loop import Loop, Timer
 
@@ -98,7 +99,7 @@ def journal_path(log_dir: Path, job_id: str, pod: str) -> Path:
 class Journal:
     """Appends whole lines. What cannot be written is let go and counted: a full disk ends no job."""
 
-    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, wall: Clock = time.time) -> None:
         self.path = path
         self._wall = wall
         self._listeners: list[Callable[[Event], None]] = []
@@ -166,7 +167,7 @@ class Marks:
         self,
         path: Path,
         loop: Loop,
-        wall: Callable[[], float] = time.time,
+        wall: Clock = time.time,
         ask: Callable[[int], None] = ask_for_writes,
     ) -> None:
         self._path = path
@@ -205,7 +206,7 @@ class Marks:
             self._mark(range(len(self._logs)))
             self._rest_a_while()
 
-    def heard(self, event: Mapping[str, Any]) -> None:
+    def heard(self, event: Fields) -> None:
         """An event of the record: the end of a process is the time of its last line."""
         if event.get("event") == "exited" and event.get("container") in self._names:
             self._mark([self._names.index(event["container"])])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Environ, Fields
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.options import NOTIFY
@@ -34,8 +35,8 @@ class Pod:
 
     image: str
     command: tuple[str, ...]
-    environment: Mapping[str, str]
-    resources: Mapping[str, Any]
+    environment: Environ
+    resources: Fields
     grace: int
     token_secret: str = ""
     notify_secret: str = ""
@@ -494,7 +495,7 @@ _KINDS: Mapping[str, Callable[[Submission, Options, str, Code | None], list[Docu
 # ---- The engine: placement from the environment, and submission
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
+def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """What our own manifests say (FLEETRUN_PLACE_*). Kubeflow's trainer sets torchrun's variables, which are
     those of options.
     """
