@@ -36,7 +36,7 @@ PARTS = {
     "stacks": {"probe", "files", "proc", "host", "pod", "envs", "errors"},
     "exporters": {"plugins", "progress", "proc", "host", "pod", "envs", "errors"},
     "notifiers": {"plugins", "pod", "errors"},
-    "plots": {"record", "errors"},
+    "plots": {"record", "files", "errors"},
     "elastic": {"record", "plan", "host", "pod", "envs", "errors"},
     "schedulers": {"values", "record", "pod", "plugins", "envs", "errors"},
     "launcher": {

@@ -30,7 +30,7 @@ from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable, without_secrets
 from fleetrun.control.client import NoAnswer, Running
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.files import end_of
+from fleetrun.files import end_of, replacing
 from fleetrun.record.history import History
 from fleetrun.record.journal import plain
 from fleetrun.stacks.collect import collect, find_pyspy
@@ -170,9 +170,8 @@ def _bundle_of(nodes: Nodes, rank: int) -> bytes:
 
 def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> None:
     """Raises OSError. Only its owner can read the file."""
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
-    try:
-        made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with replacing(to) as aside:
+        made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(made, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             for name, make in parts:
                 try:
@@ -183,9 +182,6 @@ def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> 
                     data = text if isinstance(text, bytes) else without_secrets(text, os.environ).encode()
                     _add(archive, f"{folder}/{name}", data)
             _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
-        aside.replace(to)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

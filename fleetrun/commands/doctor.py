@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import click
 
-from fleetrun.commands.output import output_width, write
+from fleetrun.commands.output import output_width, write, write_lines
 from fleetrun.doctor.visit import Visit
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import CommandLine
@@ -73,7 +73,7 @@ def command(context: click.Context, as_json: bool, words: tuple[str, ...]) -> in
         write(visit.document(sections) + "\n")
     else:
         lines = visit.table(sections, output_width(), colour=_colour())
-        write("".join(f"{each}\n" for each in lines))
+        write_lines(lines)
     return code
 
 

@@ -20,11 +20,11 @@ from fleetrun.commands.find import describe_end, job_title
 from fleetrun.commands.live_rows import Process
 from fleetrun.commands.status import StatusWatch, status_of_nodes
 from fleetrun.control.client import NoAnswer, Running, ask
-from fleetrun.control.usage import objects_in
 from fleetrun.envs.contract import TOKEN
 from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.record.history import UnreadableError, read
+from fleetrun.record.journal import objects_in
 
 Status = dict[str, Any]
 
@@ -205,9 +205,7 @@ class Asked:
         assert nodes is not None
         with nodes:
             nodes.ask("restart", {"name": name})
-            for rank in nodes.ranks:
-                for _ in nodes.pieces(rank):
-                    pass
+            nodes.settle()
             if nodes.trouble:
                 raise LaunchError("; ".join(nodes.trouble.values()))
 

@@ -16,7 +16,7 @@ from fleetrun.commands import views
 from fleetrun.commands.output import Cell, Column, percent, size
 from fleetrun.commands.views import formatted, number_of, text_of
 from fleetrun.console.text import format_duration, format_short
-from fleetrun.control.usage import objects_in
+from fleetrun.record.journal import objects_in
 
 Key = tuple[str, str]
 """Identifies a process: the rank of its node (empty in a job on one) and its name there."""

@@ -13,9 +13,9 @@ from fleetrun.commands.status import NodeFilter, Status, newest_answer
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running
 from fleetrun.control.node_status import unfolded
-from fleetrun.control.usage import objects_in
 from fleetrun.doctor.facts import figure
 from fleetrun.envs.settings.parsing import byte_size, plural
+from fleetrun.record.journal import objects_in
 
 COLUMNS = {
     "table": Column("TABLE"),

@@ -13,6 +13,7 @@ from fleetrun.commands.output import write
 from fleetrun.commands.stacks import targets
 from fleetrun.console.text import printable
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.files import replacing
 from fleetrun.host.interpreter import helper_environment
 from fleetrun.stacks.collect import PYSPY_MISSING, SpyError, find_pyspy, record_pyspy
 from fleetrun.stacks.frames import Target
@@ -86,14 +87,11 @@ def _file(target: Target, job: str, pod: str, output: str | None) -> Path:
 
 def _record(program: str, target: Target, to: Path, env: dict[str, str], seconds: int) -> str:
     """Why there is no file; empty if there is one."""
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix], aside)
-        aside.replace(to)
+        with replacing(to) as aside:
+            record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix], aside)
     except SpyError as error:
         return str(error)
     except OSError as error:
         return f"cannot write {to}: {error.strerror}"
-    finally:
-        aside.unlink(missing_ok=True)
     return ""

@@ -12,7 +12,7 @@ from fleetrun.commands.output import Cell, Column, output_width, print_json, pri
 from fleetrun.commands.views import count_alive, loss_of, number_of, step_of, text_of
 from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
-from fleetrun.control.usage import objects_in
+from fleetrun.record.journal import objects_in
 
 _COLUMNS = (
     Column("JOB"),

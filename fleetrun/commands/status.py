@@ -13,13 +13,14 @@ from rich.text import Text
 
 from fleetrun.aliases import Fields
 from fleetrun.commands import views
-from fleetrun.commands.everywhere import Documents, Nodes, Where, check_url, node_options, nodes_at
+from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at
 from fleetrun.commands.find import complete_running_jobs, find_running
 from fleetrun.commands.output import output_width, print_json, print_lines
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
 from fleetrun.control.node_status import MANY, sound_summary, unfolded
-from fleetrun.control.usage import MOMENT, Observer, objects_in
+from fleetrun.control.usage import MOMENT, Observer
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.record.journal import objects_in
 
 Status = dict[str, Any]
 
@@ -160,7 +161,7 @@ def _show(job: Running, wanted: NodeFilter, as_json: bool) -> None:
 def _show_of(nodes: Nodes, url: str, as_json: bool) -> int:
     """Of a job of which this host runs no part. Returns the exit code."""
     nodes.ask("status", {"json": True})
-    said = {rank: list(Documents().of(b"".join(nodes.pieces(rank)))) for rank in nodes.ranks}
+    said = {rank: list(nodes.documents(rank)) for rank in nodes.ranks}
     latest = {rank: found[-1] for rank, found in said.items() if found and isinstance(found[-1], dict)}
     status = status_of_nodes(nodes, latest, lambda rank: None if rank in latest else "no answer")
     if latest and as_json:

@@ -83,9 +83,7 @@ def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
     """Other nodes than this one, which tell their processes to end; `wait` until they have left."""
     with nodes:
         nodes.ask("stop", {"now": now})
-        for rank in nodes.ranks:
-            for _ in nodes.pieces(rank):
-                pass
+        nodes.settle()
         missing = nodes.report()
         if wait:
             write(f"stopping {printable(name)}{_on(nodes)}\n")

@@ -16,9 +16,9 @@ from fleetrun.aliases import Fields
 from fleetrun.commands.find import script_names
 from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
-from fleetrun.control.usage import objects_in
 from fleetrun.pod.process import signal_name
 from fleetrun.record.goodput import read_fields, share
+from fleetrun.record.journal import objects_in
 
 STYLES = {
     "running": "green",

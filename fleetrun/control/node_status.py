@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fleetrun.aliases import Fields
-from fleetrun.record.journal import plain
+from fleetrun.record.journal import objects_in, plain
 
 Status = dict[str, Any]
 
@@ -88,13 +88,13 @@ def unpack(data: bytes) -> Status | None:
         return None
     if not isinstance(said, dict) or not isinstance(said.get("states"), dict):
         return None
-    states, containers, late = said["states"], said.get("containers"), said.get("late")
+    states = said["states"]
     found = {**_plain(said, (*_OF_A_NODE, "up", "step", "rate")), "states": _plain(states, states)}
-    if isinstance(late, list):
-        found["late"] = [_plain(each, _OF_A_LATE_RANK) for each in late if isinstance(each, dict)]
-    if not isinstance(containers, list):
+    if isinstance(said.get("late"), list):
+        found["late"] = [_plain(each, _OF_A_LATE_RANK) for each in objects_in(said, "late")]
+    if not isinstance(said.get("containers"), list):
         return found
-    there = [_container(each) for each in containers if isinstance(each, dict)]
+    there = [_container(each) for each in objects_in(said, "containers")]
     return {**found, "containers": there, **_plain(said, ("left_out",))}
 
 
@@ -144,9 +144,7 @@ def unfolded(status: Fields) -> Status:
     """Unpacked for the command that asked: each node with its fields, this one's too. Unknown ones are left
     as they are.
     """
-    nodes = status.get("nodes")
-    there = [each for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
-    return {**status, "nodes": [_unfolded(each, status) for each in there]}
+    return {**status, "nodes": [_unfolded(each, status) for each in objects_in(status, "nodes")]}
 
 
 def _unfolded(node: Status, status: Fields) -> Status:

@@ -15,6 +15,7 @@ from typing import Any
 
 from fleetrun.aliases import Clock, Fields
 from fleetrun.proc import read_stat
+from fleetrun.record.journal import objects_in
 
 # ---- Use of this machine by processes: CPU, memory, GPUs; and the last line of a log
 
@@ -204,12 +205,6 @@ class Observer:
             seen.append({**each, **used, **_on_gpus(each, pids, gpus)})
         self._before, self._when = now, when
         return {**status, "containers": seen}
-
-
-def objects_in(status: Fields, name: str) -> list[Status]:
-    """The objects in a list of an answer, which may have any form."""
-    found = status.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _usage(container: Fields, pids: list[int], before: Snapshot, now: Snapshot, seconds: float) -> Status:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import localtime, strftime
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.errors import UsageError
+from fleetrun.files import replacing
 from fleetrun.plots.course import (
     Course,
     Curve,
@@ -146,31 +144,11 @@ def write_plot(
         figure = draw(found, _title(history), _subtitle(history, found))
         kind = to.suffix.lower().removeprefix(".")
         try:
-            _write_atomically(to, lambda temporary: figure.savefig(temporary, format=kind, dpi=dpi))
+            with replacing(to) as aside:
+                figure.savefig(aside, format=kind, dpi=dpi)
         except OSError as error:
             raise UsageError(f"cannot write {to}: {error.strerror}") from None
     return found
-
-
-def _write_atomically(to: Path, write: Callable[[Path], object]) -> None:
-    """Readers see the old file or the new one, never a part."""
-    fd, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
-    os.close(fd)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(to)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The umask can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _fonts() -> list[str]:

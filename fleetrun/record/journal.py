@@ -89,6 +89,13 @@ def _opened(path: Path) -> int:
 Event = dict[str, Any]
 """`time` (seconds since the epoch), `event` (its name), and what belongs to it; see docs/events.md."""
 
+
+def objects_in(fields: Fields, name: str) -> list[dict[str, Any]]:
+    """The objects in a list of an event or an answer, which may have any form."""
+    found = fields.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 SUFFIX = ".events.jsonl"
 
 
