@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetrun.aliases import Callback, Fields
-from fleetrun.doctor.links import LinkError, measure_link, open_door, serve_link
+from fleetrun.doctor.links import LinkError, greeting, measure_link, open_door, serve_link
 from fleetrun.doctor.node_records import Link
 
 _ROUNDS, _BLOCK = 12, 8 << 20
@@ -29,7 +29,7 @@ _LONGEST, _TIMES = 0.05, 4
 """Seconds of sending in each direction, and how often."""
 
 _RETRY = 0.02
-_GREETING, _GREETED = 200, 0.3
+_GREETED = 0.3
 """Bytes and seconds that a visitor has to say who it is."""
 
 
@@ -137,7 +137,7 @@ def _serve(address: tuple[str, int], ticket: str, meet: Callback) -> None:
             with sock:
                 sock.settimeout(_GREETED)
                 try:
-                    greeted = _line(sock)
+                    greeted = greeting(sock)
                 except OSError:
                     continue
                 if hmac.compare_digest(greeted, ticket.encode()):
@@ -147,16 +147,6 @@ def _serve(address: tuple[str, int], ticket: str, meet: Callback) -> None:
                     for _ in range(_TIMES):
                         serve_link(sock, longest=_LONGEST)
                     return
-
-
-def _line(sock: socket.socket) -> bytes:
-    text = b""
-    while not text.endswith(b"\n") and len(text) < _GREETING:
-        data = sock.recv(1)
-        if not data:
-            break
-        text += data
-    return text.strip()
 
 
 def main() -> None:

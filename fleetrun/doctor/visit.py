@@ -42,10 +42,7 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
     """Measure this machine. Torch is asked where trainers run Python."""
     wanted = plan.wanted
     tasks: dict[str, Callable[[], Any]] = {
-        "cores": measure.cores,
-        "memory": measure.memory,
-        "shm": measure.shm,
-        "limits": measure.limits,
+        **measure.OF_THE_HOST,
         "logs": lambda: measure.folder(Path(settings.log_dir)),
         "network": lambda: measure.network(wanted.address),
         "runtime_error": lambda: _runtime_error(environ),
@@ -58,7 +55,12 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
     if process_command(settings)[0] == sys.executable:
         own = {**environ, **dict(settings.environment)}
         tasks["torch"] = lambda: measure.ask_torch(_environment(plan, own))
-    found = at_once(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
+    return observed(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
+
+
+def observed(tasks: Mapping[str, Callable[[], Any]], patience: Mapping[str, float]) -> Machine:
+    """What the tasks measure, each within its seconds of patience; `late` names the others."""
+    found = at_once(tasks, patience)
     late = tuple(name for name in tasks if name not in found)
     return Machine(python=platform.python_version(), fleetrun=__version__, **found, late=late)
 

@@ -134,14 +134,16 @@ def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
 
 def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
     """The processes of a pod; one that runs before them has no rank."""
-    hook = [spec.pre_hook] if spec.pre_hook is not None else []
-    return [_fields_of(each) for each in (*hook, *spec.containers)]
+    return [_fields_of(each) for each in _with_hook(spec)]
 
 
 def logs_of(spec: PodSpec) -> dict[str, Path]:
     """The log of each, by its name."""
-    hook = [spec.pre_hook] if spec.pre_hook is not None else []
-    return {each.name: each.log for each in (*hook, *spec.containers)}
+    return {each.name: each.log for each in _with_hook(spec)}
+
+
+def _with_hook(spec: PodSpec) -> Sequence[ContainerSpec]:
+    return spec.containers if spec.pre_hook is None else (spec.pre_hook, *spec.containers)
 
 
 def _fields_of(spec: ContainerSpec) -> dict[str, Any]:

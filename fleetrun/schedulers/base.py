@@ -110,6 +110,11 @@ class Submission:
         token = {TOKEN: self.token} if self.token else {}
         return token | ({NOTIFY: self.environ[NOTIFY]} if NOTIFY in self.environ else {})
 
+    @property
+    def logs(self) -> str:
+        """The absolute path of --log_dir."""
+        return str(Path(self.settings.log_dir).absolute())
+
     def command(self, *but: str) -> tuple[str, ...]:
         """The words after `fleetrun` on a machine of the job: without the engine's options and those of
         `but`.

@@ -26,7 +26,15 @@ from fleetrun.schedulers.base import (
     has_secrets,
     processes,
 )
-from fleetrun.schedulers.srun import exported, is_switch, outlives_a_node, settled_by_step, srun, unpacking
+from fleetrun.schedulers.srun import (
+    exported,
+    is_switch,
+    nodes_of_allocation,
+    outlives_a_node,
+    settled_by_step,
+    srun,
+    unpacking,
+)
 from fleetrun.schedulers.tree import Tree
 from fleetrun.schedulers.tree import of_job as tree_of_job
 
@@ -120,11 +128,6 @@ def _in_step(environ: Environ) -> bool:
     if not environ.get("SLURM_STEP_ID") or not environ.get("SLURM_PROCID"):
         return False
     return _number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
-
-
-def nodes_of_allocation(environ: Environ) -> str:
-    """How many nodes the job has; empty outside a job."""
-    return environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
 
 
 def _first_host(environ: Environ) -> str:
@@ -221,7 +224,7 @@ def batch_script(job: Submission) -> str:
     words = (*program, *job.command(*settled))
     if tree is not None:
         lines += _unpacked(job, tree)
-        words = tree.command(options.python, str(Path(job.settings.log_dir).absolute()), words)
+        words = tree.command(options.python, job.logs, words)
     lines.append(
         f"exec {shlex.join(srun(job))} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
         f"    {' '.join(map(quoted, words))}"
