@@ -172,23 +172,15 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
     _check(word)
     if os.sep in word or word in (".", ".."):
         return [each for each in jobs if each.cwd and _same(Path(each.cwd), Path(word).expanduser())]
-    scripts = [each for each in jobs if _has_script_or_folder(each, word)]
+    scripts = [each for each in jobs if word in (*_scripts(each), Path(each.cwd or "/").name)]
     begun = [each for each in jobs if _begins(word, each)]
     return _whole(word, jobs) or scripts or begun
-
-
-def _has_script_or_folder(job: EndedJob | Running, word: str) -> bool:
-    return word in (*_scripts(job), Path(job.cwd or "/").name)
 
 
 def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
     """Those with this whole name, pod or script. Raises UsageError for an empty word."""
     _check(word)
-    return [each for each in jobs if _has_name(each, word)]
-
-
-def _has_name(job: EndedJob | Running, word: str) -> bool:
-    return word in (job.job, job.pod, *_scripts(job))
+    return [each for each in jobs if word in (each.job, each.pod, *_scripts(each))]
 
 
 def _check(word: str) -> None:

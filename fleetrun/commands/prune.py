@@ -60,7 +60,7 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
     chosen = there if job is None else named_jobs(job, there)
     if job is not None and not chosen:
         raise NoJobError(f"no job {printable(job)!r} has a record in {place}", hint="It takes whole names.")
-    old = [each for each in reversed(chosen[keep:]) if _is_old(each, before)]
+    old = [each for each in reversed(chosen[keep:]) if before is None or (each.written or 0.0) < before]
     deletable = [each for each in old if _may_be_deleted(each)]
     if len(deletable) < len(old):
         click.echo(
@@ -86,10 +86,6 @@ def _counted(number: int) -> str:
     return "1 launch" if number == 1 else f"{number} launches"
 
 
-def _is_old(job: EndedJob, before: float | None) -> bool:
-    return before is None or (job.written or 0.0) < before
-
-
 def _may_be_deleted(job: EndedJob) -> bool:
     """A launch of this user that is known to have ended."""
     try:
@@ -110,7 +106,11 @@ def _files(job: EndedJob, owners: Collection[str]) -> Iterator[Path]:
     """
     start = f"{job.job}.{job.pod}."
     with os.scandir(job.log_dir) as entries:
-        names = sorted(each.name for each in entries if each.name.startswith(start) and _is_plain(each))
+        names = sorted(
+            each.name
+            for each in entries
+            if each.name.startswith(start) and each.is_file(follow_symlinks=False)
+        )
     for name in names:
         owner = max((each for each in owners if name.startswith(each)), key=len, default=start)
         if owner == start and job.log_dir / name != job.record:
@@ -123,10 +123,6 @@ def _files(job: EndedJob, owners: Collection[str]) -> Iterator[Path]:
     if latest.is_symlink() and os.fspath(latest.readlink()) == links.name:
         yield latest
     yield job.record
-
-
-def _is_plain(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)
 
 
 def _size(path: Path) -> int:

@@ -103,7 +103,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[s
         "script": program(settings),
         "typed": without_secret_options(sys.argv[1:]),
         "argv": list(words(resolved, but=resolved.engine)),
-        "settings": _settings_fields(resolved),
+        "settings": {name: {"value": value, "origin": origin} for name, value, origin in banner(resolved)},
         "job_file": job_file_parts(settings),
         "mode": str(spec.mode),
         "nnodes": _node_range(settings, spec),
@@ -111,10 +111,6 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[s
         "max_restart": settings.max_restart,
         "containers": container_fields(spec),
     }
-
-
-def _settings_fields(resolved: Resolved) -> dict[str, Any]:
-    return {name: {"value": value, "origin": origin} for name, value, origin in banner(resolved)}
 
 
 def _cwd() -> str:

@@ -308,11 +308,11 @@ def _node(fields: Fields) -> Node:
         software=str, has_store=bool,
     )  # fmt: skip
     options = {str(name): str(value) for name, value in fields["options"].items()}
-    return Node(**plain, options=options, offer=Offer.unpacked(_offer_row(fields["offer"])))
+    offer = [fields["offer"][name] for name in _OFFER]
+    return Node(**plain, options=options, offer=Offer.unpacked(offer))
 
 
-def _offer_row(offer: Fields) -> list[Any]:
-    return [offer[name] for name in ("servers", "trainers", "heter", "coordinators", "service", "gloo")]
+_OFFER = ("servers", "trainers", "heter", "coordinators", "service", "gloo")
 
 
 def _cause(fields: Fields) -> Cause:
