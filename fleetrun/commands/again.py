@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from fleetrun.aliases import Environ
-from fleetrun.commands.find import EndedJob, complete_jobs, find_ended, history_of, still_running
+from fleetrun.commands.find import EndedJob, any_job, find_ended, history_of, still_running
 from fleetrun.console.text import printable
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.options import NOTIFY
@@ -47,7 +47,7 @@ Exit codes are those of a launch, and:
     context_settings={"max_content_width": 100},
     options_metavar="[--log_dir DIR]",
 )
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@any_job
 @click.argument("options", nargs=-1, metavar="[LAUNCH OPTIONS]")
 def command(job: str | None, options: tuple[str, ...]) -> None:
     """Only for --help: `launch_arguments` does the work."""

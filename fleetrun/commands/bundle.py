@@ -22,7 +22,7 @@ import click
 
 from fleetrun import __version__
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
-from fleetrun.commands.find import complete_jobs, find_any, history_of
+from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job
 from fleetrun.commands.output import write
 from fleetrun.commands.report import as_json, summary
 from fleetrun.commands.stacks import targets
@@ -62,11 +62,9 @@ none: there the same command packs it.
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@any_job
 @click.option("-o", "--output", metavar="FILE", help="[default: JOB.POD.tar.gz]")
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
-)
+@logs_of_job
 @node_options
 def command(job: str | None, output: str | None, log_dir: Path | None, **options: Any) -> int:
     """Pack all that is known of JOB into one file, to ask somebody for help.

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -172,7 +173,7 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
     _check(word)
     if os.sep in word or word in (".", ".."):
         return [each for each in jobs if each.cwd and _same(Path(each.cwd), Path(word).expanduser())]
-    scripts = [each for each in jobs if word in (*_scripts(each), Path(each.cwd or "/").name)]
+    scripts = [each for each in jobs if _has_script_or_folder(each, word)]
     begun = [each for each in jobs if _begins(word, each)]
     return _whole(word, jobs) or scripts or begun
 
@@ -180,7 +181,15 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
 def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
     """Those with this whole name, pod or script. Raises UsageError for an empty word."""
     _check(word)
-    return [each for each in jobs if word in (each.job, each.pod, *_scripts(each))]
+    return [each for each in jobs if _has_name(each, word)]
+
+
+def _has_script_or_folder(job: EndedJob | Running, word: str) -> bool:
+    return word in (*_scripts(job), Path(job.cwd or "/").name)
+
+
+def _has_name(job: EndedJob | Running, word: str) -> bool:
+    return word in (job.job, job.pod, *_scripts(job))
 
 
 def _check(word: str) -> None:
@@ -525,3 +534,17 @@ def complete_jobs(context: click.Context, parameter: click.Parameter, start: str
 def _offered(words: list[str], start: str) -> list[str]:
     """Each name once. Names that a shell would not take literally are not job names of fleetrun."""
     return [word for word in dict.fromkeys(words) if word.startswith(start) and _NAME.fullmatch(word)]
+
+
+# ---- Arguments and options that several commands have.
+
+running_job = click.argument("job", required=False, shell_complete=complete_running_jobs)
+"""JOB, of a command for running jobs."""
+
+any_job = click.argument("job", required=False, shell_complete=complete_jobs)
+"""JOB, of a command for running jobs and for jobs that have ended."""
+
+
+_log_dir_option = partial(click.option, "--log_dir", "--log-dir", type=click.Path(path_type=Path))
+logs_of_job = _log_dir_option(help="The folder with the logs of the job.")
+logs_of_launches = _log_dir_option(help="The --log_dir of the launches.")

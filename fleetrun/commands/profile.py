@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import complete_running_jobs, find_running, job_title
+from fleetrun.commands.find import find_running, job_title, running_job
 from fleetrun.commands.output import write
 from fleetrun.commands.stacks import targets
 from fleetrun.console.text import printable
@@ -24,7 +24,7 @@ _OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.RO
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@running_job
 @click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option("--rank", default="0", show_default=True, metavar="LIST",
               help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given.")  # fmt: skip

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import LOG_DIR, EndedJob, NoJobError, ended_jobs, named_jobs, parse_ago
+from fleetrun.commands.find import (
+    LOG_DIR,
+    EndedJob,
+    NoJobError,
+    ended_jobs,
+    logs_of_launches,
+    named_jobs,
+    parse_ago,
+)
 from fleetrun.commands.output import write
 from fleetrun.console.text import format_bytes, printable
 from fleetrun.control.client import running_launches
@@ -27,9 +35,7 @@ from fleetrun.record.history import Glance, UnreadableError, glance
 @click.option(
     "--older_than", "--older-than", metavar="TIME", help="Delete only what is older, as 12h or 30d."
 )
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The --log_dir of the launches."
-)
+@logs_of_launches
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | None, yes: bool) -> int:
     """Delete the logs and records of old launches, but for the newest --keep of them.

@@ -29,7 +29,7 @@ from fleetrun.commands.everywhere import (
     nodes_of,
     own_rank,
 )
-from fleetrun.commands.find import complete_jobs, find_any, history_of, titled
+from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job, titled
 from fleetrun.commands.output import print_json, write, write_lines
 from fleetrun.console.text import describe_duration, format_bytes, printable, wrapped
 from fleetrun.errors import UsageError
@@ -303,13 +303,11 @@ def _launches_of(history: History) -> list[History]:
 
 @click.command(help=_HELP, context_settings={"max_content_width": 100})
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
-)
+@logs_of_job
 @click.option("--all", "all_wanted", is_flag=True, help="Show all launches of the job, and their goodput.")
 @node_options
 @click.option("--record", is_flag=True, hidden=True)
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@any_job
 def command(
     job: str | None,
     json_wanted: bool,

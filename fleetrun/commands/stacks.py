@@ -25,9 +25,9 @@ from fleetrun.commands.find import (
     NoSuchProcessError,
     RemoteProcess,
     choose_processes,
-    complete_running_jobs,
     find_running,
     remote_processes,
+    running_job,
 )
 from fleetrun.commands.output import print_json, write_lines
 from fleetrun.commands.why import ask_why
@@ -48,7 +48,7 @@ class NoneRunsError(LaunchError):
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@running_job
 @click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option(
     "--rank", metavar="LIST", help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given."

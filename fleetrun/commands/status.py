@@ -14,7 +14,7 @@ from rich.text import Text
 from fleetrun.aliases import Fields
 from fleetrun.commands import views
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at
-from fleetrun.commands.find import complete_running_jobs, find_running
+from fleetrun.commands.find import find_running, running_job
 from fleetrun.commands.output import output_width, print_json, print_lines
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
 from fleetrun.control.node_status import MANY, sound_summary, unfolded
@@ -87,7 +87,7 @@ class SilentError(LaunchError):
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@running_job
 @click.option("--watch", is_flag=True, help="With --json: print a line for each update until the job ends.")
 @click.option(
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
-from fleetrun.commands.find import complete_running_jobs, describe_end, find_running, job_title, started_here
+from fleetrun.commands.find import describe_end, find_running, job_title, running_job, started_here
 from fleetrun.commands.output import write
 from fleetrun.console.text import printable
 from fleetrun.control.client import Gone, NoAnswer, Running, Watched, ask, ask_by_signal
@@ -18,7 +18,7 @@ _TIMEOUT = 5.0
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@running_job
 @click.option("--now", is_flag=True, help="Kill the processes at once with SIGKILL, without SIGTERM.")
 @node_options
 def command(job: str | None, now: bool, **options: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fleetrun.commands.everywhere import Where, check_url, job_options, nodes_at
-from fleetrun.commands.find import complete_running_jobs, find_running, job_title
+from fleetrun.commands.find import find_running, job_title, running_job
 from fleetrun.commands.output import print_json, write_lines
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
@@ -21,7 +21,7 @@ _TIMEOUT = 10.0
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@running_job
 @click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
 @job_options
 def command(job: str | None, in_json: bool, **options: Any) -> int:
