@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
+from fleetrun.aliases import Fields
 from fleetrun.display import Display, display_of
 from fleetrun.envs.contract import is_owned
 from fleetrun.envs.settings.job_file import option_texts
@@ -24,7 +25,7 @@ from fleetrun.job import Events, Job, Result
 from fleetrun.record.journal import Event
 
 T = TypeVar("T")
-OptionValue = str | int | float | bool | os.PathLike[str] | Sequence[Any] | Mapping[str, Any] | None
+OptionValue = str | int | float | bool | os.PathLike[str] | Sequence[Any] | Fields | None
 Program = str | os.PathLike[str] | None
 Environment = Mapping[str, str] | Sequence[str] | None
 
@@ -34,7 +35,7 @@ def run(
     program: Callable[..., T],
     /,
     args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Fields | None = None,
     *,
     env: Environment = None,
     display: str = "auto",
@@ -59,7 +60,7 @@ def run(
     program: Any = None,
     /,
     args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Fields | None = None,
     *,
     env: Environment = None,
     display: str = "auto",
@@ -93,7 +94,7 @@ def launch(
     program: Callable[..., T],
     /,
     args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Fields | None = None,
     *,
     env: Environment = None,
     **options: OptionValue,
@@ -116,7 +117,7 @@ def launch(
     program: Any = None,
     /,
     args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Fields | None = None,
     *,
     env: Environment = None,
     **options: OptionValue,

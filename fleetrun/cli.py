@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from fleetrun import __version__, verbs
+from fleetrun.aliases import Environ
 from fleetrun.envs.channels import inside_container
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import Choice
@@ -21,9 +22,7 @@ Run = Callable[[Resolved], int]
 """Launches a job and returns its exit code."""
 
 
-def main(
-    argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_values: EngineValues = no_engine
-) -> int:
+def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineValues = no_engine) -> int:
     """Run the command line in this environment; return the exit code.
 
     `engine_values`: what the engine that started this process, if any, sets.
@@ -55,7 +54,7 @@ _EXHAUSTED = {
 }
 
 
-def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_values: EngineValues) -> int:
+def _command(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineValues) -> int:
     if environ.get("_FLEETRUN_COMPLETE"):
         from fleetrun import completion  # imports click, which launching does without
 
@@ -97,7 +96,7 @@ def _save(resolved: Resolved, name: str) -> None:
     _write(sys.stderr, f"fleetrun: wrote {name}; start it with: fleetrun up {typed(name)}\n")
 
 
-def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> JobFile:
+def _job_file(line: command_line.CommandLine, environ: Environ) -> JobFile:
     """The job file of --config, or of the engine that started this process, if there is one."""
     named = line.last("config")
     carried = environ.get(JOB_FILE, "") and not inside_container(environ)

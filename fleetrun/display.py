@@ -6,25 +6,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.console.status_text import StatusFields, status_fields, status_row
 from fleetrun.errors import LaunchError, UsageError
 
 _WIDTH = 100  # columns of the line in a notebook
 _INTERVAL = 1.0  # seconds between two states of it
 
-Status = Callable[[], Mapping[str, Any]]
+Status = Callable[[], Fields]
 """Asks the launcher for the state of the job. Raises LaunchError."""
 
 
 class Display:
     """Shows nothing."""
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: Fields) -> None:
         """The next event of the job."""
 
     def progress(self, ask: Status) -> None:
@@ -42,7 +43,7 @@ class Lines(Display):
     def __init__(self, labelled: bool) -> None:
         self._labelled = labelled
 
-    def event(self, event: Mapping[str, Any]) -> None:
+    def event(self, event: Fields) -> None:
         # The streams of this moment: notebooks and tests replace them.
         if event["event"] == "log":
             label = f"{event['container']} | " if self._labelled and event["container"] else ""

@@ -38,6 +38,20 @@ def end_of(path: Path, most: int) -> str:
     return (data.partition(b"\n")[2] if size > most else data).decode(errors="replace")
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name next to `path` to write to: at the end of the block that file takes its place. If the block
+    fails, the file at `path` stays as it is, and the other one is deleted. Raises OSError.
+    """
+    aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        yield aside
+        aside.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
 def replace_file(path: Path, text: str) -> None:
     """Replace the file, or whatever has its name, atomically. Raises OSError."""
     aside = path.with_suffix(".new")

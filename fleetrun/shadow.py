@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from fleetrun.aliases import Environ
 from fleetrun.values import dataclass
 
 OURS = Path(__file__).resolve().parents[1] / "trainers"
@@ -84,7 +85,7 @@ class Shadow:
         return f"{WAY_OUT} `from fleetrun import fleet` works where nothing imports yours."
 
 
-def find_shadow(argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | None:
+def find_shadow(argv: Sequence[str], environ: Environ) -> Shadow | None:
     """The first other `trainers` on the search path of a process `argv`, None if there is none."""
     ours_seen = False
     for folder in _search_path(argv, environ):
@@ -101,7 +102,7 @@ def find_shadow(argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | Non
     return None
 
 
-def _search_path(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Path]:
+def _search_path(argv: Sequence[str], environ: Environ) -> Iterator[Path]:
     """The folders that Python searches before the installed packages."""
     if not environ.get("PYTHONSAFEPATH"):
         script = source_of(argv)
@@ -134,7 +135,7 @@ def _is_file(path: Path) -> bool:
 # ---- Whether it matters to a script
 
 
-def shadow_of_script(argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | None:
+def shadow_of_script(argv: Sequence[str], environ: Environ) -> Shadow | None:
     """The shadow if the script imports `fleet` from fleetrun, or from `trainers` a name that only the hidden
     one has.
     """
@@ -199,6 +200,6 @@ _FAILURES = (
 )
 
 
-def shadow_of_failure(text: str, argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | None:
+def shadow_of_failure(text: str, argv: Sequence[str], environ: Environ) -> Shadow | None:
     """`text` is what the process wrote of its failure."""
     return find_shadow(argv, environ) if re.search(_FAILURES, text) else None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import EndedJob, complete_jobs, find_ended, history_of, still_running
+from fleetrun.aliases import Environ
+from fleetrun.commands.find import EndedJob, any_job, find_ended, history_of, still_running
 from fleetrun.console.text import printable
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.options import NOTIFY
@@ -43,16 +44,16 @@ Exit codes are those of a launch, and:
 
 @click.command(
     help=_HELP,
-    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+    context_settings={"max_content_width": 100},
     options_metavar="[--log_dir DIR]",
 )
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@any_job
 @click.argument("options", nargs=-1, metavar="[LAUNCH OPTIONS]")
 def command(job: str | None, options: tuple[str, ...]) -> None:
     """Only for --help: `launch_arguments` does the work."""
 
 
-def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
+def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str], Mapping[str, str]]:
     """The command line of the launch, from the words after `again`, and its environment. Variables that set
     options are removed: those that counted at the first launch are in the command line.
 
@@ -84,7 +85,7 @@ def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[
     return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)
 
 
-def _tell_of_notify(history: History, words: Sequence[str], environ: Mapping[str, str]) -> None:
+def _tell_of_notify(history: History, words: Sequence[str], environ: Environ) -> None:
     """The record does not have what --notify said."""
     settings = history.launch.get("settings")
     told = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)

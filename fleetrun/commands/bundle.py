@@ -22,7 +22,7 @@ import click
 
 from fleetrun import __version__
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
-from fleetrun.commands.find import complete_jobs, find_any, history_of
+from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job
 from fleetrun.commands.output import write
 from fleetrun.commands.report import as_json, summary
 from fleetrun.commands.stacks import targets
@@ -30,7 +30,7 @@ from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable, without_secrets
 from fleetrun.control.client import NoAnswer, Running
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.files import end_of
+from fleetrun.files import end_of, replacing
 from fleetrun.record.history import History
 from fleetrun.record.journal import plain
 from fleetrun.stacks.collect import collect, find_pyspy
@@ -61,12 +61,10 @@ none: there the same command packs it.
 """
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.command()
+@any_job
 @click.option("-o", "--output", metavar="FILE", help="[default: JOB.POD.tar.gz]")
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
-)
+@logs_of_job
 @node_options
 def command(job: str | None, output: str | None, log_dir: Path | None, **options: Any) -> int:
     """Pack all that is known of JOB into one file, to ask somebody for help.
@@ -170,9 +168,8 @@ def _bundle_of(nodes: Nodes, rank: int) -> bytes:
 
 def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> None:
     """Raises OSError. Only its owner can read the file."""
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
-    try:
-        made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with replacing(to) as aside:
+        made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(made, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             for name, make in parts:
                 try:
@@ -183,9 +180,6 @@ def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> 
                     data = text if isinstance(text, bytes) else without_secrets(text, os.environ).encode()
                     _add(archive, f"{folder}/{name}", data)
             _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
-        aside.replace(to)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

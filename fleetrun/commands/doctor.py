@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import click
 
-from fleetrun.commands.output import output_width, write
+from fleetrun.commands.output import output_width, write, write_lines
 from fleetrun.doctor.visit import Visit
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import CommandLine
@@ -53,7 +53,6 @@ Exit codes:
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
         "max_content_width": 100,
-        "help_option_names": ["-h", "--help"],
     },
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -74,7 +73,7 @@ def command(context: click.Context, as_json: bool, words: tuple[str, ...]) -> in
         write(visit.document(sections) + "\n")
     else:
         lines = visit.table(sections, output_width(), colour=_colour())
-        write("".join(f"{each}\n" for each in lines))
+        write_lines(lines)
     return code
 
 

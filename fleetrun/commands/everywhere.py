@@ -20,12 +20,12 @@ import click
 from fleetrun.commands.find import EndedJob
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
-from fleetrun.control.usage import objects_in
 from fleetrun.elastic.guest import ANSWER_WITHIN, Address, Guest, Heard, read_address
 from fleetrun.elastic.requests import Request
 from fleetrun.envs.contract import TOKEN, token_flaw
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import names
+from fleetrun.record.journal import objects_in
 
 NO_SUCH_PROCESS = 4
 """Exit code of a command on a node (`--here`) that has no process of these roles and ranks."""
@@ -166,6 +166,18 @@ class Nodes:
                     yield heard.piece.data
             finally:  # also if whoever asked wants no more of them
                 self._settle(heard)
+
+    def documents(self, rank: int) -> Iterator[Any]:
+        """The lines of JSON that this node prints."""
+        lines = Documents()
+        for data in self.pieces(rank):
+            yield from lines.of(data)
+
+    def settle(self) -> None:
+        """Wait until all of them have answered. What they print is dropped."""
+        for rank in self.ranks:
+            for _ in self.pieces(rank):
+                pass
 
     def arrived(self, within: float) -> list[tuple[int, bytes]]:
         """What has come within so many seconds, of whichever nodes; it is taken."""

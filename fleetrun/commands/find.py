@@ -12,13 +12,15 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
+from fleetrun.aliases import Fields
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
@@ -176,14 +178,14 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
     return _whole(word, jobs) or scripts or begun
 
 
-def _has_script_or_folder(job: EndedJob | Running, word: str) -> bool:
-    return word in (*_scripts(job), Path(job.cwd or "/").name)
-
-
 def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
     """Those with this whole name, pod or script. Raises UsageError for an empty word."""
     _check(word)
     return [each for each in jobs if _has_name(each, word)]
+
+
+def _has_script_or_folder(job: EndedJob | Running, word: str) -> bool:
+    return word in (*_scripts(job), Path(job.cwd or "/").name)
 
 
 def _has_name(job: EndedJob | Running, word: str) -> bool:
@@ -378,7 +380,7 @@ def remote_processes(history: History) -> list[RemoteProcess]:
     return []
 
 
-def _processes_on(node: str, here: Mapping[str, Any]) -> Iterator[RemoteProcess]:
+def _processes_on(node: str, here: Fields) -> Iterator[RemoteProcess]:
     for role, text in here.items():
         for rank in sorted(parsing.rank_set(str(text)) or ()):
             yield RemoteProcess(node, role, rank)
@@ -532,3 +534,17 @@ def complete_jobs(context: click.Context, parameter: click.Parameter, start: str
 def _offered(words: list[str], start: str) -> list[str]:
     """Each name once. Names that a shell would not take literally are not job names of fleetrun."""
     return [word for word in dict.fromkeys(words) if word.startswith(start) and _NAME.fullmatch(word)]
+
+
+# ---- Arguments and options that several commands have.
+
+running_job = click.argument("job", required=False, shell_complete=complete_running_jobs)
+"""JOB, of a command for running jobs."""
+
+any_job = click.argument("job", required=False, shell_complete=complete_jobs)
+"""JOB, of a command for running jobs and for jobs that have ended."""
+
+
+_log_dir_option = partial(click.option, "--log_dir", "--log-dir", type=click.Path(path_type=Path))
+logs_of_job = _log_dir_option(help="The folder with the logs of the job.")
+logs_of_launches = _log_dir_option(help="The --log_dir of the launches.")

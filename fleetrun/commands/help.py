@@ -16,7 +16,7 @@ def _words(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     ]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("word", metavar="[TOPIC|COMMAND]", required=False, shell_complete=_words)
 def command(word: str | None) -> int:
     """Explain a topic, with the text of the documentation, or a command.

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.find import LOG_DIR, EndedJob, NoJobError, ended_jobs, matching_jobs, script_names
+from fleetrun.commands.find import (
+    LOG_DIR,
+    EndedJob,
+    NoJobError,
+    ended_jobs,
+    logs_of_launches,
+    matching_jobs,
+    script_names,
+)
 from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
 from fleetrun.console.text import format_duration, format_loss, printable
 from fleetrun.record.history import Glance, UnreadableError, glance, number, was_stopped
@@ -29,14 +37,12 @@ _COLUMNS = (
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False)
 @click.option(
     "-n", "most", type=click.IntRange(1), default=20, show_default=True, help="So many, the newest."
 )
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The --log_dir of the launches."
-)
+@logs_of_launches
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list, newest first.")
 def command(job: str | None, most: int, log_dir: Path | None, as_json: bool) -> int:
     """List the jobs that ran with their logs here, running ones too: when each began, its script, how long it

@@ -9,21 +9,22 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.commands.everywhere import Documents, Nodes, Where, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import describe_end, job_title
 from fleetrun.commands.live_rows import Process
 from fleetrun.commands.status import StatusWatch, status_of_nodes
 from fleetrun.control.client import NoAnswer, Running, ask
-from fleetrun.control.usage import objects_in
 from fleetrun.envs.contract import TOKEN
 from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.record.history import UnreadableError, read
+from fleetrun.record.journal import objects_in
 
 Status = dict[str, Any]
 
@@ -63,7 +64,7 @@ class StatusThread(threading.Thread):
         self._over.set()
 
 
-def end_of(job: Running, last: Mapping[str, Any]) -> tuple[str, Status]:
+def end_of(job: Running, last: Fields) -> tuple[str, Status]:
     """How the job has ended in one sentence, and its last status with the ends of the processes that ran on
     this machine, from the record.
     """
@@ -89,12 +90,12 @@ def end_of(job: Running, last: Mapping[str, Any]) -> tuple[str, Status]:
     return sentence, {**last, "state": "ended", "why": "", "containers": there, "nodes": nodes}
 
 
-def _elsewhere(node: Mapping[str, Any]) -> list[Status]:
+def _elsewhere(node: Fields) -> list[Status]:
     """How they ended is in the record there."""
     return [_ended(each, None) for each in objects_in(node, "containers")]
 
 
-def _ended(one: Status, exit: Mapping[str, Any] | None) -> Status:
+def _ended(one: Status, exit: Fields | None) -> Status:
     gone = dict.fromkeys(("pid", "cpu", "memory", "gpu", "gpu_memory", "rate", "left"))
     code = None if exit is None else exit.get("code")
     if code is not None:
@@ -204,9 +205,7 @@ class Asked:
         assert nodes is not None
         with nodes:
             nodes.ask("restart", {"name": name})
-            for rank in nodes.ranks:
-                for _ in nodes.pieces(rank):
-                    pass
+            nodes.settle()
             if nodes.trouble:
                 raise LaunchError("; ".join(nodes.trouble.values()))
 

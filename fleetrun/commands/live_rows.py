@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.commands import views
 from fleetrun.commands.output import Cell, Column, percent, size
 from fleetrun.commands.views import formatted, number_of, text_of
 from fleetrun.console.text import format_duration, format_short
-from fleetrun.control.usage import objects_in
+from fleetrun.record.journal import objects_in
 
 Key = tuple[str, str]
 """Identifies a process: the rank of its node (empty in a job on one) and its name there."""
@@ -81,7 +82,7 @@ class Process:
 
     node: str
     host: str
-    said: Mapping[str, Any]
+    said: Fields
     answered: float
     memory: Memory
 
@@ -116,7 +117,7 @@ class Processes:
         self.all: list[Process] = []
         self._memories: dict[Key, Memory] = {}
 
-    def take(self, status: Mapping[str, Any], now: float) -> None:
+    def take(self, status: Fields, now: float) -> None:
         """A new status. Those that are not in it are forgotten, unless their node did not answer."""
         silent = {text_of(each, "rank") for each in objects_in(status, "nodes") if each.get("silent")}
         hosts = {text_of(each, "rank"): text_of(each, "title") for each in objects_in(status, "nodes")}

@@ -37,8 +37,8 @@ from fleetrun.commands.output import cut, filled, table
 from fleetrun.commands.status import StatusWatch
 from fleetrun.console.text import format_duration, printable, sanitize
 from fleetrun.control.client import Running
-from fleetrun.control.usage import objects_in
 from fleetrun.envs.settings.parsing import plural
+from fleetrun.record.journal import objects_in
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SILENT = 2.0

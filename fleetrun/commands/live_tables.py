@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from fleetrun.aliases import Fields
 from fleetrun.commands.output import Cell, Column, table
 from fleetrun.commands.status import NodeFilter, Status, newest_answer
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running
 from fleetrun.control.node_status import unfolded
-from fleetrun.control.usage import objects_in
 from fleetrun.doctor.facts import figure
 from fleetrun.envs.settings.parsing import byte_size, plural
+from fleetrun.record.journal import objects_in
 
 COLUMNS = {
     "table": Column("TABLE"),
@@ -50,7 +50,7 @@ def live_tables(job: Running) -> Status:
     return tables_in({**status, "job": job.job, "pod": job.pod})
 
 
-def tables_in(status: Mapping[str, Any]) -> Status:
+def tables_in(status: Fields) -> Status:
     """For each server what it reported of itself, and for each table the sums over servers, with what
     follows from them. `silent`: servers that have reported nothing.
     """
@@ -67,14 +67,14 @@ def tables_in(status: Mapping[str, Any]) -> Status:
     }
 
 
-def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _containers(status: Fields) -> Iterator[Fields]:
     """Of all nodes."""
     nodes = objects_in(status, "nodes")
     for each in nodes or [dict(status)]:
         yield from objects_in(each, "containers")
 
 
-def _table(name: str, servers: Sequence[Mapping[str, Any]]) -> Status:
+def _table(name: str, servers: Sequence[Fields]) -> Status:
     here = [{"server": each["rank"], **each["tables"][name]} for each in servers if name in each["tables"]]
     names = dict.fromkeys(what for each in here for what in each if what != "server")
     numbers = {what: _mean(what, here) if _is_mean(what) else _sum(what, here) for what in names}

@@ -37,10 +37,11 @@ from fleetrun.commands.everywhere import (
 )
 from fleetrun.commands.find import (
     NoSuchProcessError,
+    any_job,
     choose_processes,
-    complete_jobs,
     find_any,
     history_of,
+    logs_of_job,
     parse_since,
     remote_processes,
 )
@@ -92,7 +93,7 @@ Exit codes:
 """
 
 
-@click.command(help=_HELP, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.command(help=_HELP, context_settings={"max_content_width": 100})
 @click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until the job ends.")
 @click.option(
     "-n", "--lines", "most", type=int, metavar="N",
@@ -115,13 +116,11 @@ Exit codes:
     is_flag=True,
     help="One JSON object per line: time, container, rank, line; of several nodes also node and role.",
 )
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
-)
+@logs_of_job
 @node_options
 @click.option("--most_bytes", type=int, hidden=True)
 @click.option("--most_read", type=int, hidden=True)
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@any_job
 def command(
     job: str | None,
     follow: bool,

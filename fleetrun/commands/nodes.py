@@ -23,7 +23,7 @@ _COLUMNS = (
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option("--log_dir", "--log-dir", metavar="DIR", help="Log directory of the launches. [default: log]")
 @click.option("--reset", metavar="MACHINE", help="Forget the faults of this machine; all: of every one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -30,7 +30,7 @@ def output_width() -> int | None:
 
 def print_lines(lines: Iterable[Text]) -> None:
     """With colours if the terminal has them and NO_COLOR is not set. Raises LaunchError."""
-    write("".join(f"{line}\n" for line in rendered(lines, sys.stdout is not None and sys.stdout.isatty())))
+    write_lines(rendered(lines, sys.stdout is not None and sys.stdout.isatty()))
 
 
 def rendered(lines: Iterable[Text], terminal: bool) -> list[str]:
@@ -47,6 +47,11 @@ def rendered(lines: Iterable[Text], terminal: bool) -> list[str]:
 def print_json(value: Any) -> None:
     """One document on one line. Numbers that JSON lacks are written as strings: `nan`, `inf`, `-inf`."""
     write(json.dumps(plain(value), allow_nan=False) + "\n")
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """As `write`."""
+    write("".join(f"{line}\n" for line in lines))
 
 
 def write(text: str) -> None:

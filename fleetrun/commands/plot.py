@@ -13,15 +13,15 @@ from typing import Any
 import click
 
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
-from fleetrun.commands.find import complete_jobs, find_any, history_of
+from fleetrun.commands.find import any_job, find_any, history_of
 from fleetrun.console.text import printable
 from fleetrun.elastic.guest import UnreachableError
 from fleetrun.host.interpreter import check_package
 from fleetrun.record.history import History, read
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.command()
+@any_job
 @click.option(
     "-o",
     "--output",

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import complete_running_jobs, find_running, job_title
+from fleetrun.commands.find import find_running, job_title, running_job
 from fleetrun.commands.output import write
 from fleetrun.commands.stacks import targets
 from fleetrun.console.text import printable
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.files import replacing
 from fleetrun.host.interpreter import helper_environment
 from fleetrun.stacks.collect import PYSPY_MISSING, SpyError, find_pyspy, record_pyspy
 from fleetrun.stacks.frames import Target
@@ -22,8 +23,8 @@ _LONGEST = 3600
 _OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.ROLE.RANK.svg]"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.command()
+@running_job
 @click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option("--rank", default="0", show_default=True, metavar="LIST",
               help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given.")  # fmt: skip
@@ -86,14 +87,11 @@ def _file(target: Target, job: str, pod: str, output: str | None) -> Path:
 
 def _record(program: str, target: Target, to: Path, env: dict[str, str], seconds: int) -> str:
     """Why there is no file; empty if there is one."""
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix], aside)
-        aside.replace(to)
+        with replacing(to) as aside:
+            record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix], aside)
     except SpyError as error:
         return str(error)
     except OSError as error:
         return f"cannot write {to}: {error.strerror}"
-    finally:
-        aside.unlink(missing_ok=True)
     return ""

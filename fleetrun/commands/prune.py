@@ -11,7 +11,15 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import LOG_DIR, EndedJob, NoJobError, ended_jobs, named_jobs, parse_ago
+from fleetrun.commands.find import (
+    LOG_DIR,
+    EndedJob,
+    NoJobError,
+    ended_jobs,
+    logs_of_launches,
+    named_jobs,
+    parse_ago,
+)
 from fleetrun.commands.output import write
 from fleetrun.console.text import format_bytes, printable
 from fleetrun.control.client import running_launches
@@ -19,7 +27,7 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import Glance, UnreadableError, glance
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("job", required=False)
 @click.option(
     "--keep", type=click.IntRange(0), default=10, show_default=True, help="So many stay, the newest."
@@ -27,9 +35,7 @@ from fleetrun.record.history import Glance, UnreadableError, glance
 @click.option(
     "--older_than", "--older-than", metavar="TIME", help="Delete only what is older, as 12h or 30d."
 )
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The --log_dir of the launches."
-)
+@logs_of_launches
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | None, yes: bool) -> int:
     """Delete the logs and records of old launches, but for the newest --keep of them.
@@ -60,7 +66,7 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
     chosen = there if job is None else named_jobs(job, there)
     if job is not None and not chosen:
         raise NoJobError(f"no job {printable(job)!r} has a record in {place}", hint="It takes whole names.")
-    old = [each for each in reversed(chosen[keep:]) if _is_old(each, before)]
+    old = [each for each in reversed(chosen[keep:]) if before is None or (each.written or 0.0) < before]
     deletable = [each for each in old if _may_be_deleted(each)]
     if len(deletable) < len(old):
         click.echo(
@@ -86,10 +92,6 @@ def _counted(number: int) -> str:
     return "1 launch" if number == 1 else f"{number} launches"
 
 
-def _is_old(job: EndedJob, before: float | None) -> bool:
-    return before is None or (job.written or 0.0) < before
-
-
 def _may_be_deleted(job: EndedJob) -> bool:
     """A launch of this user that is known to have ended."""
     try:
@@ -110,7 +112,11 @@ def _files(job: EndedJob, owners: Collection[str]) -> Iterator[Path]:
     """
     start = f"{job.job}.{job.pod}."
     with os.scandir(job.log_dir) as entries:
-        names = sorted(each.name for each in entries if each.name.startswith(start) and _is_plain(each))
+        names = sorted(
+            each.name
+            for each in entries
+            if each.name.startswith(start) and each.is_file(follow_symlinks=False)
+        )
     for name in names:
         owner = max((each for each in owners if name.startswith(each)), key=len, default=start)
         if owner == start and job.log_dir / name != job.record:
@@ -123,10 +129,6 @@ def _files(job: EndedJob, owners: Collection[str]) -> Iterator[Path]:
     if latest.is_symlink() and os.fspath(latest.readlink()) == links.name:
         yield latest
     yield job.record
-
-
-def _is_plain(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)
 
 
 def _size(path: Path) -> int:

@@ -12,7 +12,7 @@ from fleetrun.commands.output import Cell, Column, output_width, print_json, pri
 from fleetrun.commands.views import count_alive, loss_of, number_of, step_of, text_of
 from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
-from fleetrun.control.usage import objects_in
+from fleetrun.record.journal import objects_in
 
 _COLUMNS = (
     Column("JOB"),
@@ -29,7 +29,7 @@ _COLUMNS = (
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the jobs as one JSON list.")
 def command(as_json: bool) -> int:
     """List the jobs that this user is running on this machine.

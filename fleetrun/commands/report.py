@@ -29,8 +29,8 @@ from fleetrun.commands.everywhere import (
     nodes_of,
     own_rank,
 )
-from fleetrun.commands.find import complete_jobs, find_any, history_of, titled
-from fleetrun.commands.output import print_json, write
+from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job, titled
+from fleetrun.commands.output import print_json, write, write_lines
 from fleetrun.console.text import describe_duration, format_bytes, printable, wrapped
 from fleetrun.errors import UsageError
 from fleetrun.pod.events import HUNG
@@ -301,15 +301,13 @@ def _launches_of(history: History) -> list[History]:
     return sorted(found, key=lambda each: each.began or 0.0)
 
 
-@click.command(help=_HELP, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.command(help=_HELP, context_settings={"max_content_width": 100})
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
-@click.option(
-    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
-)
+@logs_of_job
 @click.option("--all", "all_wanted", is_flag=True, help="Show all launches of the job, and their goodput.")
 @node_options
 @click.option("--record", is_flag=True, hidden=True)
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@any_job
 def command(
     job: str | None,
     json_wanted: bool,
@@ -370,7 +368,7 @@ def _show_others(nodes: Nodes, own: History | None, json_wanted: bool) -> int:
         for number, (rank, history) in enumerate(there.items()):
             lines = [line.replace(f"{history.path.parent}/", "") for line in summary(history, time.time())]
             write(f"{chr(10) if number or own is not None else ''}On {titles[rank]}:\n")
-            write("".join(f"{printable(line)}\n" for line in _wrapped(lines)))
+            write_lines(map(printable, _wrapped(lines)))
     return missing
 
 
@@ -382,10 +380,9 @@ def _named(document: dict[str, Any]) -> dict[str, Any]:
 
 def _show(history: History, *, json_wanted: bool, all_wanted: bool) -> None:
     if all_wanted:
-        lines = _wrapped([printable(line) for line in all_launches(_launches_of(history), time.time())])
-        write("".join(f"{line}\n" for line in lines))
+        lines = all_launches(_launches_of(history), time.time())
+        write_lines(_wrapped([printable(line) for line in lines]))
     elif json_wanted:
         print_json(as_json(history))
     else:
-        lines = _wrapped([printable(line) for line in summary(history, time.time())])
-        write("".join(f"{line}\n" for line in lines))
+        write_lines(_wrapped([printable(line) for line in summary(history, time.time())]))

@@ -18,7 +18,7 @@ _MODULE = "trainers.inference_server"
 _PACKAGES = ("aiohttp", "prometheus_client")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(context_settings={"show_default": True})
 @click.argument("bundle")
 @click.option("--host", default="127.0.0.1", help="Address to listen at; 0.0.0.0: all of this machine.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: any free one.")

@@ -13,7 +13,6 @@ import click
 
 from fleetrun.commands.everywhere import (
     NO_SUCH_PROCESS,
-    Documents,
     Nodes,
     Where,
     check_url,
@@ -26,17 +25,17 @@ from fleetrun.commands.find import (
     NoSuchProcessError,
     RemoteProcess,
     choose_processes,
-    complete_running_jobs,
     find_running,
     remote_processes,
+    running_job,
 )
-from fleetrun.commands.output import print_json, write
+from fleetrun.commands.output import print_json, write_lines
 from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running
-from fleetrun.control.usage import objects_in
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import Known, UnreadableError, read
+from fleetrun.record.journal import objects_in
 from fleetrun.stacks.collect import collect, find_pyspy
 from fleetrun.stacks.frames import Taken, Target, groups
 from fleetrun.stacks.text import as_json, clean, grouped_lines, of_json, stack_lines
@@ -48,8 +47,8 @@ class NoneRunsError(LaunchError):
     """No process of the job runs on this machine."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.command()
+@running_job
 @click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option(
     "--rank", metavar="LIST", help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given."
@@ -142,7 +141,7 @@ def _show(
     taken: Sequence[Taken], ranks: Sequence[str], running: Running | None, *, each: bool, in_json: bool
 ) -> None:
     if not in_json:
-        write("".join(f"{line}\n" for line in [*_lines(taken, each), *_below(ranks)]))
+        write_lines([*_lines(taken, each), *_below(ranks)])
         return
     job = {"job": running.job, "pod": running.pod} if running is not None else {}
     print_json({"version": 1, **job, "processes": [as_json(one) for one in taken], "ranks": list(ranks)})
@@ -154,13 +153,11 @@ _MORE = 15.0
 
 def _taken_on(nodes: Nodes, rank: int) -> list[Taken]:
     """What this node says, as far as it can be read."""
-    documents = Documents()
     found = []
-    for data in nodes.pieces(rank):
-        for said in documents.of(data):
-            for each in objects_in(said if isinstance(said, dict) else {}, "processes"):
-                with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):
-                    found.append(of_json(each, rank))
+    for said in nodes.documents(rank):
+        for each in objects_in(said if isinstance(said, dict) else {}, "processes"):
+            with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):
+                found.append(of_json(each, rank))
     return found
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import click
 from rich.text import Text
 
+from fleetrun.aliases import Fields
 from fleetrun.commands import views
-from fleetrun.commands.everywhere import Documents, Nodes, Where, check_url, node_options, nodes_at
-from fleetrun.commands.find import complete_running_jobs, find_running
+from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at
+from fleetrun.commands.find import find_running, running_job
 from fleetrun.commands.output import output_width, print_json, print_lines
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
 from fleetrun.control.node_status import MANY, sound_summary, unfolded
-from fleetrun.control.usage import MOMENT, Observer, objects_in
+from fleetrun.control.usage import MOMENT, Observer
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.record.journal import objects_in
 
 Status = dict[str, Any]
 
@@ -40,7 +42,7 @@ class NodeFilter:
         one = {} if self.node is None else {"node": self.node}
         return {"ask": "status", "everywhere": True, "all": self.whole, **one}
 
-    def check(self, status: Mapping[str, Any]) -> None:
+    def check(self, status: Fields) -> None:
         """Raises UsageError if there is no such node."""
         ranks = [each.get("rank") for each in objects_in(status, "nodes")] or [0]
         if self.node is None or self.node in ranks:
@@ -50,7 +52,7 @@ class NodeFilter:
             known = "none yet, because the rendezvous is not complete"
         raise UsageError(f"no node {self.node}: this job has {known}")
 
-    def shown(self, status: Mapping[str, Any]) -> Status:
+    def shown(self, status: Fields) -> Status:
         """The part of the status to show; `only` is the rank of the chosen node."""
         nodes = objects_in(status, "nodes")
         if self.node is None or len(nodes) < 2:
@@ -59,7 +61,7 @@ class NodeFilter:
         return {**status, "only": self.node, "containers": status.get("containers") if here else []}
 
 
-def has_other_nodes(status: Mapping[str, Any]) -> bool:
+def has_other_nodes(status: Fields) -> bool:
     """Whether the job has other nodes to ask."""
     return len(objects_in(status, "nodes")) > 1
 
@@ -69,7 +71,7 @@ def ask_everywhere(job: Running, wanted: NodeFilter) -> Status:
     return ask(job.socket, wanted.request(), _TIMEOUT_EVERYWHERE)
 
 
-def complete(answer: Mapping[str, Any], observer: Observer) -> Status:
+def complete(answer: Fields, observer: Observer) -> Status:
     """The answer with CPU, memory and last lines of local processes added, and all fields for each node."""
     return unfolded(observer.complete(answer))
 
@@ -84,8 +86,8 @@ class SilentError(LaunchError):
     exit_code = 3
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.command()
+@running_job
 @click.option("--watch", is_flag=True, help="With --json: print a line for each update until the job ends.")
 @click.option(
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
@@ -159,7 +161,7 @@ def _show(job: Running, wanted: NodeFilter, as_json: bool) -> None:
 def _show_of(nodes: Nodes, url: str, as_json: bool) -> int:
     """Of a job of which this host runs no part. Returns the exit code."""
     nodes.ask("status", {"json": True})
-    said = {rank: list(Documents().of(b"".join(nodes.pieces(rank)))) for rank in nodes.ranks}
+    said = {rank: list(nodes.documents(rank)) for rank in nodes.ranks}
     latest = {rank: found[-1] for rank, found in said.items() if found and isinstance(found[-1], dict)}
     status = status_of_nodes(nodes, latest, lambda rank: None if rank in latest else "no answer")
     if latest and as_json:
@@ -186,7 +188,7 @@ def status_of_nodes(
     return {**first, "containers": [], "nodes": found}
 
 
-def newest_answer(job: Running, wanted: NodeFilter) -> Mapping[str, Any]:
+def newest_answer(job: Running, wanted: NodeFilter) -> Fields:
     """The answer about all nodes; the known one if there is one node only, or the job has just ended."""
     if has_other_nodes(job.status) and not wanted.here:
         with contextlib.suppress(NoAnswer):
@@ -267,6 +269,6 @@ class StatusWatch:
         return {**answer, "nodes": nodes}
 
 
-def _name(node: Mapping[str, Any]) -> str:
+def _name(node: Fields) -> str:
     """Identifies a node across answers."""
     return f"{node.get('rank')} {node.get('title')}"

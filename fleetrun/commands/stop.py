@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
-from fleetrun.commands.find import complete_running_jobs, describe_end, find_running, job_title, started_here
+from fleetrun.commands.find import describe_end, find_running, job_title, running_job, started_here
 from fleetrun.commands.output import write
 from fleetrun.console.text import printable
 from fleetrun.control.client import Gone, NoAnswer, Running, Watched, ask, ask_by_signal
@@ -17,8 +17,8 @@ from fleetrun.errors import LaunchError, UsageError
 _TIMEOUT = 5.0
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.command()
+@running_job
 @click.option("--now", is_flag=True, help="Kill the processes at once with SIGKILL, without SIGTERM.")
 @node_options
 def command(job: str | None, now: bool, **options: Any) -> int:
@@ -83,9 +83,7 @@ def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
     """Other nodes than this one, which tell their processes to end; `wait` until they have left."""
     with nodes:
         nodes.ask("stop", {"now": now})
-        for rank in nodes.ranks:
-            for _ in nodes.pieces(rank):
-                pass
+        nodes.settle()
         missing = nodes.report()
         if wait:
             write(f"stopping {printable(name)}{_on(nodes)}\n")

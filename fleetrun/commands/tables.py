@@ -25,7 +25,6 @@ from fleetrun.envs.settings.parsing import byte_size, plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
 
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
 _MODULE = "trainers.ps.saves.inspection"
 _LIVE = "trainers.ps.live_rows"
 _COLUMNS = {
@@ -68,13 +67,13 @@ class _Tables(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [each for each in args if not each.startswith("-")]
-        asks_for_help = any(each in _SETTINGS["help_option_names"] for each in args)
+        asks_for_help = not {"-h", "--help"}.isdisjoint(args)
         if not asks_for_help and (not words or (len(words) == 1 and words[0] not in self.commands)):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_Tables, no_args_is_help=False, context_settings=_SETTINGS)
+@click.group(cls=_Tables, no_args_is_help=False)
 def command() -> None:
     """Inspect the tables of parameter servers: list those of a running job or of a save, show rows, compare
     two saves, export and check.
@@ -102,7 +101,7 @@ def command() -> None:
     """
 
 
-@command.command("list", context_settings=_SETTINGS)
+@command.command("list")
 @click.argument("where", metavar="[JOB|SAVE]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for a job with each server.")
 def list_tables(where: str | None, as_json: bool) -> int:
@@ -134,7 +133,7 @@ def list_tables(where: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command(context_settings=_SETTINGS)
+@command.command()
 @click.argument("words", metavar="[JOB|SAVE] TABLE KEY...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show(words: Sequence[str], as_json: bool) -> int:
@@ -163,7 +162,7 @@ def show(words: Sequence[str], as_json: bool) -> int:
     return 0
 
 
-@command.command(context_settings=_SETTINGS)
+@command.command()
 @click.argument("save")
 @click.argument("other")
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
@@ -183,7 +182,7 @@ def diff(save: str, other: str, names: Sequence[str], as_json: bool) -> int:
     return 0
 
 
-@command.command(context_settings=_SETTINGS)
+@command.command()
 @click.argument("save")
 @click.argument("name", metavar="TABLE")
 @click.option("-o", "--output", metavar="FILE", required=True, help="FILE.parquet or FILE.csv.")
@@ -198,7 +197,7 @@ def export(save: str, name: str, output: str) -> int:
     return 0
 
 
-@command.command(context_settings=_SETTINGS)
+@command.command()
 @click.argument("save")
 def check(save: str) -> int:
     """Read all files of SAVE: checksums, rows on a wrong server, keys that are there twice, values that are

@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from fleetrun.commands.everywhere import Where, check_url, node_options, nodes_at
-from fleetrun.commands.find import complete_running_jobs, find_running
+from fleetrun.commands.find import find_running, running_job
 from fleetrun.commands.live_job import RemoteWatch
 from fleetrun.commands.output import write
 from fleetrun.commands.status import NodeFilter, StatusWatch, answering, check_interval
 from fleetrun.errors import UsageError
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.command()
+@running_job
 @click.option(
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
     help="Seconds between two updates.",

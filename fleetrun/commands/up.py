@@ -34,7 +34,7 @@ Exit codes are those of a launch; 2 also if the job file cannot be read or is no
 
 @click.command(
     help=_HELP,
-    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+    context_settings={"max_content_width": 100},
     options_metavar="",
 )
 @click.argument("file", required=False, metavar="[FILE] [LAUNCH OPTIONS]")

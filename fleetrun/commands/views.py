@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
+from fleetrun.aliases import Fields
 from fleetrun.commands.find import script_names
 from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
-from fleetrun.control.usage import objects_in
 from fleetrun.pod.process import signal_name
 from fleetrun.record.goodput import read_fields, share
+from fleetrun.record.journal import objects_in
 
 STYLES = {
     "running": "green",
@@ -40,12 +40,12 @@ _LARGEST_COUNT = 1 << 40  # of processes
 # ---- Values in the answer of a launcher.
 
 
-def text_of(one: Mapping[str, Any], name: str) -> str:
+def text_of(one: Fields, name: str) -> str:
     value = one.get(name)
     return "" if value is None or isinstance(value, dict | list) else printable(str(value)[:_LONGEST])
 
 
-def number_of(one: Mapping[str, Any], name: str) -> float | None:
+def number_of(one: Fields, name: str) -> float | None:
     value = one.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
@@ -56,7 +56,7 @@ def formatted(form: Callable[[float], str], value: float | None) -> str:
     return "" if value is None else form(value)
 
 
-def count_alive(containers: Sequence[Mapping[str, Any]]) -> int:
+def count_alive(containers: Sequence[Fields]) -> int:
     """How many have a process, including those that are being stopped."""
     return sum(each.get("alive") is True for each in containers)
 
@@ -76,18 +76,18 @@ _NODE_COLUMNS = (
 )
 
 
-def _shown_nodes(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _shown_nodes(status: Fields) -> list[Fields]:
     """The nodes that are shown: none for a job on one machine; `only` is the rank of a single one."""
     nodes, only = objects_in(status, "nodes"), status.get("only")
     return [each for each in nodes if only in (None, each.get("rank"))] if len(nodes) > 1 else []
 
 
-def nodes_with_details(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def nodes_with_details(status: Fields) -> list[Fields]:
     """The nodes that are shown and of which more than the name is known."""
     return [each for each in _shown_nodes(status) if isinstance(each.get("states"), dict)]
 
 
-def processes_up(status: Mapping[str, Any]) -> tuple[int, int]:
+def processes_up(status: Fields) -> tuple[int, int]:
     """How many of the known processes are up, and how many there are."""
     there = nodes_with_details(status)
     if not there and status.get("only") is None:
@@ -96,18 +96,18 @@ def processes_up(status: Mapping[str, Any]) -> tuple[int, int]:
     return sum(map(_up, there)), sum(map(_total, there))
 
 
-def _up(node: Mapping[str, Any]) -> int:
+def _up(node: Fields) -> int:
     up = node.get("up")
     return up if type(up) is int and 0 <= up < _LARGEST_COUNT else 0
 
 
-def _total(node: Mapping[str, Any]) -> int:
+def _total(node: Fields) -> int:
     states = node.get("states")
     counts = states.values() if isinstance(states, dict) else ()
     return sum(number for number in counts if type(number) is int and 0 <= number < _LARGEST_COUNT)
 
 
-def node_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
+def node_lines(status: Fields, width: int | None) -> list[Text]:
     """One line each, or what the job waits for."""
     waiting = status.get("waiting")
     if isinstance(waiting, dict):
@@ -125,26 +125,26 @@ def node_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
     return table(_NODE_COLUMNS, [_node_row(each) for each in nodes], width)
 
 
-def _was_asked(node: Mapping[str, Any]) -> bool:
+def _was_asked(node: Fields) -> bool:
     """Launchers of earlier versions do not ask other nodes, nor does one that is leaving the job."""
     return node.get("this") is not True and bool(node.get("silent") or node.get("states"))
 
 
-def waiting_text(status: Mapping[str, Any], waiting: Mapping[str, Any]) -> Text:
+def waiting_text(status: Fields, waiting: Fields) -> Text:
     """What the nodes wait for; `waiting` is that field of the status."""
     if status.get("state") == "spare":
         return Text(printable(f"the job runs on {text_of(waiting, 'present')} other nodes"), "cyan")
     return _waiting_for_nodes(waiting)
 
 
-def _waiting_for_nodes(waiting: Mapping[str, Any]) -> Text:
+def _waiting_for_nodes(waiting: Fields) -> Text:
     missing = waiting.get("missing")
     names = ", ".join(map(str, missing)) if isinstance(missing, list) else ""
     joined = f"{text_of(waiting, 'present')} of {text_of(waiting, 'wanted')} nodes"
     return Text(printable(joined + (f", waiting for {names}" if names else "")), "cyan")
 
 
-def _node_row(node: Mapping[str, Any]) -> list[Cell]:
+def _node_row(node: Fields) -> list[Cell]:
     total, silent, state = _total(node), text_of(node, "silent"), text_of(node, "state")
     return [
         Cell(text_of(node, "rank")),
@@ -159,7 +159,7 @@ def _node_row(node: Mapping[str, Any]) -> list[Cell]:
     ]
 
 
-def _mark_of_this_node(node: Mapping[str, Any], form: str) -> str:
+def _mark_of_this_node(node: Fields, form: str) -> str:
     return form.format("here") if node.get("this") is True else ""
 
 
@@ -183,13 +183,13 @@ COLUMNS = (
     Column("LATE", 5, right=True),
     Column("LAST LINE", 1, rest=True),
 )
-_Process = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+_Process = tuple[str, Fields, Fields]
 """The rank of the node, the answer about the node, and the process."""
 
 NO_NUMBERS = ("nan", "inf", "-inf")
 
 
-def heading_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
+def heading_lines(status: Fields, width: int | None) -> list[Text]:
     """The job as a whole, then its nodes."""
     where = [
         Text(f"logs in {text_of(status, 'log_dir')}", "dim"),
@@ -202,7 +202,7 @@ def heading_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
     ]  # fmt: skip
 
 
-def heading_fields(status: Mapping[str, Any]) -> list[Text]:
+def heading_fields(status: Fields) -> list[Text]:
     """The job in a few words each."""
     state = text_of(status, "state")
     up, there = processes_up(status)
@@ -218,14 +218,14 @@ def heading_fields(status: Mapping[str, Any]) -> list[Text]:
     ]
 
 
-def _goodput(status: Mapping[str, Any]) -> list[Text]:
+def _goodput(status: Fields) -> list[Text]:
     """Nothing before the first steps."""
     seconds = read_fields(status.get("goodput"))
     part = share(seconds)
     return [] if part is None else [Text(f"goodput {100 * part:.1f} %")]
 
 
-def _restarts(status: Mapping[str, Any]) -> str:
+def _restarts(status: Fields) -> str:
     """After progress there may be more than --max_restart."""
     made, most = number_of(status, "restarts"), number_of(status, "max_restart")
     if made is not None and most is not None and made > most:
@@ -233,7 +233,7 @@ def _restarts(status: Mapping[str, Any]) -> str:
     return f"{text_of(status, 'restarts')} of {text_of(status, 'max_restart')}"
 
 
-def process_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
+def process_lines(status: Fields, width: int | None) -> list[Text]:
     """A line of titles and one for each process."""
     return [*_process_table(processes(status), width), *_left_out(status, width)]
 
@@ -247,7 +247,7 @@ def _process_table(there: Sequence[_Process], width: int | None) -> list[Text]:
     return table(COLUMNS, rows, width) if rows else []
 
 
-def processes(status: Mapping[str, Any]) -> list[_Process]:
+def processes(status: Fields) -> list[_Process]:
     """Of all nodes; with `late`, the part of the time for which others wait for it."""
     nodes = nodes_with_details(status)
     late = {
@@ -267,7 +267,7 @@ def processes(status: Mapping[str, Any]) -> list[_Process]:
     ]
 
 
-def _left_out(status: Mapping[str, Any], width: int | None) -> list[Text]:
+def _left_out(status: Fields, width: int | None) -> list[Text]:
     return [
         cut(
             Text(
@@ -280,7 +280,7 @@ def _left_out(status: Mapping[str, Any], width: int | None) -> list[Text]:
     ]
 
 
-def answer_time(status: Mapping[str, Any]) -> float:
+def answer_time(status: Fields) -> float:
     """When the answer was made (seconds since the epoch), by the launcher's clock: that of its start
     times.
     """
@@ -288,7 +288,7 @@ def answer_time(status: Mapping[str, Any]) -> float:
     return started + elapsed if started is not None and elapsed is not None else time.time()
 
 
-def _process_row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
+def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
     state = text_of(one, "state")
     started = number_of(one, "started")
     up = now - started if started is not None and one.get("alive") is True else None
@@ -313,7 +313,7 @@ def _process_row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
     ]
 
 
-def state_of(one: Mapping[str, Any]) -> str:
+def state_of(one: Fields) -> str:
     """The state; for a failed process its exit code or signal."""
     code = one.get("exit")
     if text_of(one, "state") == "failed" and isinstance(code, int):
@@ -321,17 +321,17 @@ def state_of(one: Mapping[str, Any]) -> str:
     return text_of(one, "state")
 
 
-def loss_of(one: Mapping[str, Any]) -> str:
+def loss_of(one: Fields) -> str:
     """Also `nan` and `inf`, which JSON has as strings."""
     loss = one.get("loss")
     return str(loss) if str(loss) in NO_NUMBERS else formatted(format_loss, number_of(one, "loss"))
 
 
-def step_of(one: Mapping[str, Any]) -> str:
+def step_of(one: Fields) -> str:
     return formatted(format_count, number_of(one, "step"))
 
 
-def activity_or_last_line(one: Mapping[str, Any]) -> str:
+def activity_or_last_line(one: Fields) -> str:
     """What the process is busy with besides steps, else the last line that it printed."""
     activity = one.get("activity")
     if isinstance(activity, dict) and isinstance(activity.get("what"), str):
@@ -341,7 +341,7 @@ def activity_or_last_line(one: Mapping[str, Any]) -> str:
     return text_of(one, "last_line")
 
 
-def last_lines(status: Mapping[str, Any], width: int | None) -> list[Text]:
+def last_lines(status: Fields, width: int | None) -> list[Text]:
     """A line for each process that has one, if the table is too narrow for that column."""
     there = [each for each in objects_in(status, "containers") if activity_or_last_line(each)]
     longest = max((len(text_of(each, "name")) for each in there), default=0)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.everywhere import Documents, Where, check_url, job_options, nodes_at
-from fleetrun.commands.find import complete_running_jobs, find_running, job_title
-from fleetrun.commands.output import print_json, write
+from fleetrun.commands.everywhere import Where, check_url, job_options, nodes_at
+from fleetrun.commands.find import find_running, job_title, running_job
+from fleetrun.commands.output import print_json, write_lines
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
 from fleetrun.errors import LaunchError
@@ -20,8 +20,8 @@ _TIMEOUT = 10.0
 """Seconds: the launchers of all nodes ask their processes, which takes them 3 at most."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.command()
+@running_job
 @click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
 @job_options
 def command(job: str | None, in_json: bool, **options: Any) -> int:
@@ -60,7 +60,7 @@ def command(job: str | None, in_json: bool, **options: Any) -> int:
     if in_json:
         print_json({"version": 1, "job": running.job, "pod": running.pod, **answer})
     else:
-        write("".join(f"{printable(line)}\n" for line in _lines(answer)))
+        write_lines(map(printable, _lines(answer)))
     return 0
 
 
@@ -68,14 +68,14 @@ def _why_at(where: Where, in_json: bool) -> int:
     """Of a job of which this host runs no part: node 0 asks the others. Returns the exit code."""
     with nodes_at(where) as nodes:
         nodes.ask("why", {"json": True})
-        said = list(Documents().of(b"".join(nodes.pieces(0))))
+        said = list(nodes.documents(0))
         code = nodes.report()
     if not said or not isinstance(said[-1], dict):
         return code or 1
     if in_json:
         print_json(said[-1])
     else:
-        write("".join(f"{printable(line)}\n" for line in _lines({"ranks": [], **said[-1]})))
+        write_lines(map(printable, _lines({"ranks": [], **said[-1]})))
     return code
 
 

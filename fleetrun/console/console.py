@@ -14,10 +14,11 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from fleetrun.aliases import Callback, Environ
 from fleetrun.console.text import wrapped
 from fleetrun.pod.loop import WRITE, Loop
 
@@ -36,7 +37,7 @@ class Output(Protocol):
     @property
     def room(self) -> bool: ...
     def write(self, data: bytes) -> None: ...
-    def attach(self, loop: Loop, emptied: Callable[[], None]) -> None: ...
+    def attach(self, loop: Loop, emptied: Callback) -> None: ...
     def drain(self, interrupted: int | None = None) -> None: ...
 
 
@@ -60,7 +61,7 @@ class Console:
         self._colour = colour
         self._columns = columns
 
-    def attach(self, loop: Loop, room: Callable[[], None]) -> None:
+    def attach(self, loop: Loop, room: Callback) -> None:
         """From now on the loop writes what cannot be written at once; `room` is called when stdout has taken
         everything.
         """
@@ -187,7 +188,7 @@ class QuietConsole(Console):
     shows_output = False
 
 
-def wants_colour(environ: Mapping[str, str]) -> bool:
+def wants_colour(environ: Environ) -> bool:
     """NO_COLOR, FORCE_COLOR and TERM=dumb as usual; otherwise colour only if both outputs are terminals."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return False
@@ -218,11 +219,11 @@ class Sink:
         self._waiting = bytearray()
         self._loop: Loop | None = None
         self._armed = False
-        self._emptied: Callable[[], None] | None = None
+        self._emptied: Callback | None = None
         self.closed = False
         self._fd, self._nonblocking = _reopened(fd)
 
-    def attach(self, loop: Loop, emptied: Callable[[], None]) -> None:
+    def attach(self, loop: Loop, emptied: Callback) -> None:
         """From now on the loop writes what waits; `emptied` is called when all of it is written."""
         self._loop = loop
         self._emptied = emptied

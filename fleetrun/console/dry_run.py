@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
+from fleetrun.aliases import Environ
 from fleetrun.console.text import masked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
-def plan_document(spec: PodSpec, environ: Mapping[str, str], told: str = "") -> dict[str, Any]:
+def plan_document(spec: PodSpec, environ: Environ, told: str = "") -> dict[str, Any]:
     """`environ` is the launcher's own environment: of each container only the difference is listed. `told`:
     who is notified of what.
     """
@@ -27,7 +27,7 @@ def plan_document(spec: PodSpec, environ: Mapping[str, str], told: str = "") -> 
     }
 
 
-def _container(spec: ContainerSpec, environ: Mapping[str, str]) -> dict[str, Any]:
+def _container(spec: ContainerSpec, environ: Environ) -> dict[str, Any]:
     changed = {name: value for name, value in spec.env.items() if environ.get(name) != value}
     return {
         "name": spec.name,
@@ -41,11 +41,11 @@ def _container(spec: ContainerSpec, environ: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def plan_as_json(spec: PodSpec, environ: Mapping[str, str], told: str = "") -> str:
+def plan_as_json(spec: PodSpec, environ: Environ, told: str = "") -> str:
     return json.dumps(plan_document(spec, environ, told), indent=2, ensure_ascii=False)
 
 
-def plan_as_text(spec: PodSpec, environ: Mapping[str, str], told: str = "") -> list[str]:
+def plan_as_text(spec: PodSpec, environ: Environ, told: str = "") -> list[str]:
     plan = plan_document(spec, environ, told)
     count = "1 process" if plan["replicas"] == 1 else f"{plan['replicas']} processes"
     lines = [f"job {plan['job']}, mode {plan['mode']}: {count}; nothing was started"]

@@ -7,10 +7,10 @@ that fits the terminal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.console.text import (
     columns,
     cut,
@@ -69,7 +69,7 @@ class StatusFields:
 
 
 def status_fields(
-    status: Mapping[str, Any],
+    status: Fields,
     most_nodes: int = 1,
     silent_for: float | None = None,
     stopping_for: float | None = None,
@@ -82,7 +82,7 @@ def status_fields(
     containers = status["containers"]
     waiting, store = status["waiting"], status["store"]
     trainers = [each for each in containers if each["role"] == "trainer"]
-    newest: Mapping[str, Any] = max(
+    newest: Fields = max(
         (each for each in trainers if each["step"] is not None), key=lambda each: each["step"], default={}
     )
     activity: CurrentActivity | None
@@ -111,25 +111,25 @@ def status_fields(
     )
 
 
-def _nodes_up(nodes: Sequence[Mapping[str, Any]], most: int) -> tuple[tuple[str, int, int], ...]:
+def _nodes_up(nodes: Sequence[Fields], most: int) -> tuple[tuple[str, int, int], ...]:
     """Empty for a job on one machine."""
     most = max(most, len(nodes))
     return (("node", len(nodes), most),) if nodes and most > 1 else ()
 
 
-def _processes_up(containers: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, int, int], ...]:
+def _processes_up(containers: Sequence[Fields]) -> tuple[tuple[str, int, int], ...]:
     """By role, trainers first."""
     roles = sorted(dict.fromkeys(each["role"] for each in containers), key=lambda role: role != "trainer")
     groups = [(role, [each for each in containers if each["role"] == role]) for role in roles]
     return tuple((role, sum(each["pid"] is not None for each in group), len(group)) for role, group in groups)
 
 
-def _first_activity(containers: Sequence[Mapping[str, Any]]) -> CurrentActivity | None:
+def _first_activity(containers: Sequence[Fields]) -> CurrentActivity | None:
     found = next((each["activity"] for each in containers if each["activity"]), None)
     return CurrentActivity(found["what"], found["done"], found["of"]) if found else None
 
 
-def _waiting_for_ends(containers: Sequence[Mapping[str, Any]], seconds: float) -> CurrentActivity | None:
+def _waiting_for_ends(containers: Sequence[Fields], seconds: float) -> CurrentActivity | None:
     alive = [each for each in containers if each["pid"] is not None]
     if not alive:
         return None
@@ -138,7 +138,7 @@ def _waiting_for_ends(containers: Sequence[Mapping[str, Any]], seconds: float) -
     return CurrentActivity(f"waiting for {names} to end, {format_duration(seconds)}")
 
 
-def _waiting_for_nodes(waiting: Mapping[str, Any]) -> CurrentActivity:
+def _waiting_for_nodes(waiting: Fields) -> CurrentActivity:
     missing = waiting["missing"]
     names = ", ".join(missing[:_MISSING_NODES_SHOWN])
     names += " ..." if len(missing) > _MISSING_NODES_SHOWN else ""
@@ -148,7 +148,7 @@ def _waiting_for_nodes(waiting: Mapping[str, Any]) -> CurrentActivity:
     )
 
 
-def _time_left(waiting: Mapping[str, Any]) -> str:
+def _time_left(waiting: Fields) -> str:
     """`, 9:30 left`"""
     if waiting["left"] is None:
         return ""

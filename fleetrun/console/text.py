@@ -10,9 +10,10 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.variables import looks_secret
 from fleetrun.files import open_plain
 from fleetrun.values import dataclass
@@ -280,7 +281,7 @@ MASK = "******"
 _URL_PASSWORD = r"(://[^/\s:@]*:)[^/\s@]+@"
 
 
-def masked(environ: Mapping[str, str]) -> dict[str, str]:
+def masked(environ: Environ) -> dict[str, str]:
     """A copy to show: values whose names look secret are masked, and so are passwords inside URLs."""
     return {
         name: MASK if looks_secret(name) and value else re.sub(_URL_PASSWORD, rf"\1{MASK}@", value)
@@ -303,7 +304,7 @@ _KEYS = (
 )
 
 
-def without_secrets(text: str, environ: Mapping[str, str]) -> str:
+def without_secrets(text: str, environ: Environ) -> str:
     """Any text to give away. Masked are passwords inside URLs; what is assigned to a name that looks secret,
     or follows an option of such a name, unless it is a number; private keys and tokens of known forms; and
     the values of such names in `environ` wherever they are. JSON stays JSON.

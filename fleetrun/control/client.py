@@ -14,12 +14,13 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fleetrun import files
+from fleetrun.aliases import Environ, Fields
 from fleetrun.files import peer, short_socket_path
 from fleetrun.proc import read_stat
 from fleetrun.record.history import names
@@ -45,14 +46,12 @@ class Gone(NoAnswer):
     """There is no launcher, or it has ended."""
 
 
-def ask(path: Path, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+def ask(path: Path, request: Fields, timeout: float) -> dict[str, Any]:
     """What the launcher with this control socket answers within `timeout` seconds. Raises NoAnswer."""
     return Question(path, request, time.monotonic() + timeout).answer()
 
 
-def ask_all(
-    paths: Sequence[Path], request: Mapping[str, Any], timeout: float
-) -> list[dict[str, Any] | NoAnswer]:
+def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[dict[str, Any] | NoAnswer]:
     """The same of several, in their order, within one `timeout`: all are asked before the first is waited
     for.
     """
@@ -75,7 +74,7 @@ def ask_all(
 class Question:
     """Asked, and perhaps not yet answered. Raises NoAnswer."""
 
-    def __init__(self, path: Path, request: Mapping[str, Any], deadline: float) -> None:
+    def __init__(self, path: Path, request: Fields, deadline: float) -> None:
         self.pid = 0
         self._deadline = deadline
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,7 +84,7 @@ class Question:
             self._socket.close()
             raise
 
-    def _ask(self, path: Path, request: Mapping[str, Any]) -> None:
+    def _ask(self, path: Path, request: Fields) -> None:
         self._patience()
         try:
             with short_socket_path(path) as name:
@@ -168,7 +167,7 @@ def _stopped(pid: int) -> bool:
 SUFFIX = ".sock"
 
 
-def run_folders(environ: Mapping[str, str]) -> list[Path]:
+def run_folders(environ: Environ) -> list[Path]:
     """Where this user's launches may be: a login, cron and sudo do not agree about XDG_RUNTIME_DIR.
 
     A folder that somebody chose is the only one.
@@ -248,7 +247,7 @@ class Running:
     socket: Path
     pid: int
     started: float | None = None
-    status: Mapping[str, Any] = field(default_factory=dict)
+    status: Fields = field(default_factory=dict)
     silence: str = ""
 
     @property
@@ -268,7 +267,7 @@ class Running:
         return journal_path(self.log_dir, self.job, self.pod)
 
 
-def running_launches(environ: Mapping[str, str], timeout: float = TIMEOUT) -> list[Running]:
+def running_launches(environ: Environ, timeout: float = TIMEOUT) -> list[Running]:
     """All of them, the oldest first. What launchers that were killed have left is taken away."""
     paths = [path for folder in run_folders(environ) for path in control_sockets(folder)]
     found = []

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fleetrun.record.journal import plain
+from fleetrun.aliases import Fields
+from fleetrun.record.journal import objects_in, plain
 
 Status = dict[str, Any]
 
@@ -31,7 +32,7 @@ _UNPACKED = 4 << 20
 _WRONG = (ValueError, RecursionError, zlib.error)
 
 
-def summary(status: Mapping[str, Any]) -> Status:
+def summary(status: Fields) -> Status:
     """Of one machine: `states` counts its processes, `up` those that run; `step` is that of the slowest,
     `rate` the samples per second of all of them.
     """
@@ -48,7 +49,7 @@ def summary(status: Mapping[str, Any]) -> Status:
     }
 
 
-def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
+def pack(status: Fields, brief: bool, most: int) -> bytes:
     """What a machine says, in at most so many bytes; `left_out` processes had no room. The tables of its
     servers are the first to be left out, then how late the job's ranks are, where that is known.
     """
@@ -74,7 +75,7 @@ def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
         kept = min(kept - 1, kept * most // len(data))
 
 
-def _packed_container(container: Mapping[str, Any]) -> Status:
+def _packed_container(container: Fields) -> Status:
     of_a_server = {name: container[name] for name in _OF_A_SERVER if container.get(name)}
     return {name: container[name] for name in _OF_A_CONTAINER} | of_a_server
 
@@ -87,13 +88,13 @@ def unpack(data: bytes) -> Status | None:
         return None
     if not isinstance(said, dict) or not isinstance(said.get("states"), dict):
         return None
-    states, containers, late = said["states"], said.get("containers"), said.get("late")
+    states = said["states"]
     found = {**_plain(said, (*_OF_A_NODE, "up", "step", "rate")), "states": _plain(states, states)}
-    if isinstance(late, list):
-        found["late"] = [_plain(each, _OF_A_LATE_RANK) for each in late if isinstance(each, dict)]
-    if not isinstance(containers, list):
+    if isinstance(said.get("late"), list):
+        found["late"] = [_plain(each, _OF_A_LATE_RANK) for each in objects_in(said, "late")]
+    if not isinstance(said.get("containers"), list):
         return found
-    there = [_container(each) for each in containers if isinstance(each, dict)]
+    there = [_container(each) for each in objects_in(said, "containers")]
     return {**found, "containers": there, **_plain(said, ("left_out",))}
 
 
@@ -139,16 +140,14 @@ def with_answers(status: Status, found: Mapping[int, bytes | None], within: floa
     return {**status, "nodes": nodes}
 
 
-def unfolded(status: Mapping[str, Any]) -> Status:
+def unfolded(status: Fields) -> Status:
     """Unpacked for the command that asked: each node with its fields, this one's too. Unknown ones are left
     as they are.
     """
-    nodes = status.get("nodes")
-    there = [each for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
-    return {**status, "nodes": [_unfolded(each, status) for each in there]}
+    return {**status, "nodes": [_unfolded(each, status) for each in objects_in(status, "nodes")]}
 
 
-def _unfolded(node: Status, status: Mapping[str, Any]) -> Status:
+def _unfolded(node: Status, status: Fields) -> Status:
     node = dict(node)
     packed = node.pop("packed", None)
     if node.get("this") is True:
@@ -166,7 +165,7 @@ def _unfolded(node: Status, status: Mapping[str, Any]) -> Status:
     return {**said, **node, "silent": None}
 
 
-def sound_summary(status: Mapping[str, Any]) -> Status:
+def sound_summary(status: Fields) -> Status:
     """`summary` of what may be of any form: as far as it goes."""
     try:
         return summary(status)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetrun import files
+from fleetrun.aliases import Clock, Environ, Fields
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
@@ -231,10 +232,10 @@ class JobStatus:
 
     def __init__(
         self,
-        facts: Mapping[str, Any],
+        facts: Fields,
         reports: Reports | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
     ) -> None:
         self.goodput = Goodput()
         """Takes the events of the record."""
@@ -302,50 +303,33 @@ class JobStatus:
             case Started():
                 self._started(event.containers)
             case Ended():
-                self._exited(event)
-            case Failure():
-                self._failed(event)
+                self._ended[event.spec.name] = event
+            case Failure() if not event.tolerated:
+                self._decided(event.decision, str(event.ended.exit))
             case Hang():
-                self._hung(event)
+                self._decided(event.decision, event.headline)
             case RestartAsked() | Restarting():
                 self._restarting(event.containers)
             case Leaving():
-                self._leaving(event.rest)
+                self._state = "leaving"
             case Ending():
-                self._ending(event.reason)
+                self.stopping(event.reason, restart=False)
 
     def _started(self, containers: Sequence[Container]) -> None:
         self._state, self._stopping_since = "running", None
         self._started_at.update((each.spec.name, self._wall()) for each in containers)
 
-    def _exited(self, ended: Ended) -> None:
-        self._ended[ended.spec.name] = ended
-
-    def _failed(self, failure: Failure) -> None:
-        if failure.tolerated:
-            return
-        if isinstance(failure.decision, Restart):
+    def _decided(self, decision: object, why: str) -> None:
+        """After a failure or a hang."""
+        if isinstance(decision, Restart):
             self._restarts += 1
             self._state = "restarting"
         else:
-            self._ending(str(failure.ended.exit))
-
-    def _hung(self, hang: Hang) -> None:
-        if isinstance(hang.decision, Restart):
-            self._restarts += 1
-            self._state = "restarting"
-        else:
-            self._ending(hang.headline)
+            self.stopping(why, restart=False)
 
     def _restarting(self, containers: Sequence[Container]) -> None:
         if any(each.spec.role is not Role.EVALUATOR for each in containers):
             self._state = "restarting"
-
-    def _leaving(self, rest: Sequence[Container]) -> None:
-        self._state = "leaving"
-
-    def _ending(self, why: str) -> None:
-        self.stopping(why, restart=False)
 
     def stopping(self, why: str, restart: bool) -> None:
         """The pod of this machine, for what happened on one of the job's."""
@@ -450,16 +434,17 @@ class JobStatus:
         }
 
     def _progress(self, name: str) -> dict[str, Any]:
-        report = self._reports.latest(name) if self._reports is not None and name else None
+        reports = self._reports if name else None
+        report = None if reports is None else reports.latest(name)
         activity = None if report is None else report.activity
         return {
             "step": None if report is None else report.step,
             "of": None if report is None else report.of,
-            "left": None if self._reports is None or not name else self._reports.left(name),
+            "left": None if reports is None else reports.left(name),
             "samples": None if report is None else report.samples,
             "loss": None if report is None else report.loss,
-            "rate": None if self._reports is None or not name else self._reports.rate(name),
-            "step_seconds": None if self._reports is None or not name else self._reports.step_seconds(name),
+            "rate": None if reports is None else reports.rate(name),
+            "step_seconds": None if reports is None else reports.step_seconds(name),
             "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
             "server": None if report is None or not report.server else report.server,
             "tables": None if report is None or not report.tables else report.tables,
@@ -467,7 +452,7 @@ class JobStatus:
         }
 
 
-def _gpus(env: Mapping[str, str]) -> str:
+def _gpus(env: Environ) -> str:
     """Those of a process, as the machine calls them: it counts its own among those that it sees."""
     seen = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     own = env.get("FLAGS_selected_gpus", "").split(",")

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fleetrun.aliases import Clock, Fields
 from fleetrun.proc import read_stat
+from fleetrun.record.journal import objects_in
 
 # ---- Use of this machine by processes: CPU, memory, GPUs; and the last line of a log
 
@@ -179,7 +181,7 @@ class Observer:
         self,
         look: Callable[[], Snapshot] = snapshot,
         gpus: Callable[[], Mapping[int, Device]] = devices,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._look = look
         self._gpus = gpus
@@ -187,7 +189,7 @@ class Observer:
         self._before: Snapshot = look()
         self._when = clock()
 
-    def complete(self, status: Mapping[str, Any]) -> Status:
+    def complete(self, status: Fields) -> Status:
         """`status` with `cpu` (percent of one processor), `memory` (bytes), `gpu` (percent), `gpu_memory`
         (bytes) and `last_line` of each container; what is not known is None.
         """
@@ -205,15 +207,7 @@ class Observer:
         return {**status, "containers": seen}
 
 
-def objects_in(status: Mapping[str, Any], name: str) -> list[Status]:
-    """The objects in a list of an answer, which may have any form."""
-    found = status.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _usage(
-    container: Mapping[str, Any], pids: list[int], before: Snapshot, now: Snapshot, seconds: float
-) -> Status:
+def _usage(container: Fields, pids: list[int], before: Snapshot, now: Snapshot, seconds: float) -> Status:
     log = container.get("log")
     return {
         "cpu": processor(pids, before, now, seconds) if pids else None,
@@ -222,7 +216,7 @@ def _usage(
     }
 
 
-def _on_gpus(container: Mapping[str, Any], pids: list[int], gpus: Mapping[int, Device]) -> Status:
+def _on_gpus(container: Fields, pids: list[int], gpus: Mapping[int, Device]) -> Status:
     """Of the GPUs that it has. Where NVML does not know its processes (in a container they have other
     numbers) the memory is all that is taken on them.
     """

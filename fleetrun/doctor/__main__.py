@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,10 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fleetrun import __version__
 from fleetrun.doctor import measure
 from fleetrun.doctor.facts import Folder, Machine, Torch
-from fleetrun.doctor.visit import at_once, jsonable
+from fleetrun.doctor.visit import jsonable, observed
 
 _PATIENCE = 1.0  # seconds
 
@@ -25,19 +23,14 @@ _PATIENCE = 1.0  # seconds
 def glance(log_dir: Path, devices: Sequence[str]) -> Machine:
     """Nothing is written, and torch is not imported."""
     tasks: dict[str, Callable[[], Any]] = {
-        "cores": measure.cores,
-        "memory": measure.memory,
-        "shm": measure.shm,
-        "limits": measure.limits,
+        **measure.OF_THE_HOST,
         "logs": lambda: Folder(path=str(log_dir), space=measure.space(log_dir)),
         "network": lambda: measure.network(os.uname().nodename),
         "torch": _installed_torch,
     }
     if devices:
         tasks["driver"] = lambda: measure.ask_driver(devices)
-    found = at_once(tasks, dict.fromkeys(tasks, _PATIENCE))
-    late = tuple(name for name in tasks if name not in found)
-    return Machine(python=platform.python_version(), fleetrun=__version__, **found, late=late)
+    return observed(tasks, dict.fromkeys(tasks, _PATIENCE))
 
 
 def _installed_torch() -> Torch:

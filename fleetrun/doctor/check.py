@@ -13,10 +13,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fleetrun.doctor.links import LinkError, measure_link, open_door, serve_link
+from fleetrun.aliases import Callback, Fields
+from fleetrun.doctor.links import LinkError, greeting, measure_link, open_door, serve_link
 from fleetrun.doctor.node_records import Link
 
 _ROUNDS, _BLOCK = 12, 8 << 20
@@ -28,7 +29,7 @@ _LONGEST, _TIMES = 0.05, 4
 """Seconds of sending in each direction, and how often."""
 
 _RETRY = 0.02
-_GREETING, _GREETED = 200, 0.3
+_GREETED = 0.3
 """Bytes and seconds that a visitor has to say who it is."""
 
 
@@ -83,7 +84,7 @@ def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
     return slowest, ""
 
 
-def way(said: Mapping[str, Any], seconds: float) -> tuple[float, str]:
+def way(said: Fields, seconds: float) -> tuple[float, str]:
     """Bytes/s of the slower direction as the visitor sees it, and what is wrong with it."""
     met = False
 
@@ -110,7 +111,7 @@ def way(said: Mapping[str, Any], seconds: float) -> tuple[float, str]:
     return 0.0, ""
 
 
-def _visit(address: tuple[str, int], ticket: str, meet: Callable[[], None]) -> float:
+def _visit(address: tuple[str, int], ticket: str, meet: Callback) -> float:
     while True:
         try:
             with socket.create_connection(address) as sock:
@@ -128,7 +129,7 @@ def fastest(found: Sequence[Link]) -> float:
     return max(min(each.there, each.back) for each in found)
 
 
-def _serve(address: tuple[str, int], ticket: str, meet: Callable[[], None]) -> None:
+def _serve(address: tuple[str, int], ticket: str, meet: Callback) -> None:
     """Others than the partner, who have no ticket, are sent away."""
     with open_door(*address) as door:
         while True:
@@ -136,7 +137,7 @@ def _serve(address: tuple[str, int], ticket: str, meet: Callable[[], None]) -> N
             with sock:
                 sock.settimeout(_GREETED)
                 try:
-                    greeted = _line(sock)
+                    greeted = greeting(sock)
                 except OSError:
                     continue
                 if hmac.compare_digest(greeted, ticket.encode()):
@@ -146,16 +147,6 @@ def _serve(address: tuple[str, int], ticket: str, meet: Callable[[], None]) -> N
                     for _ in range(_TIMES):
                         serve_link(sock, longest=_LONGEST)
                     return
-
-
-def _line(sock: socket.socket) -> bytes:
-    text = b""
-    while not text.endswith(b"\n") and len(text) < _GREETING:
-        data = sock.recv(1)
-        if not data:
-            break
-        text += data
-    return text.strip()
 
 
 def main() -> None:
@@ -173,7 +164,7 @@ def main() -> None:
     _tell(found)
 
 
-def _tell(found: Mapping[str, Any]) -> None:
+def _tell(found: Fields) -> None:
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 

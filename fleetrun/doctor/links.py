@@ -12,8 +12,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from fleetrun.aliases import Callback, Clock
 from fleetrun.doctor.node_records import Link, NodeRecord
 
 # ---- What two machines say to each other while one measures the way to the other: over one connection,
@@ -33,8 +34,6 @@ MOST = 256 << 20
 _LENGTH = struct.Struct("!I")
 _TIME = struct.Struct("!d")
 _COUNTED = struct.Struct("!Qd")
-
-Clock = Callable[[], float]
 
 
 class LinkError(Exception):
@@ -188,13 +187,24 @@ def open_door(address: str, port: int) -> socket.socket:
     return door
 
 
+def greeting(sock: socket.socket) -> bytes:
+    """The line that a visitor begins with. Shorter, if it hangs up or sends too much."""
+    text = b""
+    while not text.endswith(b"\n") and len(text) < _GREETING:
+        data = sock.recv(1)
+        if not data:
+            break
+        text += data
+    return text.strip()
+
+
 class Surveyor:
     """`links` are the links measured so far, by the other's id; `done`: there will be no more. `news` becomes
     readable, as a file, when it is done, and before that when a link could not be measured: `excuse` reports
     that to its other end. `close` ends everything.
     """
 
-    def __init__(self, door: socket.socket, ticket: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, door: socket.socket, ticket: str, clock: Clock = time.time) -> None:
         self._door = door
         self._ticket = ticket
         self._clock = clock
@@ -233,7 +243,7 @@ class Surveyor:
             thread.join(_POLITE)
         os.close(self.news)
 
-    def _start(self, act: Callable[[], None]) -> None:
+    def _start(self, act: Callback) -> None:
         thread = threading.Thread(target=act, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -316,13 +326,7 @@ class Surveyor:
 
     def _greeted(self, sock: socket.socket) -> int | None:
         """The turn for which a visitor comes; None when it has no ticket."""
-        text = b""
-        while not text.endswith(b"\n"):
-            data = sock.recv(1)
-            if not data or len(text) > _GREETING:
-                return None
-            text += data
-        ticket, _, turn = text.decode(errors="replace").strip().partition(" ")
+        ticket, _, turn = greeting(sock).decode(errors="replace").partition(" ")
         if not hmac.compare_digest(ticket.encode(), self._ticket.encode()):
             return None
         return int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 6 else None
@@ -336,7 +340,7 @@ class Surveyor:
             )
 
 
-def _measured(sock: socket.socket, clock: Callable[[], float]) -> Link:
+def _measured(sock: socket.socket, clock: Clock) -> Link:
     """Its ports are open: what is too slow to be measured is not said to be closed. Raises as `measure`."""
     try:
         return measure_link(sock, clock)

@@ -14,10 +14,11 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Environ, Fields
 from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
 
 # ---- What control groups leave to this process, of version 1 and 2: its own group and those around it. In a
@@ -163,6 +164,14 @@ def shm() -> Space | None:
     return space(path) if path.is_dir() and os.access(path, os.W_OK) else None
 
 
+OF_THE_HOST: Mapping[str, Callable[[], Any]] = {
+    "cores": cores,
+    "memory": memory,
+    "shm": shm,
+    "limits": limits,
+}
+
+
 def space(path: Path) -> Space | None:
     """The file system of an existing folder."""
     try:
@@ -193,9 +202,7 @@ def folder(log_dir: Path) -> Folder:
     """The folder for logs, or the one in which it will be made. Leaves nothing there."""
     name = str(log_dir)
     try:
-        place = log_dir.absolute()  # fails where the current directory is gone
-        while not os.path.lexists(place) and place != place.parent:
-            place = place.parent
+        place = _existing(log_dir)
         if not stat.S_ISDIR(place.stat().st_mode):
             return Folder(path=name, error="it is not a directory" if place == log_dir.absolute() else
                           f"{place} is not a directory")  # fmt: skip
@@ -206,13 +213,18 @@ def folder(log_dir: Path) -> Folder:
     return Folder(path=name, space=room, speed=speed, sync=sync)
 
 
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists. Raises OSError if the current one is gone."""
+    place = folder.absolute()
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    return place
+
+
 def unwritable(folder: Path) -> str:
     """Why nothing can be written there, or where it will be made; empty when all is well. Leaves nothing."""
     try:
-        place = folder.absolute()
-        while not os.path.lexists(place) and place != place.parent:
-            place = place.parent
-        os.close(_nameless(place))
+        os.close(_nameless(_existing(folder)))
     except OSError as error:
         return error.strerror or str(error)
     return ""
@@ -401,9 +413,7 @@ sys.stdout.write("\\n" + MARK + json.dumps(found) + "\\n")
 """
 
 
-def ask_torch(
-    environ: Mapping[str, str], python: str = sys.executable, patience: float = TORCH_PATIENCE
-) -> Torch:
+def ask_torch(environ: Environ, python: str = sys.executable, patience: float = TORCH_PATIENCE) -> Torch:
     """Import torch in `python` and ask it. Whatever goes wrong is in `error`."""
     # -P: a json.py in the current directory is in the way of this program, but not of a script elsewhere.
     program = [python, "-P", "-c", _TORCH_PROGRAM.replace("MARK", repr(_TORCH_MARK))]
@@ -434,7 +444,7 @@ def read_torch(text: str) -> Torch:
     try:
         found = json.loads(text)
     except ValueError:
-        return Torch(error=_short(f"what torch said cannot be read: {text}"))
+        found = None
     if not isinstance(found, dict):
         return Torch(error=_short(f"what torch said cannot be read: {text}"))
     seconds = found.get("seconds")
@@ -449,12 +459,12 @@ def read_torch(text: str) -> Torch:
     )
 
 
-def _text(found: Mapping[str, Any], name: str) -> str:
+def _text(found: Fields, name: str) -> str:
     value = found.get(name)
     return _short(value) if isinstance(value, str) else ""
 
 
-def _texts(found: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def _texts(found: Fields, name: str) -> tuple[str, ...]:
     value = found.get(name)
     return tuple(_short(str(each)) for each in value) if isinstance(value, list) else ()
 

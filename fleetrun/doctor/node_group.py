@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from fleetrun.aliases import Callback, Environ, Say
 from fleetrun.console.text import printable
 from fleetrun.doctor import judge_group
 from fleetrun.doctor import node_records as cards
@@ -95,7 +96,7 @@ class Gathering:
         nnodes: tuple[int, int],
         *,
         say: Callable[[Sequence[NodeRecord]], None],
-        told: Callable[[str], None],
+        told: Say,
     ) -> None:
         """`say` is called with the machines that are present whenever they change, `told` with why the store
         is down.
@@ -119,7 +120,7 @@ class Gathering:
         self._over = False
         self._between = 0.0
         self._limit = Timer(lambda: None)
-        self.when_over: Callable[[], None] = lambda: None
+        self.when_over: Callback = lambda: None
         self.reached = False
         self.group = NodeGroup()
 
@@ -268,7 +269,6 @@ class Gathering:
 # ---- The part of a visit that needs the other machines: where they meet, what this one says of itself, what
 # came of it. Makes everything and decides nothing.
 
-Say = Callable[[str], None]
 
 _LARGEST_SCRIPT = 64 << 20
 
@@ -279,7 +279,7 @@ def compare(
     machine: Machine,
     findings: tuple[Finding, ...],
     ports: Ports,
-    environ: Mapping[str, str],
+    environ: Environ,
     say: Say,
 ) -> tuple[NodeGroup, list[Finding]]:
     """Meet the others; what all of them together come to."""
@@ -362,9 +362,7 @@ def _door(plan: Plan, ports: Ports) -> socket.socket:
     return open_door(plan.site.address, port)
 
 
-def _meeting_options(
-    resolved: Resolved, site: Host, card: NodeRecord, environ: Mapping[str, str]
-) -> MeetingOptions:
+def _meeting_options(resolved: Resolved, site: Host, card: NodeRecord, environ: Environ) -> MeetingOptions:
     settings = resolved.settings
     return MeetingOptions(
         master=site.master,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import InvalidValue
@@ -152,28 +153,28 @@ def _json(data: bytes) -> Any:
         raise BadNodeRecordError(str(error)) from None
 
 
-def _list(row: Mapping[str, Any], name: str) -> list[Any]:
+def _list(row: Fields, name: str) -> list[Any]:
     value = row.get(name)
     if not isinstance(value, list):
         raise BadNodeRecordError(f"{name} is not a list")
     return value
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def _text(row: Fields, name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str):
         raise BadNodeRecordError(f"{name} is not a string")
     return _cut(value)
 
 
-def _number(row: Mapping[str, Any], name: str) -> int:
+def _number(row: Fields, name: str) -> int:
     value = row.get(name)
     if not isinstance(value, int) or not -1 <= value <= 1 << 32:
         raise BadNodeRecordError(f"{name} is not a number")
     return value
 
 
-def _amount(row: Mapping[str, Any], name: str) -> float:
+def _amount(row: Fields, name: str) -> float:
     value = row.get(name)
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise BadNodeRecordError(f"{name} is not a number")

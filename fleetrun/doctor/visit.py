@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun import __version__, files
+from fleetrun.aliases import Environ, Fields, Say
 from fleetrun.console.text import columns, printable, wrapped
 from fleetrun.doctor import judge_machine, measure
 from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, warned
@@ -37,14 +38,11 @@ PATIENCE = 20.0
 """Seconds for a measurement. A file system over a network that is gone answers never."""
 
 
-def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) -> Machine:
+def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
     """Measure this machine. Torch is asked where trainers run Python."""
     wanted = plan.wanted
     tasks: dict[str, Callable[[], Any]] = {
-        "cores": measure.cores,
-        "memory": measure.memory,
-        "shm": measure.shm,
-        "limits": measure.limits,
+        **measure.OF_THE_HOST,
         "logs": lambda: measure.folder(Path(settings.log_dir)),
         "network": lambda: measure.network(wanted.address),
         "runtime_error": lambda: _runtime_error(environ),
@@ -57,12 +55,17 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) ->
     if process_command(settings)[0] == sys.executable:
         own = {**environ, **dict(settings.environment)}
         tasks["torch"] = lambda: measure.ask_torch(_environment(plan, own))
-    found = at_once(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
+    return observed(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
+
+
+def observed(tasks: Mapping[str, Callable[[], Any]], patience: Mapping[str, float]) -> Machine:
+    """What the tasks measure, each within its seconds of patience; `late` names the others."""
+    found = at_once(tasks, patience)
     late = tuple(name for name in tasks if name not in found)
     return Machine(python=platform.python_version(), fleetrun=__version__, **found, late=late)
 
 
-def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+def _environment(plan: Plan, environ: Environ) -> dict[str, str]:
     """As a process of the job would have it: the devices chosen, and no secret."""
     values = without_contract(environ)
     values.pop(TOKEN, None)
@@ -71,7 +74,7 @@ def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def _runtime_error(environ: Mapping[str, str]) -> str:
+def _runtime_error(environ: Environ) -> str:
     """Why sockets of launches cannot be made; makes the folder, as a launch would."""
     try:
         files.make_run_folder(files.run_folder(environ))
@@ -212,7 +215,7 @@ def _summary(sections: Sequence[Section]) -> str:
     return f"{counted}: nothing was found that would stop such a job"
 
 
-def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
+def findings_json(sections: Sequence[Section], extra: Fields) -> str:
     """One JSON object: `ok`, `sections` with their findings, and what else is known."""
     findings = [each for section in sections for each in section.findings]
     rows = [
@@ -230,8 +233,6 @@ def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
 
 # ---- The command: from options to sections of findings and an exit code
 
-Say = Callable[[str], None]
-"""A line that shows what is being checked."""
 
 Busy = Callable[[str], AbstractContextManager[object]]
 """What they see while something takes long."""

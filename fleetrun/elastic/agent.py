@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from fleetrun.aliases import Callback, Clock
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
@@ -95,7 +96,7 @@ class Pods(Protocol):
 
     def check(
         self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
-    ) -> Callable[[], None]:
+    ) -> Callback:
         """Take part in the check of this round; call back once, unless it is cancelled by what this
         returns.
         """
@@ -126,9 +127,7 @@ class SuspensionWatch:
     `clock` goes on while the machine sleeps.
     """
 
-    def __init__(
-        self, loop: Loop, limit: float, then: Callable[[], None], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, loop: Loop, limit: float, then: Callback, clock: Clock) -> None:
         self._loop = loop
         self._limit = limit
         self._then = then
@@ -162,8 +161,8 @@ class Agent:
         *,
         timeout: float | None = None,
         lease: float = math.inf,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = _clock_with_sleep,
+        wall: Clock = time.time,
+        clock: Clock = _clock_with_sleep,
     ) -> None:
         """`lease`: the seconds after which the others give up a node of which nothing is heard."""
         self._loop = loop
@@ -185,7 +184,7 @@ class Agent:
         self._requested = False
         self._expired: Cause | None = None
         self._serves = False
-        self._cancel_check: Callable[[], None] = lambda: None
+        self._cancel_check: Callback = lambda: None
         self._membership: Membership  # from `run`; the loop, which calls this agent, runs only in there
 
     @property

@@ -15,10 +15,11 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from fleetrun.aliases import Callback
 from fleetrun.elastic.meeting import PREFERRED_PORT, open_as_guest
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import BadRecordError, Node, Round, State
@@ -170,7 +171,7 @@ class _Client(threading.Thread):
         self._number = 0
         self._unreachable = False
         self._loop = Loop()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callback] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._store: Store = open_as_guest(address.master, address.job, self._name, address.token, self._loop)
         self._streams: dict[str, _Stream] = {}
@@ -179,7 +180,7 @@ class _Client(threading.Thread):
         self._round: Round | None = None
         self._timer: Timer | None = None
 
-    def call(self, what: Callable[[], None]) -> None:
+    def call(self, what: Callback) -> None:
         """From another thread."""
         self._calls.append(what)
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fleetrun.aliases import Callback, Say
 from fleetrun.elastic.store import Store
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
@@ -49,7 +50,7 @@ class MeetingOptions:
     token: str = ""
     late_names: bool = False
     companions: set[int] = field(default_factory=set)
-    tell: Callable[[str], None] = field(default=lambda text: None)
+    tell: Say = field(default=lambda text: None)
 
 
 StartCheck = Callable[[], LaunchError | None]
@@ -69,7 +70,7 @@ class Meeting:
     hosted: bool = False
     member: bool = False
     open_to_all: bool = False
-    close: Callable[[], None] = field(default=lambda: None)
+    close: Callback = field(default=lambda: None)
     start_checks: tuple[tuple[float, StartCheck], ...] = ()
 
 

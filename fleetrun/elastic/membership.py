@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fleetrun.aliases import Callback
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import (
     Accept,
@@ -183,9 +184,7 @@ class PendingWrites:
 class StoreWriter:
     """Carries out acts at the store. `look` is called when a request was answered."""
 
-    def __init__(
-        self, store: Store, loop: Loop, view: View, own: MemberState, look: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: Store, loop: Loop, view: View, own: MemberState, look: Callback) -> None:
         self.pending = PendingWrites()
         self._store = store
         self._loop = loop
@@ -364,7 +363,7 @@ class Membership:
         self._left: End | None = None
         self._ended = False
         self.closed = False
-        self.when_closed: Callable[[], None] = lambda: None
+        self.when_closed: Callback = lambda: None
         self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
         """Called at every look with the entries that are not records of the rendezvous, while there are any;
         once more when there are none.
@@ -432,7 +431,7 @@ class Membership:
         self._own.completed, self._own.completed_since = True, self._loop.clock()
         self._look()
 
-    def confirm(self, then: Callable[[], None]) -> None:
+    def confirm(self, then: Callback) -> None:
         """Ask the store whether this node's generation still runs, and call `then` if it does."""
 
         def read(entry: Entry | None) -> None:

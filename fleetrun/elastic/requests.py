@@ -26,8 +26,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fleetrun.aliases import Callback, Fields
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import WRONG
@@ -109,7 +110,7 @@ class Request:
     """
 
     verb: str
-    options: Mapping[str, Any]
+    options: Fields
     nodes: tuple[str, ...] = ()
     by: str = ""
 
@@ -324,7 +325,7 @@ def _asker(request: Request) -> str:
 class _Answer:
     """To one request. `over` is called when the last piece was taken."""
 
-    def __init__(self, loop: Loop, store: Store, key: str, over: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, store: Store, key: str, over: Callback) -> None:
         self._loop = loop
         self._store = store
         self._key = key
@@ -334,7 +335,7 @@ class _Answer:
         self._sent: Piece | None = None
         self._written = False
         self._companion: Companion | None = None
-        self._taken: Callable[[], None] | None = None
+        self._taken: Callback | None = None
         self._limit: Timer | None = None
         self._closed = False
         store.watch(key)
@@ -359,7 +360,7 @@ class _Answer:
             ended=self._ended,
         )
 
-    def when_taken(self, then: Callable[[], None]) -> None:
+    def when_taken(self, then: Callback) -> None:
         """Once the last piece was taken, or a moment later."""
         self._taken = then
         self._limit = self._loop.after(LINGER, self._was_taken)

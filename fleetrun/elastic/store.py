@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from fleetrun.aliases import Callback
 from fleetrun.errors import LaunchError
 
 # ---- The interface: compare-and-set, leases, watches
@@ -155,7 +156,7 @@ class Session:
 
     __slots__ = ("_wake", "keys", "name", "open", "outbox", "seconds", "until", "watches")
 
-    def __init__(self, name: str, seconds: float, until: float, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str, seconds: float, until: float, wake: Callback) -> None:
         self.name = name
         self.seconds = seconds
         self.until = until
@@ -218,9 +219,7 @@ class Ledger:
         """The session with this name, if its lease has not ended."""
         return self._sessions.get(name)
 
-    def grant(
-        self, name: str, seconds: float, now: float, wake: Callable[[], None] = lambda: None
-    ) -> Session:
+    def grant(self, name: str, seconds: float, now: float, wake: Callback = lambda: None) -> Session:
         """A new lease. `wake` is called when the outbox gets its first change, and when the lease ends; it
         must return at once and not call the ledger.
         """

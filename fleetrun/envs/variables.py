@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.contract import is_owned
 from fleetrun.errors import UsageError, similar
 from fleetrun.values import dataclass
@@ -72,7 +73,7 @@ def _check_name(name: str, options: Mapping[str, str]) -> None:
         raise UsageError(f"--env {name}: fleetrun sets this variable for each process")
 
 
-def chosen(words: Iterable[str], environ: Mapping[str, str], options: Mapping[str, str]) -> Chosen:
+def chosen(words: Iterable[str], environ: Environ, options: Mapping[str, str]) -> Chosen:
     """The variables of `environ` that names and patterns choose. A pattern leaves out secrets, options of
     fleetrun and what fleetrun sets.
 
@@ -105,7 +106,7 @@ def is_pattern(word: str) -> bool:
     return any(letter in word for letter in "*?[")
 
 
-def _fitting(pattern: str, environ: Mapping[str, str], options: Collection[str]) -> list[str]:
+def _fitting(pattern: str, environ: Environ, options: Collection[str]) -> list[str]:
     from fnmatch import fnmatchcase  # late: few launches have one
 
     return sorted(
@@ -113,6 +114,6 @@ def _fitting(pattern: str, environ: Mapping[str, str], options: Collection[str])
     )
 
 
-def _nearby(name: str, environ: Mapping[str, str]) -> str:
+def _nearby(name: str, environ: Environ) -> str:
     near = similar(name, list(environ), cutoff=0.75)
     return f"Did you mean {near[0]}?" if near else "Export it in this shell, or leave it out."

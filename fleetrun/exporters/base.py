@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fleetrun.aliases import Say
 from fleetrun.exporters.job_state import Job, Line
 
 
@@ -21,7 +21,7 @@ class Context:
     argument: str
     job: Job
     lock: threading.Lock
-    warn: Callable[[str], None]
+    warn: Say
 
 
 class Exporter(Protocol):

@@ -8,10 +8,11 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Say
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.envs.progress_report import Report
 from fleetrun.envs.settings.options import LaunchSettings
@@ -102,8 +103,8 @@ class Feed:
         loop: Loop,
         companions: set[int],
         receiver: ProgressReceiver,
-        say: Callable[[str], None],
-        warn: Callable[[str], None],
+        say: Say,
+        warn: Say,
     ) -> None:
         self._loop = loop
         self._companions = companions

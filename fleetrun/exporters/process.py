@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from fleetrun import plugins
+from fleetrun.aliases import Clock, Say
 from fleetrun.exporters import job_state
 from fleetrun.exporters.base import Context, Exporter
 from fleetrun.exporters.job_state import Job
@@ -20,7 +21,7 @@ from fleetrun.pod.companion import warning_message
 class Exporters:
     """Takes the messages in order; `warn` gets what the user should know."""
 
-    def __init__(self, warn: Callable[[str], None], wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, warn: Say, wall: Clock = time.time) -> None:
         self.job = Job()
         self.lock = threading.Lock()
         self._exporters: list[tuple[str, Exporter]] = []

@@ -4,9 +4,10 @@ they are divided among its processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.contract import VISIBLE_VARIABLE
 from fleetrun.errors import UsageError
 
@@ -41,9 +42,7 @@ def _count_nvidia(files: int) -> int:
         pynvml.nvmlShutdown()
 
 
-def detect(
-    kind: str, environ: Mapping[str, str], count: Callable[[str], int] = count_devices
-) -> tuple[str, ...]:
+def detect(kind: str, environ: Environ, count: Callable[[str], int] = count_devices) -> tuple[str, ...]:
     """The devices that this launcher may use, as the visibility variable names them (numbers, GPU-... or
     MIG-...): all, or those that the variable leaves.
     """
@@ -63,7 +62,7 @@ def choose(
     wanted: tuple[str, ...],
     ids: tuple[str, ...],
     kind: str,
-    environ: Mapping[str, str],
+    environ: Environ,
     origin: str = "--devices",
 ) -> tuple[str, ...]:
     """The ids of `--devices`, checked against those that `detect` found; all of them when none was named.

@@ -5,10 +5,10 @@ environment of a helper process (a writer of metrics, a reader of stacks). Start
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.contract import TOKEN, without_contract
 from fleetrun.errors import UsageError
 
@@ -23,7 +23,7 @@ def helper_command(module: str, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *words]
 
 
-def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def helper_environment(environ: Environ) -> dict[str, str]:
     """The launcher's without the contract and the job's secret: it is not a process of the job.
 
     It finds the same fleetrun, installed or not, and computes in one thread: the processors are for the job.

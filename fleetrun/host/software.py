@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from fleetrun.aliases import Environ
 from fleetrun.values import dataclass
 
 MOST = 16 << 10
@@ -26,7 +27,7 @@ class Software:
     packages: Mapping[str, str]
 
 
-def search_path(environment: Mapping[str, str], environ: Mapping[str, str]) -> Sequence[str]:
+def search_path(environment: Environ, environ: Environ) -> Sequence[str]:
     """Where a process looks that this one starts with these variables besides those that it has itself."""
     if "PYTHONPATH" not in environment:
         return sys.path

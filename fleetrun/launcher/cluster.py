@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetrun import __version__
+from fleetrun.aliases import Callback, Say
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
 from fleetrun.console.text import printable, wrapped
@@ -240,7 +241,7 @@ def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -
 
 
 def _meeting_options(
-    settings: LaunchSettings, host: Host, node: Node, companions: set[int], tell: Callable[[str], None]
+    settings: LaunchSettings, host: Host, node: Node, companions: set[int], tell: Say
 ) -> MeetingOptions:
     return MeetingOptions(
         master=host.master,
@@ -360,7 +361,7 @@ class PodFactory:
 
     def check(
         self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
-    ) -> Callable[[], None]:
+    ) -> Callback:
         return self._check(round, members, rank, then).cancel
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
@@ -573,7 +574,7 @@ class _NodeEvents:
         self.notices: Notices | None = None
         """With --notify."""
         self._rank, self._restarts = -1, 0
-        self.spared: Callable[[], None] = lambda: None
+        self.spared: Callback = lambda: None
         """Called when this node begins to wait as a spare."""
 
     def noted(self, faults: MachineFaults) -> None:

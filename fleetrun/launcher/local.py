@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.console import narrator
 from fleetrun.console.console import LEVELS, Console, QuietConsole, sinks, terminal_columns, wants_colour
 from fleetrun.envs.contract import TOKEN
@@ -162,7 +163,7 @@ NO_TERMINAL = (
 )
 
 
-def choose_display(requested: str, environ: Mapping[str, str], *, terminal: bool) -> str:
+def choose_display(requested: str, environ: Environ, *, terminal: bool) -> str:
     """live, plain, json or quiet. `terminal`: stdout and stderr are the same terminal."""
     if requested not in ("auto", "live"):
         return requested
@@ -173,7 +174,7 @@ def choose_display(requested: str, environ: Mapping[str, str], *, terminal: bool
     return "live" if able and wanted else "plain"
 
 
-def console_for(requested: str, level: str, environ: Mapping[str, str], *, runs: bool = True) -> Console:
+def console_for(requested: str, level: str, environ: Environ, *, runs: bool = True) -> Console:
     """A console on stdout and stderr of this process. Without `runs` this process starts no job, so there is
     no state to show, and there are no events.
     """

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fleetrun import __version__
+from fleetrun.aliases import Fields, Say
 from fleetrun.console.narrator import cause_line
 from fleetrun.console.text import describe_duration, printable, read_tail, without_secrets
 from fleetrun.envs.settings.options import LaunchSettings
@@ -40,14 +41,14 @@ class Notices:
         pod: str,
         loop: Loop,
         companions: set[int],
-        say: Callable[[str], None],
-        warn: Callable[[str], None],
+        say: Say,
+        warn: Say,
     ) -> None:
         """Starts the notifier process. Raises LaunchError."""
         self.node = 0
         """The rank of this machine."""
         self._tells = True
-        self._where: Mapping[str, Any] = {}
+        self._where: Fields = {}
         self._settings = settings
         self._pod = pod
         self._say = say

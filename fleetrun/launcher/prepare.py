@@ -7,9 +7,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
+from fleetrun.aliases import Environ, Say
 from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
 from fleetrun.envs.settings.options import NOTIFY, LaunchSettings, Resolved, normal
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_notifiers, written_ranks
@@ -33,7 +34,7 @@ from fleetrun.values import replace
 # ---- Where logs go
 
 
-def with_writable_logs(resolved: Resolved, warn: Callable[[str], None]) -> Resolved:
+def with_writable_logs(resolved: Resolved, warn: Say) -> Resolved:
     """With a temporary folder for the logs, if none is named and the working directory is read-only: in a
     container a script may be made to run there.
     """
@@ -135,7 +136,7 @@ def runs_python(settings: LaunchSettings) -> bool:
     return any(process_command(settings, role)[0] == sys.executable for role in _roles(settings))
 
 
-def name_clash(settings: LaunchSettings, environ: Mapping[str, str]) -> Shadow | None:
+def name_clash(settings: LaunchSettings, environ: Environ) -> Shadow | None:
     """Another `trainers` that keeps a script of this job from importing what it names."""
     environ = {**environ, **dict(settings.environment)}
     commands = dict.fromkeys(process_command(settings, role) for role in _roles(settings))
@@ -148,9 +149,7 @@ def _roles(settings: LaunchSettings) -> list[Role]:
     return [Role.TRAINER, *servers, *(own.role for own in settings.roles)]
 
 
-def take_token(
-    settings: LaunchSettings, environ: MutableMapping[str, str], warn: Callable[[str], None]
-) -> None:
+def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn: Say) -> None:
     """The job's secret out of --token_file into the environment, where the processes of the job look for it.
 
     Raises UsageError for a file that cannot be read, or holds no secret.
@@ -303,7 +302,7 @@ def _address(settings: LaunchSettings, master: str | None) -> str:
     return source_address(there) or source_address(_SOMEWHERE) or (*addresses(), LOOPBACK)[0]
 
 
-def equipped(host: Host, resolved: Resolved, warn: Callable[[str], None], environ: Mapping[str, str]) -> Host:
+def equipped(host: Host, resolved: Resolved, warn: Say, environ: Environ) -> Host:
     """`host` with its cores and devices. Raises UsageError for addresses that are another's, and devices that
     are not there.
     """
@@ -343,7 +342,7 @@ def device_cores(
     binding: str,
     chosen: Collection[str],
     ids: Collection[str],
-    warn: Callable[[str], None],
+    warn: Say,
     root: Path = Path("/"),
 ) -> tuple[str, ...]:
     """For each of the `chosen` devices the cores of its process, of those that this one may use; empty where
@@ -360,7 +359,7 @@ def device_cores(
 
 
 def evaluator_devices(
-    settings: LaunchSettings, ids: tuple[str, ...], warn: Callable[[str], None], environ: Mapping[str, str]
+    settings: LaunchSettings, ids: tuple[str, ...], warn: Say, environ: Environ
 ) -> tuple[str, ...]:
     """The devices that the job file names for evaluators, of those with these ids."""
     own, kind = settings.role_settings(Role.EVALUATOR), settings.device_kind

@@ -8,12 +8,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetrun import __version__, files
+from fleetrun.aliases import Callback, Environ
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import (
     Narrator,
@@ -85,7 +86,7 @@ def _tell_parent(report: Sequence[str]) -> None:
 # ---- Fields of the events `launch` and `ready` in the record
 
 
-def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
+def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[str, Any]:
     """Of the event `launch`. `argv` is what to type after `fleetrun` for the same launch, wherever its
     options came from, but for what only the `job_file` said; `typed` is what was typed.
     """
@@ -102,7 +103,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "script": program(settings),
         "typed": without_secret_options(sys.argv[1:]),
         "argv": list(words(resolved, but=resolved.engine)),
-        "settings": _settings_fields(resolved),
+        "settings": {name: {"value": value, "origin": origin} for name, value, origin in banner(resolved)},
         "job_file": job_file_parts(settings),
         "mode": str(spec.mode),
         "nnodes": _node_range(settings, spec),
@@ -110,10 +111,6 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "max_restart": settings.max_restart,
         "containers": container_fields(spec),
     }
-
-
-def _settings_fields(resolved: Resolved) -> dict[str, Any]:
-    return {name: {"value": value, "origin": origin} for name, value, origin in banner(resolved)}
 
 
 def _cwd() -> str:
@@ -133,14 +130,16 @@ def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
 
 def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
     """The processes of a pod; one that runs before them has no rank."""
-    hook = [spec.pre_hook] if spec.pre_hook is not None else []
-    return [_fields_of(each) for each in (*hook, *spec.containers)]
+    return [_fields_of(each) for each in _with_hook(spec)]
 
 
 def logs_of(spec: PodSpec) -> dict[str, Path]:
     """The log of each, by its name."""
-    hook = [spec.pre_hook] if spec.pre_hook is not None else []
-    return {each.name: each.log for each in (*hook, *spec.containers)}
+    return {each.name: each.log for each in _with_hook(spec)}
+
+
+def _with_hook(spec: PodSpec) -> Sequence[ContainerSpec]:
+    return spec.containers if spec.pre_hook is None else (spec.pre_hook, *spec.containers)
 
 
 def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
@@ -312,14 +311,14 @@ class LaunchSession:
         containers: Sequence[Container],
         then: Callable[[Findings], None],
         detail: Detail = Detail.OUTSIDE,
-    ) -> Callable[[], None]:
+    ) -> Callback:
         """Where all ranks are, here and on the other nodes."""
         from fleetrun.stacks.helper import Finder, quick_taker  # late: few jobs need it
 
         taker = quick_taker(self._loop, self.companions, detail)
         return Finder(taker, self._ask_others, detail).begin(containers, then)
 
-    def warm(self, spec: ContainerSpec, env: Mapping[str, str]) -> Process | None:
+    def warm(self, spec: ContainerSpec, env: Environ) -> Process | None:
         """`TakeWarm` of the pods of this launch."""
         return self._standbys.take(spec, env) if self._standbys is not None else None
 
@@ -382,7 +381,7 @@ class LaunchSession:
 
     def inspect(
         self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
-    ) -> Callable[[], None] | None:
+    ) -> Callback | None:
         """`Inspect` of a supervisor: for failures of a collective job that may follow from another rank's."""
         if not self._has_ranks(containers) or not is_symptom(ended.exit, ended.message):
             return None

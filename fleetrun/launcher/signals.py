@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+from fleetrun.aliases import Callback, Say
 from fleetrun.pod.container import Pod
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.process import descendants, reap_adopted, signal_all, signal_name
@@ -31,7 +32,7 @@ class Interrupts:
         self._urgent.register(signals.fileno(), select.EPOLLIN)
         self._urgent.register(guard.fileno(), select.EPOLLIN)
         self._interrupt: Callable[[int, str], None] | None = None
-        self._guard_lost: Callable[[], None] | None = None
+        self._guard_lost: Callback | None = None
         self._restart: Callable[[str, str], str] | None = None
 
     @property
@@ -44,7 +45,7 @@ class Interrupts:
     def listen(
         self,
         interrupt: Callable[[int, str], None],
-        guard_lost: Callable[[], None],
+        guard_lost: Callback,
         restart: Callable[[str, str], str],
     ) -> None:
         """From now on `interrupt` gets signals that mean "end", with the command of fleetrun that asked for
@@ -77,10 +78,10 @@ def dispatch(
     pod: Pod | None,
     *,
     interrupt: Callable[[int], None],
-    written: Callable[[], None],
+    written: Callback,
     resumed: Callable[[float], None],
-    say: Callable[[str], None],
-    pausing: Callable[[], None] = lambda: None,
+    say: Say,
+    pausing: Callback = lambda: None,
     companions: Collection[int] = (),
 ) -> None:
     """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
+
+from fleetrun.aliases import Fields
 
 
 class Notifier(Protocol):
     """Made by calling the plug-in with its argument, the text after `NAME:`."""
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Fields) -> None:
         """Deliver it. `docs/plugins.md` lists the fields. It may take its time: only the later messages of
         this notifier wait for it. Raises Undelivered; anything else counts as `Undelivered(again=True)`.
         """

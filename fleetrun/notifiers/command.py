@@ -8,9 +8,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
-from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.notifiers.base import Undelivered
 from fleetrun.pod.process import signal_all, with_all_below
 
@@ -28,7 +27,7 @@ class Command:
     def __init__(self, argument: str) -> None:
         self._command = argument
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Fields) -> None:
         """It may run for 30 s. Any exit code but 75 is final: the message may have been delivered."""
         told = {"FLEETRUN_TEXT": str(message["sentence"]), "FLEETRUN_EVENT": str(message["event"])}
         with open(os.memfd_create("message"), "w+b") as stdin:  # noqa: PTH123 - it may read none of it

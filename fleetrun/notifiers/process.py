@@ -14,11 +14,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from fleetrun import plugins
+from fleetrun.aliases import Fields, Say
 from fleetrun.notifiers.base import Notifier, Undelivered
 from fleetrun.pod.companion import warning_message
 from fleetrun.pod.linux import become_subreaper
@@ -54,19 +54,17 @@ def deliver(send: Callable[[], BaseException | None], pause: Callable[[float], b
 class Delivery:
     """The queue of one notifier. `title` is what the user is told of it, `secret` what is never told."""
 
-    def __init__(
-        self, notifier: Notifier, title: str, secret: str, warn: Callable[[str], None], over: threading.Event
-    ) -> None:
+    def __init__(self, notifier: Notifier, title: str, secret: str, warn: Say, over: threading.Event) -> None:
         self._notifier = notifier
         self._title = title
         self._secret = secret
         self._warn = warn
         self._over = over
-        self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[Fields | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def put(self, message: Mapping[str, Any]) -> None:
+    def put(self, message: Fields) -> None:
         try:
             self._waiting.put_nowait(message)
         except queue.Full:
@@ -83,7 +81,7 @@ class Delivery:
             if why is not None:
                 self._tell(why, message)
 
-    def _attempt(self, message: Mapping[str, Any]) -> BaseException | None:
+    def _attempt(self, message: Fields) -> BaseException | None:
         """One that takes too long is left behind, in its thread."""
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -108,7 +106,7 @@ class Delivery:
         time.sleep(seconds)
         return True
 
-    def _tell(self, why: str, message: Mapping[str, Any]) -> None:
+    def _tell(self, why: str, message: Fields) -> None:
         why = why.replace(self._secret, "...") if self._secret else why
         self._warn(f"{self._title} was not told of the {message['event']}: {why}")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from fleetrun.aliases import Fields
 from fleetrun.notifiers.base import Undelivered
 
 _TIMEOUT = 10.0  # seconds without an answer
@@ -32,7 +32,7 @@ class Webhook:
         self._url = argument
         self._opener = build_opener(_NoRedirects)  # which also uses HTTPS_PROXY
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Fields) -> None:
         data = json.dumps(message).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "fleetrun"}
         request = Request(self._url, data, headers, method="POST")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun import files
+from fleetrun.aliases import Environ
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
     MEMORY_VARIABLE,
@@ -479,7 +480,7 @@ def pod_spec(
     node_rank: int = 0,
     *,
     pod: str,
-    environ: Mapping[str, str],
+    environ: Environ,
 ) -> PodSpec:
     """What would run on this machine, rank `node_rank` of those that make these offers.
 
@@ -520,7 +521,7 @@ def pod_spec(
 _PROBE = Path(__file__).parents[1] / "probe" / "inside"
 
 
-def _probe(env: Mapping[str, str], address: Path, *, warm: bool) -> dict[str, str]:
+def _probe(env: Environ, address: Path, *, warm: bool) -> dict[str, str]:
     """What makes Python load the probe, which will answer at `address`. `warm`: it may get a standby."""
     paths = env.get("PYTHONPATH")
     return {
@@ -576,9 +577,7 @@ def _container_spec(
     )
 
 
-def _pre_hook(
-    settings: LaunchSettings, log_dir: Path, pod: str, env: Mapping[str, str]
-) -> ContainerSpec | None:
+def _pre_hook(settings: LaunchSettings, log_dir: Path, pod: str, env: Environ) -> ContainerSpec | None:
     if settings.elastic_pre_hook is None:
         return None
     import shlex  # late: few jobs have one

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetrun.record.goodput import Event, Goodput, Span
+from fleetrun.record.journal import objects_in
 
 RoleAndRank = tuple[str, int]
 """Role and rank."""
@@ -201,8 +202,7 @@ class _Reader:
             return
         self.course.begin = min(self.course.begin, at)
         self.course.end = max(self.course.end, at)
-        there = event.get("containers")
-        listed = [each for each in there if isinstance(each, dict)] if isinstance(there, list) else []
+        listed = objects_in(event, "containers")
         apart = {
             "containers": [{**each, "name": f"{each.get('name')}@{number}"} for each in listed],
             "container": f"{event.get('container')}@{number}",
@@ -225,9 +225,8 @@ class _Reader:
 
     def containers(self, event: Event, at: float) -> None:
         """`launch` and `ready` list the containers, servers first."""
-        value = event.get("containers")
-        for each in value if isinstance(value, list) else ():
-            if isinstance(each, dict) and isinstance(each.get("name"), str):
+        for each in objects_in(event, "containers"):
+            if isinstance(each.get("name"), str):
                 role, rank = str(each.get("role")), each.get("rank")
                 title = f"{_ROLES.get(role, role)} {rank}" if isinstance(rank, int) else each["name"]
                 self.course.titles[each["name"]] = "".join(filter(str.isprintable, title))[:_LONGEST]
@@ -262,9 +261,11 @@ class _Reader:
         self.course.hangs.append(at)
 
     def lateness(self, event: Event, at: float) -> None:
-        value = event.get("late")
-        ranks = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-        shares = {each["rank"]: _positive(each.get("share")) for each in ranks if _is_rank(each.get("rank"))}
+        shares = {
+            each["rank"]: _positive(each.get("share"))
+            for each in objects_in(event, "late")
+            if _is_rank(each.get("rank"))
+        }
         self.course.late.append(
             (at, {rank: min(share, 1.0) for rank, share in shares.items() if share == share})
         )

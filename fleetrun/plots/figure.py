@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import localtime, strftime
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.errors import UsageError
+from fleetrun.files import replacing
 from fleetrun.plots.course import (
     Course,
     Curve,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    _Fill = Callable[[Axes, Course, Sequence[Curve], Sequence[str], float], None]
+    _Fill = Callable[[Axes, "_View"], None]
 
 KINDS = ("png", "svg", "pdf")
 _WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Source Han Sans SC", "SimHei")
@@ -146,31 +145,11 @@ def write_plot(
         figure = draw(found, _title(history), _subtitle(history, found))
         kind = to.suffix.lower().removeprefix(".")
         try:
-            _write_atomically(to, lambda temporary: figure.savefig(temporary, format=kind, dpi=dpi))
+            with replacing(to) as aside:
+                figure.savefig(aside, format=kind, dpi=dpi)
         except OSError as error:
             raise UsageError(f"cannot write {to}: {error.strerror}") from None
     return found
-
-
-def _write_atomically(to: Path, write: Callable[[Path], object]) -> None:
-    """Readers see the old file or the new one, never a part."""
-    fd, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
-    os.close(fd)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(to)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The umask can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _fonts() -> list[str]:
@@ -209,6 +188,25 @@ def _one_line(text: str, longest: int = 140) -> str:
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The job, its thinned curves with their colours, and the seconds in a unit of the axis of time."""
+
+    course: Course
+    curves: Sequence[Curve]
+    colours: Sequence[str]
+    scale: float
+
+    def at(self, time: float) -> float:
+        """The place of a moment on the axis."""
+        return (time - self.course.begin) / self.scale
+
+    @property
+    def whole(self) -> float:
+        """The place of the end."""
+        return self.at(self.course.end)
+
+
 def draw(course: Course, title: str, subtitle: str) -> Figure:
     """The figure, in memory."""
     from matplotlib.figure import Figure
@@ -226,47 +224,49 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
     figure = Figure(figsize=(10.0, 1.3 + sum(ratios)), layout="constrained")
     panels = list(figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0])
     scale, unit = _scale(course.end - course.begin)
-    colours = _colours(len(curves))
+    view = _View(course, curves, _colours(len(curves)), scale)
     for panel, fill in zip(panels, upper, strict=False):
-        fill(panel, course, curves, colours, scale)
-    _lives(panels[-1], course, scale)
+        fill(panel, view)
+    _lives(panels[-1], view)
     for panel in panels:
-        _marks(panel, course, scale)
+        _marks(panel, view)
     if len(panels) > 1:
-        _shade_start(panels[:-1], course, scale)
+        _shade_start(panels[:-1], view)
     panels[-1].set_xlabel(f"{unit} since {_began(course)}")
-    panels[-1].set_xlim(0, max((course.end - course.begin) / scale, 1e-3))
+    panels[-1].set_xlim(0, max(view.whole, 1e-3))
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
     has_legend = 0 < len(curves) <= FEW  # it is one line, below the subtitle
     panels[0].set_title(subtitle, loc="left", fontsize=9, color=_RESTART, pad=20 if has_legend else None)
-    _legends(figure, panels, course, curves, colours)
+    _legends(figure, panels, view)
     return figure
 
 
-def _loss(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
+def _loss(panel: Axes, view: _View) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     panel.set_ylabel("loss")
-    _lines(panel, course, curves, [each.losses for each in curves], colours, scale)
+    curves = view.curves
+    _lines(panel, view, curves, [each.losses for each in curves], view.colours)
     known = [loss for each in curves for loss in each.losses if not math.isnan(loss)]
     if known and min(known) > 0 and max(known) > 50 * min(known):
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.yaxis.set_minor_formatter(NullFormatter())
-    for curve, colour in zip(curves, colours, strict=True):
+    for curve, colour in zip(curves, view.colours, strict=True):
         if curve.broken:  # at the top of the panel: nan has no position
-            first = (curve.broken[0] - course.begin) / scale
+            first = view.at(curve.broken[0])
             panel.plot(
                 [first], [0.97], "x", color=colour, markersize=7, markeredgewidth=2,
                 transform=panel.get_xaxis_transform(), clip_on=False,
             )  # fmt: skip
 
 
-def _pace(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
-    series = [known_paces(each) if course.paced else pace_of_steps(each) for each in curves]
+def _pace(panel: Axes, view: _View) -> None:
+    paced, curves = view.course.paced, view.curves
+    series = [known_paces(each) if paced else pace_of_steps(each) for each in curves]
     values = [each.values for each in series]
-    panel.set_ylabel("samples per second" if course.paced else "steps per second")
-    _lines(panel, course, series, values, colours, scale)
+    panel.set_ylabel("samples per second" if paced else "steps per second")
+    _lines(panel, view, series, values, view.colours)
     if len(curves) > FEW:
         _name_slowest(panel, curves, values)
     known = [pace for each in values for pace in each if not math.isnan(pace)]
@@ -310,13 +310,10 @@ def _of_tables(course: Course) -> list[tuple[str, dict[str, Series], str]]:
     return panels
 
 
-def _series(
-    panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float,
-    *, title: str, lines: dict[str, Series], which: str,
-) -> None:  # fmt: skip
+def _series(panel: Axes, view: _View, *, title: str, lines: dict[str, Series], which: str) -> None:
     panel.set_ylabel(_one_line(title, _LONGEST_LABEL))
     thin = [thinned_series(each, _POINTS) for each in lines.values()]
-    _lines(panel, course, thin, [each.values for each in thin], _colours(len(thin)), scale)
+    _lines(panel, view, thin, [each.values for each in thin], _colours(len(thin)))
     if 1 < len(lines) <= FEW:
         names = [_one_line(name, 40) for name in lines]
         wide = 4 + max(map(len, names))
@@ -328,13 +325,13 @@ def _series(
 
 
 def _lines(
-    panel: Axes, course: Course, curves: Sequence[Curve | Series], values: Sequence[Sequence[float]],
-    colours: Sequence[str], scale: float,
+    panel: Axes, view: _View, curves: Sequence[Curve | Series], values: Sequence[Sequence[float]],
+    colours: Sequence[str],
 ) -> None:  # fmt: skip
     many = len(curves) > FEW
     widths = [0.7] * len(curves) if many else widths_of(len(curves))
     for curve, ys, colour, width in zip(curves, values, colours, widths, strict=True):
-        xs = [(time - course.begin) / scale for time in curve.times]
+        xs = list(map(view.at, curve.times))
         dots = lonely(ys)
         panel.plot(
             xs, ys, color=colour, linewidth=width, alpha=0.55 if many else 1.0,
@@ -343,7 +340,7 @@ def _lines(
     if many:
         longest = max((len(each.times) for each in curves), default=0)
         times, ys = middle(curves, values, max(1, min(_BINS, 2 * longest // 3)))  # a report in each span
-        xs = [(time - course.begin) / scale for time in times]
+        xs = list(map(view.at, times))
         panel.plot(xs, ys, color="white", linewidth=3.2)
         panel.plot(xs, ys, color="black", linewidth=1.6)
     panel.margins(x=0, y=0.08)
@@ -355,33 +352,33 @@ def widths_of(count: int) -> list[float]:
     return [most - number * (most - _THINNEST_LINE) / max(1, count - 1) for number in range(count)]
 
 
-def _shade_start(panels: Sequence[Axes], course: Course, scale: float) -> None:
+def _shade_start(panels: Sequence[Axes], view: _View) -> None:
     """Before the first step: shaded in each panel, and named in the first one where there is room."""
-    if not any(span.kind is Kind.STEPS for span in course.spans):
+    if not any(span.kind is Kind.STEPS for span in view.course.spans):
         return
     end = 0.0
-    for span in course.spans:
+    for span in view.course.spans:
         if span.kind not in _BEFORE_STEPS:
             break
-        end = (span.end - course.begin) / scale
+        end = view.at(span.end)
     for panel in panels:
         panel.axvspan(0, end, facecolor=_SHADE, zorder=0)
-    whole = (course.end - course.begin) / scale
-    if whole and end / whole > _LETTER * (len(Kind.START) + 2):
+    if view.whole and end / view.whole > _LETTER * (len(Kind.START) + 2):
         panels[0].text(
             end / 2, 0.95, str(Kind.START), ha="center", va="top", fontsize=8, color=_RESTART,
             transform=panels[0].get_xaxis_transform(),
         )  # fmt: skip
 
 
-def _late(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
+def _late(panel: Axes, view: _View) -> None:
     """A cell for each rank and look: the part of the time for which others waited for it."""
     from matplotlib.ticker import MaxNLocator
 
-    looks = course.late[:: math.ceil(len(course.late) / _MOST_LOOKS) or 1]
-    times = [(time - course.begin) / scale for time, _ in looks]
+    late = view.course.late
+    looks = late[:: math.ceil(len(late) / _MOST_LOOKS) or 1]
+    times = [view.at(time) for time, _ in looks]
     count = 1 + max((rank for _, shares in looks for rank in shares), default=0)
-    first = max(0.0, times[0] - (times[1] - times[0] if len(times) > 1 else 60.0 / scale))
+    first = max(0.0, times[0] - (times[1] - times[0] if len(times) > 1 else 60.0 / view.scale))
     shares = [[100 * found.get(rank, 0.0) for _, found in looks] for rank in range(count)]
     edges = [number - 0.5 for number in range(count + 1)]
     cells = panel.pcolormesh([first, *times], edges, shares, cmap="Oranges", vmin=0, vmax=100)
@@ -393,17 +390,14 @@ def _late(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequenc
     bar.outline.set_visible(False)
 
 
-def _spent(
-    panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float
-) -> None:
+def _spent(panel: Axes, view: _View) -> None:
     """One bar: what the time went into."""
-    for kind in dict.fromkeys(span.kind for span in course.spans):
-        spans = [span for span in course.spans if span.kind is kind]
-        bars = [((span.begin - course.begin) / scale, (span.end - span.begin) / scale) for span in spans]
+    for kind in dict.fromkeys(span.kind for span in view.course.spans):
+        spans = [span for span in view.course.spans if span.kind is kind]
+        bars = [(view.at(span.begin), (span.end - span.begin) / view.scale) for span in spans]
         panel.broken_barh(bars, (-0.4, 0.8), facecolor=SPENT[kind], linewidth=0)
-        whole = (course.end - course.begin) / scale or 1.0
         for begin, width in bars:
-            if width / whole > _LETTER * (len(kind) + 2):
+            if width / (view.whole or 1.0) > _LETTER * (len(kind) + 2):
                 dark = kind is Kind.RESTARTS
                 panel.text(
                     begin + width / 2, 0, str(kind), ha="center", va="center", fontsize=8,
@@ -415,17 +409,18 @@ def _spent(
     panel.grid(visible=False)
 
 
-def _lives(panel: Axes, course: Course, scale: float) -> None:
+def _lives(panel: Axes, view: _View) -> None:
     """A bar for each attempt of each process; a cross marks the end of one that failed."""
     from matplotlib.ticker import MaxNLocator
 
+    course = view.course
     names = list(course.lives)
     failures: list[tuple[float, int]] = []
     for row, name in enumerate(names):
         dense = max(len(names), len(course.lives[name]) / 4) > _NAMED_ROWS
         for fate in dict.fromkeys(life.fate for life in course.lives[name]):
             lives = [life for life in course.lives[name] if life.fate is fate]
-            spans = [((life.begin - course.begin) / scale, (life.end - life.begin) / scale) for life in lives]
+            spans = [(view.at(life.begin), (life.end - life.begin) / view.scale) for life in lives]
             panel.broken_barh(
                 spans, (row - 0.35, 0.7), facecolor=FATES[fate], linewidth=0.6,
                 edgecolor=FATES[fate] if dense else "white",
@@ -446,22 +441,21 @@ def _lives(panel: Axes, course: Course, scale: float) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(nbins=9, min_n_ticks=3))
 
 
-def _marks(panel: Axes, course: Course, scale: float) -> None:
-    for times, colour, style in ((course.restarts, _RESTART, "--"), (course.hangs, _HANG, ":")):
+def _marks(panel: Axes, view: _View) -> None:
+    for times, colour, style in ((view.course.restarts, _RESTART, "--"), (view.course.hangs, _HANG, ":")):
         shown = times[:: math.ceil(len(times) / _MOST_MARKS) or 1]
         for time in shown:
             panel.axvline(
-                (time - course.begin) / scale, color=colour, linestyle=style, linewidth=1.2, zorder=1.5,
+                view.at(time), color=colour, linestyle=style, linewidth=1.2, zorder=1.5,
                 alpha=min(1.0, _MANY_MARKS / len(shown)),
             )  # fmt: skip
 
 
-def _legends(
-    figure: Figure, panels: Sequence[Axes], course: Course, curves: Sequence[Curve], colours: Sequence[str]
-) -> None:
+def _legends(figure: Figure, panels: Sequence[Axes], view: _View) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    course, curves = view.course, view.curves
     fates = [
         fate for fate in Fate if any(life.fate is fate for each in course.lives.values() for life in each)
     ]
@@ -481,11 +475,11 @@ def _legends(
                 marks.append(Patch(color=SPENT[kind], label=label))
     if len(curves) > FEW:
         marks.append(Line2D([], [], color="black", linewidth=1.6, label="median"))
-        _ladder(figure, panels, curves, colours, beside_another=bool(course.late))
+        _ladder(figure, panels, view)
     elif curves:
         named = [
             Line2D([], [], color=colour, label=curve.title)
-            for curve, colour in zip(curves, colours, strict=True)
+            for curve, colour in zip(curves, view.colours, strict=True)
         ]
         panels[0].legend(
             handles=named, loc="lower left", bbox_to_anchor=(0, 0.99), ncols=FEW, borderpad=0.2,
@@ -494,18 +488,15 @@ def _legends(
     figure.legend(handles=marks, loc="outside lower left", ncols=6)
 
 
-def _ladder(
-    figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], colours: Sequence[str],
-    *, beside_another: bool,
-) -> None:  # fmt: skip
+def _ladder(figure: Figure, panels: Sequence[Axes], view: _View) -> None:
     """The colours of the ranks as a scale beside all panels, so that their time axes stay aligned."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.ticker import MaxNLocator
 
-    ranks = [each.rank for each in curves]
-    shades = ScalarMappable(Normalize(min(ranks), max(ranks)), ListedColormap(list(colours)))
-    pad = 0.12 if beside_another else 0.01
+    ranks = [each.rank for each in view.curves]
+    shades = ScalarMappable(Normalize(min(ranks), max(ranks)), ListedColormap(list(view.colours)))
+    pad = 0.12 if view.course.late else 0.01
     bar = figure.colorbar(shades, ax=list(panels), label="rank", aspect=40, pad=pad)
     bar.outline.set_visible(False)
     bar.locator = MaxNLocator(nbins=8, integer=True)

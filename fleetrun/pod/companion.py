@@ -11,8 +11,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from fleetrun.aliases import Environ, Say
 from fleetrun.errors import SpawnError
 from fleetrun.pod.loop import WRITE, Loop
 from fleetrun.pod.process import Exit, Process
@@ -41,7 +42,7 @@ def read_warning(line: bytes) -> str | None:
 class Said:
     """What a companion writes: `warn` gets its warnings; its last other line tells why it ended."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Say) -> None:
         self._warn = warn
         self._last_line = ""
 
@@ -69,7 +70,7 @@ class Companion:
         loop: Loop,
         companions: set[int],
         argv: Sequence[str],
-        env: Mapping[str, str],
+        env: Environ,
         *,
         heard: Callable[[bytes], None],
         ended: Callable[[Exit], None] = lambda exit: None,
@@ -225,7 +226,7 @@ class Companion:
         return exit
 
 
-def _spawned(argv: Sequence[str], env: Mapping[str, str], keep: Sequence[int]) -> tuple[Process, int, int]:
+def _spawned(argv: Sequence[str], env: Environ, keep: Sequence[int]) -> tuple[Process, int, int]:
     """The process, where to write to it and where to read from it."""
     fds: list[int] = []
     try:

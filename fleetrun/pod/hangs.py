@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
+from fleetrun.aliases import Callback, Fields
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.events import (
@@ -58,13 +58,13 @@ class Silence:
 
 # ---- The watch: looks at logs, counts reports, has the stacks taken
 
-Take = Callable[[Sequence[Container], Callable[[Findings], None]], Callable[[], None]]
+Take = Callable[[Sequence[Container], Callable[[Findings], None]], Callback]
 """Begins to find out where these containers are, those that have ended included, and to write the stacks into
 their logs; calls back exactly once, later. Returns a function that cancels it.
 """
 
 
-def _nothing_taken(containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
+def _nothing_taken(containers: Sequence[Container], then: Callable[[Findings], None]) -> Callback:
     then(Findings())
     return lambda: None
 
@@ -78,7 +78,7 @@ class _Watch:
         self._loop = loop
         self._reports: Counter[str] = Counter()
         self._timer: Timer | None = None
-        self._cancel: Callable[[], None] | None = None
+        self._cancel: Callback | None = None
 
     def reported(self, container: str) -> None:
         """A sign of life that no log shows."""
@@ -133,7 +133,7 @@ class HangWatch(_Watch):
         if self._limit is not None:
             self._look()
 
-    def last_look(self, reason: str, then: Callable[[], None]) -> None:
+    def last_look(self, reason: str, then: Callback) -> None:
         """Before a stop for this reason of another machine: if that is a hang, have the stacks taken here
         too, for what all wait for may be here. `then` is called after that, unless it is called off.
         """
@@ -396,7 +396,7 @@ class _Stand:
     pauses: int
 
     @classmethod
-    def of(cls, container: Container, states: Sequence[Mapping[str, Any]]) -> _Stand:
+    def of(cls, container: Container, states: Sequence[Fields]) -> _Stand:
         state = next((each for each in states if each.get("title") == container.spec.title), {})
         probe = state.get("probe")
         calls = probe.get("calls") if isinstance(probe, dict) else None

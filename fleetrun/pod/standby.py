@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fleetrun.aliases import Environ, Say
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
     ERROR_FILE_VARIABLES,
@@ -91,8 +92,8 @@ class Standbys:
         self,
         loop: Loop,
         companions: set[int],
-        tell: Callable[[str], None],
-        warn: Callable[[str], None],
+        tell: Say,
+        warn: Say,
         listed: Callable[[bytes], None] | None = None,
     ) -> None:
         """`listed` gets what the last trainer of this node has imported at its first step, for `prepare` on
@@ -101,7 +102,7 @@ class Standbys:
         self._loop = loop
         self._companions = companions
         self._tell = tell
-        self._warn: Callable[[str], None] | None = warn
+        self._warn: Say | None = warn
         self._listed = listed
         self._pod: Pod | None = None
         self._stepping: set[str] = set()
@@ -163,7 +164,7 @@ class Standbys:
                 _list_imports(spec, modules)
                 self._enqueue(_Wanted(spec, spec.environment(0), lambda: True, modules))
 
-    def take(self, spec: ContainerSpec, env: Mapping[str, str]) -> Process | None:
+    def take(self, spec: ContainerSpec, env: Environ) -> Process | None:
         """The standby of a container that starts, if there is one that is ready and like it: its script
         begins now, with this environment.
         """
@@ -255,7 +256,7 @@ class _Wanted:
     """
 
     spec: ContainerSpec
-    env: Mapping[str, str]
+    env: Environ
     alive: Callable[[], bool]
     modules: Imports | None = None
     passes: int = 1
@@ -358,7 +359,7 @@ class _Standby:
         loop.add(self._process.fileno(), lambda: news(""))
         self._limit = loop.after(_LONGEST, lambda: news(f"its imports took longer than {_LONGEST:.0f} s"))
 
-    def begin(self, spec: ContainerSpec, env: Mapping[str, str]) -> Process | None:
+    def begin(self, spec: ContainerSpec, env: Environ) -> Process | None:
         """None if it is not ready, or not what this container would be now."""
         if not self._fits(spec, env):
             return None
@@ -376,7 +377,7 @@ class _Standby:
         self._companions.discard(self._process.pid)
         return self._process
 
-    def _fits(self, spec: ContainerSpec, env: Mapping[str, str]) -> bool:
+    def _fits(self, spec: ContainerSpec, env: Environ) -> bool:
         names = env.keys() | self._env.keys()
         different = {name for name in names if env.get(name) != self._env.get(name)}
         may_differ = _MAY_DIFFER | (self._placed - {name for read in self.readers.values() for name in read})

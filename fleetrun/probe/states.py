@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 
@@ -267,7 +268,7 @@ class RankState:
         return f"{own.file.rpartition('/')[2]}:{own.line} in {own.function}{code}"
 
 
-def read_state(said: Mapping[str, Any]) -> RankState:
+def read_state(said: Fields) -> RankState:
     """What `fleetrun.stacks` writes of one rank. Raises MALFORMED."""
     probe = said.get("probe") or {}
     error = str(probe.get("error", ""))
@@ -381,7 +382,7 @@ def _peer(said: Sequence[Any] | None) -> Peer | None:
     return Peer(str(operation), int(rank) if rank is not None else None, int(number or 0))
 
 
-def _queued_peer(calls: Sequence[Mapping[str, Any]], groups: Mapping[str, Group]) -> Peer | None:
+def _queued_peer(calls: Sequence[Fields], groups: Mapping[str, Group]) -> Peer | None:
     """Where a GPU waits in send or recv, before all that is queued behind it."""
     waits = next((each for each in calls if each.get("queued") and not each["done"]), None)
     if waits is None or not waits["point_to_point"]:
@@ -397,7 +398,7 @@ _BETWEEN = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 """As torch's flight recorder names them, with the ranks in their group."""
 
 
-def _served(said: Mapping[str, Any] | None) -> Served | None:
+def _served(said: Fields | None) -> Served | None:
     if not said:
         return None
     return Served(
@@ -416,7 +417,7 @@ def _step(said: Sequence[Any] | None) -> LastStep | None:
     return LastStep(int(number), float(ago), float(seconds) if seconds is not None else None)
 
 
-def _call(said: Mapping[str, Any]) -> Call:
+def _call(said: Fields) -> Call:
     return Call(
         group=str(said["group"]),
         operation=str(said["operation"]),

@@ -5,15 +5,13 @@ the next launch finds it, and `fleetrun nodes`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleetrun.files import end_of
+from fleetrun.files import end_of, replacing
 
 MOST = 256
 """Entries that are kept: the newest."""
@@ -132,11 +130,5 @@ def keep(path: Path, faults: MachineFaults, exclude_after: int | None = None) ->
     if kept == known:
         return
     rows = [list(fault) for fault in kept.faults]
-    aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
+    with replacing(path) as aside:
         aside.write_text(json.dumps({"exclude_after": kept.exclude_after, "faults": rows}, indent=1) + "\n")
-        aside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from fleetrun.record.journal import objects_in
+
 Event = Mapping[str, Any]
 
 
@@ -87,8 +89,7 @@ class Goodput:
             self._of_followed(str(name), event, time)
 
     def _ready(self, event: Event, time: float) -> None:
-        given = event.get("containers")
-        named = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+        named = objects_in(event, "containers")
         trainers = (str(each.get("name")) for each in named if each.get("role") == "trainer")
         self._followed = next(trainers, None)
         self._until(time, self._kind)

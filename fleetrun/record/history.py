@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from fleetrun.record.journal import SUFFIX, Event
+from fleetrun.record.journal import SUFFIX, Event, objects_in
 
 LONGEST_LINE = 4 << 20
 _TAIL = 1 << 20  # bytes, more than the last event has
@@ -91,29 +91,23 @@ class History:
     def containers(self) -> tuple[Known, ...]:
         """Those of the newest pod."""
         for event in reversed(self.all("launch", "ready")):
-            found = tuple(self._known(event.get("containers")))
+            found = tuple(self._known(event))
             if found:
                 return found
         return ()
 
-    def _known(self, said: Any) -> Iterator[Known]:
-        for each in said if isinstance(said, list) else ():
-            if isinstance(each, dict):
-                name, role, log = each.get("name"), each.get("role"), each.get("log")
-                if (
-                    isinstance(name, str)
-                    and isinstance(role, str)
-                    and isinstance(log, str)
-                    and Path(log).name
-                ):
-                    yield Known(
-                        name=name,
-                        role=role,
-                        rank=_whole(each.get("rank")),
-                        index=_whole(each.get("index")) or 0,
-                        log=self.path.parent / Path(log).name,
-                        endpoint=str(each.get("endpoint") or ""),
-                    )
+    def _known(self, event: Event) -> Iterator[Known]:
+        for each in objects_in(event, "containers"):
+            name, role, log = each.get("name"), each.get("role"), each.get("log")
+            if isinstance(name, str) and isinstance(role, str) and isinstance(log, str) and Path(log).name:
+                yield Known(
+                    name=name,
+                    role=role,
+                    rank=_whole(each.get("rank")),
+                    index=_whole(each.get("index")) or 0,
+                    log=self.path.parent / Path(log).name,
+                    endpoint=str(each.get("endpoint") or ""),
+                )
 
 
 def read(path: Path, but: Collection[str] = ()) -> History:

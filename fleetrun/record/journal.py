@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Clock, Fields
 from fleetrun.files import ask_for_writes
 from fleetrun.pod.loop import Loop, Timer
 
@@ -88,6 +89,13 @@ def _opened(path: Path) -> int:
 Event = dict[str, Any]
 """`time` (seconds since the epoch), `event` (its name), and what belongs to it; see docs/events.md."""
 
+
+def objects_in(fields: Fields, name: str) -> list[dict[str, Any]]:
+    """The objects in a list of an event or an answer, which may have any form."""
+    found = fields.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 SUFFIX = ".events.jsonl"
 
 
@@ -98,7 +106,7 @@ def journal_path(log_dir: Path, job_id: str, pod: str) -> Path:
 class Journal:
     """Appends whole lines. What cannot be written is let go and counted: a full disk ends no job."""
 
-    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, wall: Clock = time.time) -> None:
         self.path = path
         self._wall = wall
         self._listeners: list[Callable[[Event], None]] = []
@@ -166,7 +174,7 @@ class Marks:
         self,
         path: Path,
         loop: Loop,
-        wall: Callable[[], float] = time.time,
+        wall: Clock = time.time,
         ask: Callable[[int], None] = ask_for_writes,
     ) -> None:
         self._path = path
@@ -205,7 +213,7 @@ class Marks:
             self._mark(range(len(self._logs)))
             self._rest_a_while()
 
-    def heard(self, event: Mapping[str, Any]) -> None:
+    def heard(self, event: Fields) -> None:
         """An event of the record: the end of a process is the time of its last line."""
         if event.get("event") == "exited" and event.get("container") in self._names:
             self._mark([self._names.index(event["container"])])

@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from fleetrun import plugins
+from fleetrun.aliases import Callback, Environ, Fields
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
 from fleetrun.envs.variables import JOB_FILE, looks_secret
@@ -59,7 +60,7 @@ class Console(Protocol):
     @property
     def err(self) -> Output: ...
 
-    def attach(self, loop: Loop, room: Callable[[], None]) -> None: ...
+    def attach(self, loop: Loop, room: Callback) -> None: ...
 
     def info(self, text: str) -> None: ...
 
@@ -79,12 +80,12 @@ class Submission:
 
     settings: LaunchSettings
     words: Mapping[str, str]
-    environ: Mapping[str, str]
+    environ: Environ
     console: Console
     signals: Signals
     guard: Guard
     passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
-    job_file: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    job_file: Fields = field(default_factory=dict, repr=False)
     token: str | None = None
     _taken: set[str] = field(default_factory=set, repr=False)
 
@@ -108,6 +109,11 @@ class Submission:
         """The job's secret, and whom to notify, as variables for the fleetrun on each machine."""
         token = {TOKEN: self.token} if self.token else {}
         return token | ({NOTIFY: self.environ[NOTIFY]} if NOTIFY in self.environ else {})
+
+    @property
+    def logs(self) -> str:
+        """The absolute path of --log_dir."""
+        return str(Path(self.settings.log_dir).absolute())
 
     def command(self, *but: str) -> tuple[str, ...]:
         """The words after `fleetrun` on a machine of the job: without the engine's options and those of
@@ -191,7 +197,7 @@ class Options:
             raise UsageError(f"--scheduler_option {name}: {engine} has no such option; it has {known}")
 
 
-def has_secrets(job_file: Mapping[str, Any]) -> bool:
+def has_secrets(job_file: Fields) -> bool:
     """Whether these tables of a job file set a variable that looks like a secret."""
     return any(map(looks_secret, job_file.get("environment", ()))) or any(
         map(has_secrets, job_file.get("roles", {}).values())
@@ -275,7 +281,7 @@ class Answer:
     err: str
 
 
-def program_output(argv: Sequence[str], environ: Mapping[str, str], *, within: float = 30.0) -> str | None:
+def program_output(argv: Sequence[str], environ: Environ, *, within: float = 30.0) -> str | None:
     """What a program prints; None when there is no such program, it fails, or takes longer."""
     try:
         done = subprocess.run(
@@ -287,9 +293,7 @@ def program_output(argv: Sequence[str], environ: Mapping[str, str], *, within: f
     return done.stdout if done.returncode == 0 else None
 
 
-def run_program(
-    argv: Sequence[str], text: str, environ: Mapping[str, str], signals: Signals, guard: Guard
-) -> Answer:
+def run_program(argv: Sequence[str], text: str, environ: Environ, signals: Signals, guard: Guard) -> Answer:
     """Run a program with this on its stdin. Raises LaunchError when there is none, and KeyboardInterrupt when
     a signal came before its end, or the guard is gone: then it has ended too.
     """
@@ -301,7 +305,7 @@ def run_program(
 def run_programs(
     commands: Mapping[str, Sequence[str]],
     given: IO[bytes] | None,
-    environ: Mapping[str, str],
+    environ: Environ,
     signals: Signals,
     guard: Guard,
 ) -> dict[str, Answer]:
@@ -325,7 +329,7 @@ def run_programs(
 
 
 def _started(
-    argv: Sequence[str], given: IO[bytes] | None, environ: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    argv: Sequence[str], given: IO[bytes] | None, environ: Environ, out: IO[bytes], err: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """With its own position in the file: it is opened again. Raises OSError."""
     source = os.devnull if given is None else f"/proc/self/fd/{given.fileno()}"

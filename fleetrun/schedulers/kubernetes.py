@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Environ, Fields
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.options import NOTIFY
@@ -34,8 +35,8 @@ class Pod:
 
     image: str
     command: tuple[str, ...]
-    environment: Mapping[str, str]
-    resources: Mapping[str, Any]
+    environment: Environ
+    resources: Fields
     grace: int
     token_secret: str = ""
     notify_secret: str = ""
@@ -88,15 +89,14 @@ class Pod:
             {"name": "FLEETRUN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ]
         env += [{"name": name, "value": _literal(value)} for name, value in self.environment.items()]
-        for name in self.secrets:
-            key = {"secretKeyRef": {"name": self.env_secret, "key": name}}
-            env.append({"name": name, "valueFrom": key})
-        if self.token_secret:
-            key = {"secretKeyRef": {"name": self.token_secret, "key": "token"}}
-            env.append({"name": TOKEN, "valueFrom": key})
-        if self.notify_secret:
-            key = {"secretKeyRef": {"name": self.notify_secret, "key": "notify"}}
-            env.append({"name": NOTIFY, "valueFrom": key})
+        hidden = [
+            *((name, self.env_secret, name) for name in self.secrets),
+            (TOKEN, self.token_secret, "token"),
+            (NOTIFY, self.notify_secret, "notify"),
+        ]
+        for name, secret, key in hidden:
+            if secret:
+                env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
         return env
 
     def _probes(self) -> dict[str, Any]:
@@ -209,13 +209,14 @@ def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
     parts = [data[start : start + _PART] for start in range(0, len(data), _PART)]
     job.console.info(f"Code: {tree.text}, in {plural(len(parts), 'ConfigMap')}")
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": _metadata(name) | {"name": f"{name}-code-{tree.digest[:8]}-{number}"},
-            "binaryData": {f"part-{number:02}": base64.b64encode(part).decode()},
-            "immutable": True,
-        }
+        _document(
+            "v1",
+            "ConfigMap",
+            name,
+            f"-code-{tree.digest[:8]}-{number}",
+            binaryData={f"part-{number:02}": base64.b64encode(part).decode()},
+            immutable=True,
+        )
         for number, part in enumerate(parts)
     ]
 
@@ -244,8 +245,7 @@ def _secret(job: Submission, name: str) -> list[Document]:
         return []
     if job.settings.dry_run:
         values = dict.fromkeys(values, "******")
-    about = _metadata(name) | {"name": f"{name}-env"}
-    return [{"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": values}]
+    return [_document("v1", "Secret", name, "-env", type="Opaque", stringData=values)]
 
 
 def _environment(job: Submission) -> dict[str, str]:
@@ -280,11 +280,11 @@ def _name(text: str) -> str:
     return (label if label[0].isalpha() else f"job-{label}")[:48].rstrip("-")
 
 
-def _metadata(name: str) -> Document:
-    return {
-        "name": name,
-        "labels": {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "fleetrun"},
-    }
+def _document(version: str, kind: str, name: str, suffix: str = "", **content: Any) -> Document:
+    """A document of this job, whose own name is `name` with the suffix."""
+    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "fleetrun"}
+    about = {"name": f"{name}{suffix}", "labels": labels}
+    return {"apiVersion": version, "kind": kind, "metadata": about, **content}
 
 
 def _nodes(job: Submission) -> int:
@@ -410,17 +410,12 @@ def _job(job: Submission, options: Options, name: str, code: Code | None) -> lis
     pod = _pod(job, options, name, lambda number: f"{name}-{number}.{name}", code)
     spec = _deadline(job) | _retries(job) | _job_spec(job, pod, subdomain=name)
     service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(name),
-        "spec": {
-            "clusterIP": "None",
-            "selector": {"batch.kubernetes.io/job-name": name},
-            "publishNotReadyAddresses": True,  # they meet before they are ready
-            "ports": [{"name": "rendezvous", "port": STORE_PORT}],
-        },
+        "clusterIP": "None",
+        "selector": {"batch.kubernetes.io/job-name": name},
+        "publishNotReadyAddresses": True,  # they meet before they are ready
+        "ports": [{"name": "rendezvous", "port": STORE_PORT}],
     }
-    return [service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(name), "spec": spec}]
+    return [_document("v1", "Service", name, spec=service), _document("batch/v1", "Job", name, spec=spec)]
 
 
 def _jobset(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
@@ -445,13 +440,7 @@ def _jobset(job: Submission, options: Options, name: str, code: Code | None) -> 
         },
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": node}}],
     }
-    document = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(name),
-        "spec": spec,
-    }
-    return [document]
+    return [_document("jobset.x-k8s.io/v1alpha2", "JobSet", name, spec=spec)]
 
 
 def _trainjob(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
@@ -475,13 +464,7 @@ def _trainjob(job: Submission, options: Options, name: str, code: Code | None) -
         "trainer": trainer,
         "runtimePatches": [{"manager": "fleetrun.dev/cli", "trainingRuntimeSpec": patch}],
     }
-    document = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": _metadata(name),
-        "spec": spec | _deadline(job),
-    }
-    return [document]
+    return [_document("trainer.kubeflow.org/v1alpha1", "TrainJob", name, spec=spec | _deadline(job))]
 
 
 _KINDS: Mapping[str, Callable[[Submission, Options, str, Code | None], list[Document]]] = {
@@ -494,7 +477,7 @@ _KINDS: Mapping[str, Callable[[Submission, Options, str, Code | None], list[Docu
 # ---- The engine: placement from the environment, and submission
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
+def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """What our own manifests say (FLEETRUN_PLACE_*). Kubeflow's trainer sets torchrun's variables, which are
     those of options.
     """

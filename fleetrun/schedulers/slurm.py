@@ -10,6 +10,7 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.contract import agreed_port, join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.parsing import byte_size
@@ -25,7 +26,15 @@ from fleetrun.schedulers.base import (
     has_secrets,
     processes,
 )
-from fleetrun.schedulers.srun import exported, is_switch, outlives_a_node, settled_by_step, srun, unpacking
+from fleetrun.schedulers.srun import (
+    exported,
+    is_switch,
+    nodes_of_allocation,
+    outlives_a_node,
+    settled_by_step,
+    srun,
+    unpacking,
+)
 from fleetrun.schedulers.tree import Tree
 from fleetrun.schedulers.tree import of_job as tree_of_job
 
@@ -90,7 +99,7 @@ _STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for so many steps
 # ---- placement
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
+def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """One machine of the job for each task of the step, in the order of the tasks.
 
     A batch script or the shell of salloc has no step: then fleetrun has to start itself on the nodes.
@@ -114,19 +123,14 @@ def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str,
     return found
 
 
-def _in_step(environ: Mapping[str, str]) -> bool:
+def _in_step(environ: Environ) -> bool:
     """Whether srun started this process: a batch script and a shell of salloc have no step of their own."""
     if not environ.get("SLURM_STEP_ID") or not environ.get("SLURM_PROCID"):
         return False
     return _number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
 
 
-def nodes_of_allocation(environ: Mapping[str, str]) -> str:
-    """How many nodes the job has; empty outside a job."""
-    return environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
-
-
-def _first_host(environ: Mapping[str, str]) -> str:
+def _first_host(environ: Environ) -> str:
     """The node of task 0: the first of the list, unless a host file says otherwise."""
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         return _first_of_file(environ)
@@ -137,7 +141,7 @@ def _first_host(environ: Mapping[str, str]) -> str:
         raise UsageError(f"SLURM_STEP_NODELIST is {text!r}, which is not a list of hosts") from None
 
 
-def _first_of_file(environ: Mapping[str, str]) -> str:
+def _first_of_file(environ: Environ) -> str:
     """Of an arbitrary distribution Slurm tells no task which node has task 0: its host file does."""
     try:
         return Path(environ["SLURM_HOSTFILE"]).read_text().split()[0]
@@ -150,7 +154,7 @@ def _first_of_file(environ: Mapping[str, str]) -> str:
         ) from None
 
 
-def _address(node: str, environ: Mapping[str, str]) -> str:
+def _address(node: str, environ: Environ) -> str:
     """The node's name where it resolves, else the address that Slurm itself uses."""
     try:
         socket.getaddrinfo(node, None)
@@ -161,7 +165,7 @@ def _address(node: str, environ: Mapping[str, str]) -> str:
     return node
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _number(environ: Environ, name: str) -> int:
     text = environ.get(name, "")
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{name} is {text!r}; it must be a whole number")
@@ -220,7 +224,7 @@ def batch_script(job: Submission) -> str:
     words = (*program, *job.command(*settled))
     if tree is not None:
         lines += _unpacked(job, tree)
-        words = tree.command(options.python, str(Path(job.settings.log_dir).absolute()), words)
+        words = tree.command(options.python, job.logs, words)
     lines.append(
         f"exec {shlex.join(srun(job))} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
         f"    {' '.join(map(quoted, words))}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers.base import FLEETRUN, Submission, run_programs
 from fleetrun.schedulers.tree import Tree
@@ -96,13 +96,13 @@ def unpacking(job: Submission, tree: Tree, verb: str) -> tuple[str, ...]:
 def sending(job: Submission, tree: Tree) -> tuple[str, ...]:
     """A step on all nodes of the allocation: Slurm chooses those of the step that follows."""
     first, *rest = unpacking(job, tree, "unpack")
-    nodes = _allocated(job)
+    nodes = nodes_of_allocation(job.environ)
     return (first, f"--nodes={nodes}", f"--ntasks={nodes}", *_export(job), *rest)
 
 
 def _send(job: Submission, tree: Tree, environ: Mapping[str, str]) -> None:
     """With the variables of the step that follows: they say where a tree is kept. Raises LaunchError."""
-    nodes, argv = _allocated(job), sending(job, tree)
+    nodes, argv = nodes_of_allocation(job.environ), sending(job, tree)
     with tree.archive() as archive:
         answer = run_programs({"": argv}, archive, environ, job.signals, job.guard)[""]
     if answer.code:
@@ -114,11 +114,12 @@ def _send(job: Submission, tree: Tree, environ: Mapping[str, str]) -> None:
 def _nodes(job: Submission) -> str:
     if job.settings.nnodes != (1, 1):
         return str(job.settings.nnodes[1] + job.settings.spares)
-    return _allocated(job)
+    return nodes_of_allocation(job.environ)
 
 
-def _allocated(job: Submission) -> str:
-    return job.environ.get("SLURM_JOB_NUM_NODES") or job.environ.get("SLURM_NNODES", "")
+def nodes_of_allocation(environ: Environ) -> str:
+    """How many nodes the job has; empty outside a job."""
+    return environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
 
 
 def is_switch(value: str) -> bool:
@@ -137,7 +138,7 @@ def command(job: Submission, tree: Tree | None = None) -> list[str]:
         )
     words = (*options.program(FLEETRUN), *job.command("rank", *settled_by_step(job)))
     if tree is not None:
-        words = tree.command(options.python, str(Path(job.settings.log_dir).absolute()), words)
+        words = tree.command(options.python, job.logs, words)
     cpus = environ.get("SLURM_CPUS_PER_TASK")
     others = {name: value for name, value in options.rest().items() if name != "export"}
     return [

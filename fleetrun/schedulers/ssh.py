@@ -479,8 +479,7 @@ def _remote_command(job: Submission, options: Options, host: str, tree: Tree | N
     fleetrun = (python, "-m", "fleetrun", f"--host={host}", *words)
     remote = (python, "-m", "fleetrun.schedulers.ssh_remote", "--")
     if tree is not None:
-        logs = str(Path(job.settings.log_dir).absolute())
-        return shlex.join(tree.command(python, logs, (*remote, *fleetrun)))
+        return shlex.join(tree.command(python, job.logs, (*remote, *fleetrun)))
     return shlex.join(["sh", "-c", f"cd {shlex.quote(folder)} && exec {shlex.join((*remote, *fleetrun))}"])
 
 

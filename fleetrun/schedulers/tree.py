@@ -8,13 +8,14 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fleetrun import values
+from fleetrun.aliases import Callback, Fields
 from fleetrun.envs.settings.options import OPTIONS
 from fleetrun.envs.settings.parsing import byte_size, plural
 from fleetrun.errors import UsageError
@@ -34,7 +35,7 @@ _SAMPLE = 64 << 10
 _IGNORE = "What .gitignore names stays here."
 
 
-Heed = Callable[[], None]
+Heed = Callback
 """Called for each piece that is read: raises KeyboardInterrupt for a signal to end."""
 
 
@@ -192,7 +193,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(name if name.isprintable() else ascii(name) for name in names[:5]) + more
 
 
-def _renamed_in(job_file: Mapping[str, Any], tree: Tree) -> dict[str, Any]:
+def _renamed_in(job_file: Fields, tree: Tree) -> dict[str, Any]:
     """The tables of a job file, whose `${here}` has been filled in."""
     found = dict(job_file)
     if "script" in found:

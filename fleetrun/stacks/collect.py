@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetrun.aliases import Clock, Environ
 from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.files import open_plain
 from fleetrun.host.interpreter import helper_environment
@@ -44,7 +45,7 @@ def can_ask(target: Target, pid: int) -> bool:
 
 
 def ask_process(
-    target: Target, pid: int, clock: Callable[[], float] = time.monotonic,
+    target: Target, pid: int, clock: Clock = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[Thread, ...]:  # fmt: skip
     """Its threads, read out of its log; none when it did not write them there in time. Blocks."""
@@ -125,7 +126,7 @@ class SpyError(Exception):
     """Why py-spy has no stacks of a process."""
 
 
-def dump_pyspy(program: str, pid: int, env: Mapping[str, str], within: float) -> tuple[Thread, ...]:
+def dump_pyspy(program: str, pid: int, env: Environ, within: float) -> tuple[Thread, ...]:
     """The threads of a Python process. Raises SpyError, after about `within` seconds at the latest.
 
     py-spy stops a process while it reads. It would wait without end for one that is stopped already, or
@@ -138,7 +139,7 @@ def dump_pyspy(program: str, pid: int, env: Mapping[str, str], within: float) ->
             raise SpyError(f"py-spy's answer cannot be read: {error}") from None
 
 
-def record_pyspy(program: str, pid: int, env: Mapping[str, str], seconds: int, format: str, to: Path) -> None:
+def record_pyspy(program: str, pid: int, env: Environ, seconds: int, format: str, to: Path) -> None:
     """Write where the threads of a process, and of the processes below it, are over so many seconds: py-spy
     looks 100 times a second, also while they wait. `format`: flamegraph or speedscope. Raises SpyError.
     """
@@ -172,7 +173,7 @@ def _left_running(pid: int) -> Iterator[tuple[str, ...]]:
             _continue_process(pid)
 
 
-def _run(argv: list[str], env: Mapping[str, str], within: float) -> str:
+def _run(argv: list[str], env: Environ, within: float) -> str:
     try:
         popen = subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -242,9 +243,9 @@ class Means:
     """How it is looked: `program` is py-spy or None, `env` what it is run with."""
 
     program: str | None
-    env: Mapping[str, str]
+    env: Environ
     deadline: float
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
     age: Callable[[int], float | None] = processes.age_of
 
     @property

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.envs.settings.parsing import ranks_in_words
 
 # ---- Stacks, as py-spy and faulthandler write them
@@ -52,7 +53,7 @@ def of_pyspy(text: str) -> tuple[Thread, ...]:
     return tuple(_thread(each) for each in main_first[:MOST_THREADS])
 
 
-def _thread(said: Mapping[str, Any]) -> Thread:
+def _thread(said: Fields) -> Thread:
     frames = said.get("frames")
     if not isinstance(frames, list) or not all(isinstance(each, dict) for each in frames):
         raise ValueError("a thread without frames")
@@ -127,7 +128,7 @@ class Target:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, said: Mapping[str, Any]) -> Target:
+    def of_json(cls, said: Fields) -> Target:
         """Raises what reading other people's JSON raises: KeyError, TypeError, ValueError."""
         words = {name: str(said[name]) for name in ("role", "title", "log", "mark")}
         node = said.get("node")

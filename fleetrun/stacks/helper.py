@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fleetrun.aliases import Callback
 from fleetrun.envs.channels import PROBE_VARIABLE
 from fleetrun.envs.contract import VISIBLE_VARIABLE, Role
 from fleetrun.errors import LaunchError
@@ -74,7 +75,7 @@ class Taker:
         self._within = within
         self._more = more
 
-    def take(self, containers: Sequence[Container], then: Taken) -> Callable[[], None]:
+    def take(self, containers: Sequence[Container], then: Taken) -> Callback:
         """Begin; `then` gets a line for each place where processes are, or why that is not known, and where
         each trainer is. Returns a function that cancels it.
         """
@@ -161,7 +162,7 @@ class _Taking:
         self._seconds = limit
         self._limit = loop.after(limit, self._too_long)
 
-    def begin(self, argv: Sequence[str], request: bytes) -> Callable[[], None]:
+    def begin(self, argv: Sequence[str], request: bytes) -> Callback:
         try:
             self._companion = Companion(
                 self._loop,
@@ -239,7 +240,7 @@ class Finder:
         self._others = others
         self._detail = detail
 
-    def begin(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
+    def begin(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callback:
         """`Take` of `pod.hangs`."""
         finding = _Finding(then, alone=self._others is None)
         cancel = finding.begin(self._taker, containers)
@@ -258,7 +259,7 @@ class _Finding:
         self._others: list[State] | None = [] if alone else None
         self._node = ""
 
-    def begin(self, taker: Taker, containers: Sequence[Container]) -> Callable[[], None]:
+    def begin(self, taker: Taker, containers: Sequence[Container]) -> Callback:
         cancel = taker.take(containers, self._taken)
 
         def call_off() -> None:

@@ -8,10 +8,11 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.stacks.frames import MOST_FRAMES, MOST_THREADS, Frame, Group, Taken, Target, Thread
 from fleetrun.stacks.processes import STATES
 
@@ -107,7 +108,7 @@ def as_json(taken: Taken) -> dict[str, Any]:
     }
 
 
-def of_json(said: Mapping[str, Any], node: int) -> Taken:
+def of_json(said: Fields, node: int) -> Taken:
     """What `as_json` says, on another node. Raises what reading other people's JSON raises."""
     command, pid = str(said["command"]), int(said["pid"])
     target = Target(
@@ -124,7 +125,7 @@ def of_json(said: Mapping[str, Any], node: int) -> Taken:
     return Taken(target=target, pid=pid, command=command, state=state, threads=threads, note=note)
 
 
-def _thread(said: Mapping[str, Any]) -> Thread:
+def _thread(said: Fields) -> Thread:
     frames = said["frames"][:MOST_FRAMES]
     found = tuple(Frame(str(each["function"]), str(each["file"]), int(each["line"])) for each in frames)
     return Thread(str(said["name"]), found, int(said["cut"]))

@@ -20,6 +20,17 @@ def positive(text: str) -> int:
     return _at_least(text, 1)
 
 
+def add_training(
+    parser: argparse.ArgumentParser, *, epochs: int, batch_size: int, lr: float, batch_of: str | None = None
+) -> None:
+    """Add the arguments that say how long and how to train, with these defaults. `batch_of`: whose batch."""
+    parser.add_argument("--epochs", type=count, default=epochs)
+    parser.add_argument("--steps", type=count, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=positive, default=batch_size, help=batch_of)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lr", type=float, default=lr)
+
+
 def _at_least(text: str, least: int) -> int:
     try:
         number = int(text)

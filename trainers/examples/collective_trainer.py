@@ -8,8 +8,7 @@ import torch
 
 from trainers import fleet
 from trainers.collective.group import current_device
-from trainers.data.shard import shard_loader
-from trainers.examples.mnist import mnist_on_mlp_model, options, report, test_accuracy
+from trainers.examples.mnist import batches, mnist_on_mlp_model, options, report, test_accuracy
 
 
 def main() -> None:
@@ -25,20 +24,12 @@ def main() -> None:
     adam = torch.optim.Adam(model.parameters(), lr=args.lr)
     optimizer = fleet.distributed_optimizer(adam, strategy=strategy)
 
-    train_dataloader = shard_loader(
-        train_data, args.batch_size, rank=fleet.worker_index(), trainers=fleet.worker_num(), seed=args.seed
-    )
     cross_entropy = torch.nn.CrossEntropyLoss()
-    step = 0
-    for _ in range(args.epochs):
-        for x, y in train_dataloader:
-            if step == args.steps:
-                break
-            step += 1
-            cost = cross_entropy(model(x.to(device)), y.to(device))
-            optimizer.minimize(cost)
-            if step == 1 or step % 20 == 0:
-                report(step, cost.detach())
+    for step, (x, y) in batches(args, train_data):
+        cost = cross_entropy(model(x.to(device)), y.to(device))
+        optimizer.minimize(cost)
+        if step == 1 or step % 20 == 0:
+            report(step, cost.detach())
 
     if fleet.is_first_worker():
         print(f"test accuracy: {test_accuracy(model, test_data, device):.4f}", flush=True)

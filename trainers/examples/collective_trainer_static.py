@@ -8,8 +8,7 @@ import torch
 
 from trainers import fleet, static
 from trainers.collective.group import current_device
-from trainers.data.shard import shard_loader
-from trainers.examples.mnist import feeds, mnist_on_mlp_model, network, options, report, tested
+from trainers.examples.mnist import batches, feeds, mnist_on_mlp_model, network, options, report, tested
 
 
 def main() -> None:
@@ -24,19 +23,11 @@ def main() -> None:
     model = fleet.distributed_model(mlp)
     program = static.Program(model, feeds(train_data), network, loss="cost", optimizer=optimizer)
 
-    train_dataloader = shard_loader(
-        train_data, args.batch_size, rank=fleet.worker_index(), trainers=fleet.worker_num(), seed=args.seed
-    )
     exe = static.Executor(device)
-    step = 0
-    for _ in range(args.epochs):
-        for data in train_dataloader:
-            if step == args.steps:
-                break
-            step += 1
-            loss_val, _acc_val = exe.run(program, feed=data, fetch_list=["cost", "acc"])
-            if step == 1 or step % 20 == 0:
-                report(step, loss_val)
+    for step, data in batches(args, train_data):
+        loss_val, _acc_val = exe.run(program, feed=data, fetch_list=["cost", "acc"])
+        if step == 1 or step % 20 == 0:
+            report(step, loss_val)
 
     if fleet.is_first_worker():
         print(f"test accuracy: {tested(exe, program, test_data):.4f}", flush=True)

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
-from typing import SupportsFloat
+from collections.abc import Iterator, Mapping
+from typing import Any, SupportsFloat
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainers import static
+from trainers import fleet, static
 from trainers.data.images import digits, mnist
-from trainers.examples.arguments import count, positive
+from trainers.data.shard import shard_loader
+from trainers.examples.arguments import add_training
 
 # ---- The two-layer MLP of Paddle's quick start: 784 -> 128 tanh -> 128 tanh -> 10.
 
@@ -42,11 +43,7 @@ class MnistMlp(torch.nn.Module):
 def options(description: str, *, epochs: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", metavar="DIR", help="MNIST idx files (default: scikit-learn's digits)")
-    parser.add_argument("--epochs", type=count, default=epochs)
-    parser.add_argument("--steps", type=count, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=positive, default=64)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=0.001)
+    add_training(parser, epochs=epochs, batch_size=64, lr=0.001)
     return parser
 
 
@@ -55,6 +52,20 @@ def mnist_on_mlp_model(data: str | None, seed: int) -> tuple[TensorDataset, Tens
     torch.manual_seed(seed)
     images = mnist(data) if data else digits()
     return images.train, images.test, MnistMlp(inputs=images.pixels)
+
+
+def batches(args: argparse.Namespace, data: TensorDataset) -> Iterator[tuple[int, Any]]:
+    """Number and content of each batch of this trainer's share: --epochs passes, --steps batches at most."""
+    loader = shard_loader(
+        data, args.batch_size, rank=fleet.worker_index(), trainers=fleet.worker_num(), seed=args.seed
+    )
+    step = 0
+    for _ in range(args.epochs):
+        for batch in loader:
+            if step == args.steps:
+                return
+            step += 1
+            yield step, batch
 
 
 def feeds(images: TensorDataset) -> list[static.Data]:

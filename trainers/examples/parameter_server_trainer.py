@@ -7,8 +7,7 @@ fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.parameter_server_tr
 import torch
 
 from trainers import fleet
-from trainers.data.shard import shard_loader
-from trainers.examples.mnist import mnist_on_mlp_model, options, report, test_accuracy
+from trainers.examples.mnist import batches, mnist_on_mlp_model, options, report, test_accuracy
 
 
 def main() -> None:
@@ -30,23 +29,11 @@ def main() -> None:
     else:
         fleet.init_worker()
 
-        train_dataloader = shard_loader(
-            train_data,
-            args.batch_size,
-            rank=fleet.worker_index(),
-            trainers=fleet.worker_num(),
-            seed=args.seed,
-        )
         cross_entropy = torch.nn.CrossEntropyLoss()
-        step = 0
-        for _ in range(args.epochs):
-            for x, y in train_dataloader:
-                if step == args.steps:
-                    break
-                step += 1
-                cost = cross_entropy(model(x), y)
-                optimizer.minimize(cost)
-                report(step, cost.detach())
+        for step, (x, y) in batches(args, train_data):
+            cost = cross_entropy(model(x), y)
+            optimizer.minimize(cost)
+            report(step, cost.detach())
         fleet.stop_worker()
         if fleet.is_first_worker():
             accuracy = test_accuracy(model, test_data, torch.device("cpu"))

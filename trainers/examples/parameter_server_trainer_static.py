@@ -8,8 +8,7 @@ fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.parameter_server_tr
 import torch
 
 from trainers import fleet, static
-from trainers.data.shard import shard_loader
-from trainers.examples.mnist import feeds, mnist_on_mlp_model, network, options, tested
+from trainers.examples.mnist import batches, feeds, mnist_on_mlp_model, network, options, tested
 
 
 def main() -> None:
@@ -33,21 +32,9 @@ def main() -> None:
         exe = static.Executor("cpu")
         fleet.init_worker()
 
-        train_dataloader = shard_loader(
-            train_data,
-            args.batch_size,
-            rank=fleet.worker_index(),
-            trainers=fleet.worker_num(),
-            seed=args.seed,
-        )
-        step = 0
-        for _ in range(args.epochs):
-            for data in train_dataloader:
-                if step == args.steps:
-                    break
-                step += 1
-                cost_val, acc_val = exe.run(program, feed=data, fetch_list=["cost", "acc"])
-                print(f"loss: {cost_val}, acc: {acc_val}", flush=True)
+        for _, data in batches(args, train_data):
+            cost_val, acc_val = exe.run(program, feed=data, fetch_list=["cost", "acc"])
+            print(f"loss: {cost_val}, acc: {acc_val}", flush=True)
         fleet.stop_worker()
         if fleet.is_first_worker():
             print(f"test accuracy: {tested(exe, program, test_data):.4f}", flush=True)

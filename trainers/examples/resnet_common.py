@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from trainers.data.flowers import Flowers, SyntheticPictures, flowers
 from trainers.data.shard import shard_loader
 from trainers.errors import UsageError
-from trainers.examples.arguments import count, positive
+from trainers.examples.arguments import add_training, count, positive
 from trainers.zoo.resnet import ResNet
 
 Pictures = Flowers | SyntheticPictures
@@ -28,11 +28,7 @@ EVERY = 5  # batches from one line to the next
 def options(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", metavar="DIR", help="Flowers-102 (default: synthetic pictures)")
-    parser.add_argument("--epochs", type=count, default=10)
-    parser.add_argument("--steps", type=count, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=positive, default=32, help="of each trainer")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=0.1)
+    add_training(parser, epochs=10, batch_size=32, lr=0.1, batch_of="of each trainer")
     parser.add_argument("--layers", type=int, default=50, help="18, 34, 50, 101 or 152")
     parser.add_argument("--width", type=positive, default=64, help="channels of the first stage")
     parser.add_argument("--class_dim", type=positive, default=102)

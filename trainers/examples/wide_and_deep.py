@@ -22,7 +22,7 @@ from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel, Clicks
 from trainers.data.dataset import InMemoryDataset
 from trainers.examples import click_log
-from trainers.examples.arguments import count, positive
+from trainers.examples.arguments import add_training, positive
 from trainers.metrics import Auc
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.zoo.click_models import WideDeep
@@ -40,14 +40,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data", metavar="DIR", type=Path, help="MultiSlot files (default: generated rows)")
     parser.add_argument("--rows", type=positive, default=200_000, help="how many each trainer generates")
     parser.add_argument("--mode", choices=["async", "sync", "geo"], default="async")
-    parser.add_argument("--epochs", type=count, default=2)
-    parser.add_argument("--steps", type=count, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=positive, default=512)
+    add_training(parser, epochs=2, batch_size=512, lr=0.002)
     parser.add_argument("--dim", type=positive, default=9)
     parser.add_argument("--hidden", type=positive, nargs="+", default=[128, 64])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
-    parser.add_argument("--lr", type=float, default=0.002)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.data and not (args.data / "best.json").is_file():  # said here, it is nothing to restart after
         parser.error(

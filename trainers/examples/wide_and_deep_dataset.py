@@ -21,7 +21,7 @@ import torch
 from trainers import QueueDataset, fleet, static
 from trainers.data.click_files import ID_SLOTS, write_tsv
 from trainers.data.clicks import DENSE, SLOTS, ClickModel
-from trainers.examples.arguments import count, files_in, folder_of_files, positive
+from trainers.examples.arguments import add_training, files_in, folder_of_files, positive
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.zoo.click_models import WideDeep
 
@@ -41,13 +41,9 @@ def options() -> argparse.Namespace:
         help="turns a file into MultiSlot text (default: python criteo_reader.py)",
     )
     parser.add_argument("--sync", action="store_true", help="all trainers step together")
-    parser.add_argument("--epochs", type=count, default=1)
-    parser.add_argument("--steps", type=count, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=positive, default=512)
+    add_training(parser, epochs=1, batch_size=512, lr=0.002)
     parser.add_argument("--dim", type=positive, default=9)
     parser.add_argument("--hidden", type=positive, nargs="+", default=[128, 64])
-    parser.add_argument("--lr", type=float, default=0.002)
-    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 

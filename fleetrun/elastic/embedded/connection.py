@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 import zmq
 
+from fleetrun.aliases import Callback
 from fleetrun.elastic.embedded.sockets import (
     Frames,
     Monitor,
@@ -347,18 +348,18 @@ class StoreConnection:
             self._pause = _FIRST_PAUSE_S  # the probe took as long as a pause
         self._fail(why, number, self._probe if self._addresses else self._resolve)
 
-    def _fail(self, why: str, number: int, then: Callable[[], None]) -> None:
+    def _fail(self, why: str, number: int, then: Callback) -> None:
         self._failed = True
         self._again(then)
         self._user.unreachable(why, number)
 
     # ---- timers: one step at a time
 
-    def _again(self, step: Callable[[], None]) -> None:
+    def _again(self, step: Callback) -> None:
         self._after(self._pause * random.uniform(0.75, 1.0), step)
         self._pause = min(2 * self._pause, self._longest_pause)
 
-    def _after(self, seconds: float, step: Callable[[], None]) -> None:
+    def _after(self, seconds: float, step: Callback) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if self._closed else self._loop.after(seconds, step)

@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from fleetrun import __version__
+from fleetrun.aliases import Callback, Say
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.sockets import (
     CurveAuthenticator,
@@ -152,7 +153,7 @@ class Service:
         self._peers = Peers(ledger)
         self._to_tell: dict[Session, None] = {}
         self._flushing = False
-        self._when_idle: list[Callable[[], None]] = []
+        self._when_idle: list[Callback] = []
         self._does: dict[type[Any], Callable[[Peer, Any, bytes], None]] = {
             wire.Put: self._put,
             wire.Delete: self._delete,
@@ -169,7 +170,7 @@ class Service:
         """Sessions of other nodes, including those that are disconnected but still have a lease."""
         return self._peers.sessions
 
-    def when_idle(self, call: Callable[[], None]) -> None:
+    def when_idle(self, call: Callback) -> None:
         """Call this once, as soon as no client has a session."""
         self._when_idle.append(call)
         self._wake()
@@ -407,7 +408,7 @@ class StoreServer:
         lease: float,
         keys: CurveKeys | None = None,
         version: str | None = None,
-        notice: Callable[[str], None] = lambda text: None,
+        notice: Say = lambda text: None,
     ) -> None:
         _allow_many_connections()
         self._loop = loop
@@ -441,7 +442,7 @@ class StoreServer:
         """How many connections and messages were rejected so far."""
         return self._refused + self._service.wrong
 
-    def when_idle(self, call: Callable[[], None]) -> None:
+    def when_idle(self, call: Callback) -> None:
         """Call this once, from the loop, as soon as no other node has a session: all have left or were
         lost.
         """

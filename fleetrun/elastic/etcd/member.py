@@ -30,11 +30,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 from urllib.parse import quote
 
+from fleetrun.aliases import Fields, Say
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.client import Access, Client, Rejected, Unreachable
 from fleetrun.elastic.etcd.threads import Backoff
@@ -98,7 +99,7 @@ class Member:
         job_id: str,
         lease: float,
         certificate: Certificate | None,
-        tell: Callable[[str], None],
+        tell: Say,
     ) -> None:
         if shutil.which(PROGRAM) is None:
             raise NotSupportedError(
@@ -227,7 +228,7 @@ class _ForeignClusterError(Exception):
 class Runner:
     """Runs one member until the input ends."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
+    def __init__(self, said: Fields) -> None:
         self._endpoints: list[str] = said["endpoints"]
         self._own: str = said["own"]
         self._job: str = said["job"]

@@ -15,6 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from fleetrun.aliases import Callback, Environ
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
 from fleetrun.elastic.store import Entry, Listener, covers
@@ -25,17 +26,17 @@ from fleetrun.pod.loop import Loop, Timer
 class Mailbox:
     """Calls from threads, made in the loop."""
 
-    def __init__(self, loop: Loop, emptied: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, emptied: Callback) -> None:
         """`emptied` is called after the calls that were posted."""
         self._loop = loop
         self._emptied = emptied
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callback] = deque()
         self._lock = threading.Lock()
         self._open = True
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.add(self._event, self._empty)
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callback) -> None:
         """From any thread. After `close` it does nothing."""
         with self._lock:  # the number of a closed descriptor may be another's by now
             if self._open:
@@ -160,7 +161,7 @@ class EtcdStore:
         job_id: str,
         node_id: str,
         lease: float,
-        environ: Mapping[str, str] = os.environ,
+        environ: Environ = os.environ,
         fenced: bool = False,
         own: int | None = None,
     ) -> None:
@@ -222,7 +223,7 @@ class EtcdStore:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _thread(self, name: str, act: Callable[[], None]) -> threading.Thread:
+    def _thread(self, name: str, act: Callback) -> threading.Thread:
         def run() -> None:
             try:
                 act()
@@ -309,7 +310,7 @@ class EtcdStore:
     def gave_up(self, error: LaunchError) -> None:
         self._post(lambda: self._lost(error))
 
-    def _post(self, call: Callable[[], None]) -> None:
+    def _post(self, call: Callback) -> None:
         assert self._mailbox is not None
         self._mailbox.post(call)
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
+from fleetrun.aliases import Environ, Fields
 from fleetrun.elastic.store import Entry
 from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list
 from fleetrun.errors import UsageError
@@ -104,7 +105,7 @@ def complete(job_id: str) -> Body:
     return {"key": _COMPLETE_KEY, "value": _base64(job_id.encode())}
 
 
-def completed_for(answer: Mapping[str, Any]) -> str | None:
+def completed_for(answer: Fields) -> str | None:
     """The job for which it may be used; None: it may not be used yet. `answer`: to a range of `COMPLETE`."""
     found = answer.get("kvs", ())
     return b64decode(found[0].get("value", "")).decode() if found else None
@@ -113,11 +114,11 @@ def completed_for(answer: Mapping[str, Any]) -> str | None:
 # ---- answers
 
 
-def revision(answer: Mapping[str, Any]) -> int:
+def revision(answer: Fields) -> int:
     return int(answer["header"]["revision"])
 
 
-def entries(keys: Keys, answer: Mapping[str, Any]) -> dict[str, Entry]:
+def entries(keys: Keys, answer: Fields) -> dict[str, Entry]:
     """Of all ranges in the answer to a transaction."""
     return {
         keys.name(kv["key"]): _entry(kv)
@@ -126,7 +127,7 @@ def entries(keys: Keys, answer: Mapping[str, Any]) -> dict[str, Entry]:
     }
 
 
-def written(keys: Keys, answer: Mapping[str, Any], key: str, value: bytes | None) -> Change:
+def written(keys: Keys, answer: Fields, key: str, value: bytes | None) -> Change:
     """A key after `put` (of this value) or `delete`."""
     entry = entries(keys, answer).get(key)
     if entry is not None and value is not None and answer.get("succeeded"):
@@ -134,18 +135,18 @@ def written(keys: Keys, answer: Mapping[str, Any], key: str, value: bytes | None
     return Change(key, entry, revision(answer))
 
 
-def changes(keys: Keys, message: Mapping[str, Any]) -> list[Change]:
+def changes(keys: Keys, message: Fields) -> list[Change]:
     """In one message of a watch."""
     return [_change(keys, event) for event in message.get("events", ())]
 
 
-def _change(keys: Keys, event: Mapping[str, Any]) -> Change:
+def _change(keys: Keys, event: Fields) -> Change:
     kv = event["kv"]
     entry = None if event.get("type") == "DELETE" else _entry(kv)
     return Change(keys.name(kv["key"]), entry, int(kv["mod_revision"]))
 
 
-def _entry(kv: Mapping[str, Any]) -> Entry:
+def _entry(kv: Fields) -> Entry:
     return Entry(b64decode(kv.get("value", "")), int(kv["create_revision"]), int(kv["mod_revision"]))
 
 
@@ -253,7 +254,7 @@ def _password_hint(name: str) -> str | None:
     return f"set the password in {PASSWORD_VARIABLE}" if name.startswith("pass") else None
 
 
-def password_for(address: EtcdAddress, environ: Mapping[str, str]) -> str:
+def password_for(address: EtcdAddress, environ: Environ) -> str:
     """The password of the address's user; empty without a user. Raises UsageError when it is not set."""
     if address.user and PASSWORD_VARIABLE not in environ:
         raise UsageError(

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from fleetrun.aliases import Fields
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import NOTHING_SPENT, Spent
@@ -296,25 +297,25 @@ def _code(value: Any) -> int:
     return code
 
 
-def _only(fields: Mapping[str, Any], **kinds: Any) -> dict[str, Any]:
+def _only(fields: Fields, **kinds: Any) -> dict[str, Any]:
     """These fields, each converted by its kind; others are of a later version and left out."""
     return {name: kind(fields[name]) for name, kind in kinds.items() if name in fields}
 
 
-def _node(fields: Mapping[str, Any]) -> Node:
+def _node(fields: Fields) -> Node:
     plain = _only(
         fields, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults,
         software=str, has_store=bool,
     )  # fmt: skip
     options = {str(name): str(value) for name, value in fields["options"].items()}
-    return Node(**plain, options=options, offer=Offer.unpacked(_offer_row(fields["offer"])))
+    offer = [fields["offer"][name] for name in _OFFER]
+    return Node(**plain, options=options, offer=Offer.unpacked(offer))
 
 
-def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
-    return [offer[name] for name in ("servers", "trainers", "heter", "coordinators", "service", "gloo")]
+_OFFER = ("servers", "trainers", "heter", "coordinators", "service", "gloo")
 
 
-def _cause(fields: Mapping[str, Any]) -> Cause:
+def _cause(fields: Fields) -> Cause:
     plain = _only(
         fields, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, age=_seconds,
         symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str,
@@ -327,7 +328,7 @@ def _step(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def _spent(fields: Mapping[str, Any]) -> Spent:
+def _spent(fields: Fields) -> Spent:
     gain = fields.get("gain")
     return Spent(
         tuple(map(_seconds, fields["times"])),
@@ -338,7 +339,7 @@ def _spent(fields: Mapping[str, Any]) -> Spent:
     )
 
 
-def _round(fields: Mapping[str, Any]) -> Round:
+def _round(fields: Fields) -> Round:
     plain = _only(
         fields,
         generation=int,
@@ -363,7 +364,7 @@ def _round(fields: Mapping[str, Any]) -> Round:
     return round_
 
 
-def _report(fields: Mapping[str, Any]) -> Report:
+def _report(fields: Fields) -> Report:
     causes = tuple(map(_cause, fields.get("causes", ())))
     measured = fields.get("measured")
     return Report(
@@ -374,7 +375,7 @@ def _report(fields: Mapping[str, Any]) -> Report:
     )
 
 
-def read_measured(fields: Mapping[str, Any]) -> Measured:
+def read_measured(fields: Fields) -> Measured:
     """What `doctor.check` prints. Raises one of `WRONG`."""
     numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
     return Measured(**_only(fields, **numbers, error=str, link_error=str))
@@ -387,16 +388,16 @@ def _measure(value: Any) -> float:
     return number
 
 
-def _worked(fields: Mapping[str, Any]) -> dict[str, float]:
+def _worked(fields: Fields) -> dict[str, float]:
     return {str(machine): _measure(seconds) for machine, seconds in fields.items()}
 
 
-def _check(fields: Mapping[str, Any]) -> Check:
+def _check(fields: Fields) -> Check:
     plain = _only(fields, turn=int, usual=_measure, within=_measure, done=int)
     return Check(**plain, suspects=tuple(map(str, fields.get("suspects", ()))))
 
 
-def _census(fields: Mapping[str, Any]) -> Census:
+def _census(fields: Fields) -> Census:
     return Census(present=int(fields["present"]), missing=tuple(map(str, fields.get("missing", ()))))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.contract import Mode, Role, is_owned
 from fleetrun.envs.settings.options import (
     BY_VARIABLE,
@@ -329,7 +330,7 @@ def escaped(text: str) -> str:
 class Filling:
     """Fills in the variables of one job."""
 
-    def __init__(self, entries: Mapping[Key, Entry], environ: Mapping[str, str]) -> None:
+    def __init__(self, entries: Mapping[Key, Entry], environ: Environ) -> None:
         """Raises UsageError for a variable that cannot be one."""
         self._own = {key[1]: entry for key, entry in entries.items() if key[0] == "variable"}
         self._environ = environ
@@ -401,21 +402,21 @@ def plain(value: str | int | float) -> str:
 _LARGEST = 1 << 63
 
 
-def load_job_file(name: str, environ: Mapping[str, str], origin: str = "--config") -> JobFile:
+def load_job_file(name: str, environ: Environ, origin: str = "--config") -> JobFile:
     """The job file of that name with all that it includes. Raises UsageError, which names file, line and
     key.
     """
     return _Reader(merged(read_documents(name, origin)), environ).job_file()
 
 
-def job_file_of_variable(environ: Mapping[str, str]) -> JobFile:
+def job_file_of_variable(environ: Environ) -> JobFile:
     """The one that an engine has put into the environment. Raises UsageError."""
     document = _document(JOB_FILE, environ[JOB_FILE], "variable")
     return _Reader(merged([document]), environ).job_file()
 
 
 class _Reader:
-    def __init__(self, entries: Mapping[Key, Entry], environ: Mapping[str, str]) -> None:
+    def __init__(self, entries: Mapping[Key, Entry], environ: Environ) -> None:
         self._entries = entries
         self._filling = Filling(entries, environ)
 

@@ -275,9 +275,17 @@ def assignments(text: str) -> tuple[tuple[str, str], ...]:
 
 def number_list(text: str) -> tuple[int, ...]:
     """`0,2`: each once, ascending; empty text is none."""
-    parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
+    numbers = _numbers(text) if text else ()
+    if numbers is None:
         raise InvalidValue("it must be numbers joined by commas, such as 0,2")
+    return numbers
+
+
+def _numbers(text: str) -> tuple[int, ...] | None:
+    """Numbers joined by commas, each once, ascending. None if the text is anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
+        return None
     return tuple(sorted(set(map(int, parts))))
 
 
@@ -354,10 +362,14 @@ def unique(items: tuple[str, ...]) -> tuple[str, ...]:
 
 def stage_counts(text: str) -> tuple[int, ...]:
     """`2` or `1;2`: the number of processes of each stage."""
+    return _stages(count, text, "1;2")
+
+
+def _stages(parse: Parser, text: str, example: str) -> tuple[Any, ...]:
     try:
-        return tuple(count(part.strip()) for part in text.split(";"))
+        return tuple(parse(part.strip()) for part in text.split(";"))
     except InvalidValue as error:
-        raise InvalidValue(f"{error}, or several joined by ';', such as '1;2'") from None
+        raise InvalidValue(f"{error}, or several joined by ';', such as {example!r}", error.meant) from None
 
 
 _device_word = choice("cpu", "gpu", "xpu", "npu")
@@ -365,10 +377,7 @@ _device_word = choice("cpu", "gpu", "xpu", "npu")
 
 def stage_devices(text: str) -> tuple[str, ...]:
     """`gpu` or `gpu;cpu`: the kind of device of each stage."""
-    try:
-        return tuple(_device_word(part.strip()) for part in text.split(";"))
-    except InvalidValue as error:
-        raise InvalidValue(f"{error}, or several joined by ';', such as 'gpu;cpu'", error.meant) from None
+    return _stages(_device_word, text, "gpu;cpu")
 
 
 FollowRule = tuple[Role, tuple[int, ...] | None]
@@ -404,10 +413,10 @@ def _follow_rule(text: str) -> FollowRule:
         )
     if not colon:
         return ROLE_WORDS[word], None
-    parts = [number.strip() for number in numbers.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
+    found = _numbers(numbers)
+    if found is None:
         raise InvalidValue(f"{word}: needs process numbers, such as {word}:0,1; join several roles with '+'")
-    return ROLE_WORDS[word], tuple(sorted(set(map(int, parts))))
+    return ROLE_WORDS[word], found
 
 
 def written_follow(rules: tuple[FollowRule, ...]) -> str:
@@ -473,20 +482,12 @@ def endpoint(text: str) -> str:
 
 def host_list(text: str) -> tuple[str, ...]:
     """Hosts joined by commas; each once."""
-    try:
-        return unique(tuple(host(part.strip()) for part in text.split(",")))
-    except InvalidValue as error:
-        raise _in_list(error, text) from None
+    return _listed(host, text)
 
 
 def endpoint_list(text: str) -> tuple[str, ...]:
     """Endpoints joined by commas; each once. Empty text is an empty list, as in Paddle."""
-    if not text:
-        return ()
-    try:
-        return unique(tuple(endpoint(part.strip()) for part in text.split(",")))
-    except InvalidValue as error:
-        raise _in_list(error, text) from None
+    return _listed(endpoint, text) if text else ()
 
 
 def trainer_list(text: str) -> tuple[str, ...]:
@@ -515,10 +516,14 @@ def stage_endpoints(text: str) -> tuple[tuple[str, ...], ...]:
     return stages
 
 
-def _in_list(error: InvalidValue, text: str) -> InvalidValue:
-    """The same requirement for each entry, when there are several."""
-    message = str(error)
-    return InvalidValue(message.replace("it must", "each entry must", 1) if "," in text else message)
+def _listed(parse: Parser, text: str) -> tuple[str, ...]:
+    """Entries joined by commas; each once. If there are several, the error says "each entry"."""
+    try:
+        return unique(tuple(parse(part.strip()) for part in text.split(",")))
+    except InvalidValue as error:
+        message = str(error)
+        several = message.replace("it must", "each entry must", 1) if "," in text else message
+        raise InvalidValue(several) from None
 
 
 def port_range(text: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from fleetrun.aliases import Environ
 from fleetrun.envs import contract, variables
 from fleetrun.envs.channels import inside_container
 from fleetrun.envs.contract import Mode, NodeLoss, Role, join_endpoint
@@ -48,14 +49,14 @@ EngineValues = Callable[[Mapping[str, str], Collection[str]], Mapping[str, Engin
 """The values that an engine gives to options, from an environment; not for the options named second."""
 
 
-def no_engine(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
+def no_engine(environ: Environ, but: Collection[str]) -> Mapping[str, EngineValue]:
     """For a process that no engine started."""
     return {}
 
 
 def resolve(
     line: CommandLine,
-    environ: Mapping[str, str],
+    environ: Environ,
     engine_values: EngineValues = no_engine,
     file: JobFile = NOTHING,
 ) -> Resolved:
@@ -154,7 +155,7 @@ def _combined(earlier: Choice, later: Choice) -> Choice:
     return earlier if kinds and later.alias not in DEVICE_KINDS else later
 
 
-def _from_environment(environ: Mapping[str, str], but: Collection[str]) -> Choices:
+def _from_environment(environ: Environ, but: Collection[str]) -> Choices:
     """The first variable of each option that is set and not empty, except for the options in `but`."""
     choices: Choices = {}
     for option in (*OPTIONS.values(), *TORCHRUN.values()):
@@ -190,7 +191,7 @@ def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
 _LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")
 
 
-def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
+def _without_leftovers(environ: Environ) -> tuple[Mapping[str, str], list[str]]:
     """The environment that may be read, and notices about variables that are not."""
     outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
@@ -215,12 +216,12 @@ _PLACEMENT = ("nnodes", "ips", "master", "rank", "master_addr", "standalone", "s
 """Options that say where the job runs: if one of them is set, no engine is asked for any of them."""
 
 
-def on_paddle_cloud(environ: Mapping[str, str]) -> bool:
+def on_paddle_cloud(environ: Environ) -> bool:
     """Paddle's rule: all four variables of its cloud are set."""
     return all(environ.get(name) for name in _PADDLE_CLOUD)
 
 
-def _engine_choices(choices: Choices, environ: Mapping[str, str], engine_values: EngineValues) -> Choices:
+def _engine_choices(choices: Choices, environ: Environ, engine_values: EngineValues) -> Choices:
     """The values from the engine that started this process, unless the user says where the job runs.
 
     Raises UsageError for an invalid value.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Environ, Fields
 from fleetrun.envs.settings import toml
 from fleetrun.envs.settings.command_line import Choice, CommandLine, read
 from fleetrun.envs.settings.job_file import escaped
@@ -49,7 +50,7 @@ def document(resolved: Resolved) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def tables(said: Mapping[str, Any], head: str) -> str:
+def tables(said: Fields, head: str) -> str:
     """A job file of what only job files can express (`show.job_file_parts`)."""
     rows = literal(said)
     lines = [head, *(f"{name} = {toml.value(rows[name])}" for name in ("script", "args") if name in rows)]
@@ -265,10 +266,10 @@ class Recorded:
 
     line: CommandLine
     cwd: str
-    job_file: Mapping[str, Any]
+    job_file: Fields
 
     @classmethod
-    def read(cls, event: Mapping[str, Any], where: str) -> Recorded:
+    def read(cls, event: Fields, where: str) -> Recorded:
         """From the event `launch`. Raises UsageError for an event that lacks it."""
         argv, cwd, job_file = event.get("argv"), event.get("cwd"), event.get("job_file", {})
         words = isinstance(argv, list) and all(isinstance(word, str) for word in argv)
@@ -278,7 +279,7 @@ class Recorded:
 
 
 def again(
-    recorded: Recorded, words: Sequence[str], file: Path, environ: Mapping[str, str]
+    recorded: Recorded, words: Sequence[str], file: Path, environ: Environ
 ) -> tuple[list[str], dict[str, str]]:
     """The words for the same launch, with the options of `words` in place of its own; and the environment
     without variables that are options. What only a job file can say is written to `file`.
@@ -321,7 +322,7 @@ def _for_people(options: Sequence[Choice]) -> list[Choice]:
     return [each for each in options if each.option.name not in added]
 
 
-def _write(file: Path, said: Mapping[str, Any]) -> None:
+def _write(file: Path, said: Fields) -> None:
     """Write the job file, unless an earlier `again` has written the same."""
     text = tables(said, "# The job file of this launch, for `fleetrun again`.")
     try:
@@ -335,6 +336,6 @@ def _write(file: Path, said: Mapping[str, Any]) -> None:
 # ---- The job file for the machines of an engine: without the options, which are passed as words
 
 
-def text_to_carry(said: Mapping[str, Any]) -> str:
+def text_to_carry(said: Fields) -> str:
     """What only a job file can say (`show.job_file_parts`), for `JOB_FILE` there. Empty: nothing."""
     return tables(said, "# What only a job file can say of this launch.") if said else ""

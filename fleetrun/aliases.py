@@ -1,0 +1,21 @@
+"""Names for types that occur in every part of the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Environ = Mapping[str, str]
+"""Environment variables, by name."""
+
+Fields = Mapping[str, Any]
+"""A JSON object by the names of its fields: an event of the record, the status of a job, a message."""
+
+Callback = Callable[[], None]
+"""A call without arguments: from a loop, a timer, or whoever was asked to report back."""
+
+Say = Callable[[str], None]
+"""Takes a text for the user."""
+
+Clock = Callable[[], float]
+"""The time in seconds."""
