@@ -239,6 +239,26 @@ class Manifest:
         return cls(saves, stream)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The save with which a server begins. `source`: its folder and saves, and which part of them. `tables`:
+    the tables of this server with values of the save. `rows`: see `read.OpenFolder`; `others`:
+    the other names in the save. `named`: whether the script has named what to load.
+    """
+
+    where: str
+    source: str
+    tables: frozenset[str]
+    rows: Mapping[str, int]
+    others: Sequence[str]
+    named: bool
+
+    def encode(self) -> bytes:
+        """What a trainer needs of it, as JSON."""
+        kept = {name: getattr(self, name) for name in ("where", "rows", "others", "named")}
+        return json.dumps(kept).encode()
+
+
 def _sealed(body: Mapping[str, Any]) -> bytes:
     head = {"format": _FORMAT, "version": VERSION}
     return json.dumps({**head, **body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"

@@ -7,7 +7,6 @@ loaded.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -100,26 +99,6 @@ class OpenFolder:
             replace(save, parts=tuple(_part_with(part, names) for part in save.parts)) for save in self.saves
         )
         return replace(self, saves=tuple(saves))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """The save with which a server begins. `source`: its folder and saves, and which part of them. `tables`:
-    the tables of this server with values of the save. `rows`: see OpenFolder, of what is loaded; `others`:
-    the other names in the save. `named`: whether the script has named what to load.
-    """
-
-    where: str
-    source: str
-    tables: frozenset[str]
-    rows: Mapping[str, int]
-    others: Sequence[str]
-    named: bool
-
-    def encode(self) -> bytes:
-        """What a trainer needs of it, as JSON."""
-        kept = {name: getattr(self, name) for name in ("where", "rows", "others", "named")}
-        return json.dumps(kept).encode()
 
 
 @dataclass(frozen=True, slots=True)

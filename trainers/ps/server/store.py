@@ -23,7 +23,7 @@ from trainers.kernels.compiled import Keys
 from trainers.process.log import glog
 from trainers.ps.kernels.batch import all_finite, array_of, merge_runs
 from trainers.ps.kernels.eviction import TOTAL
-from trainers.ps.saves.read import Loaded
+from trainers.ps.saves.manifest import Loaded
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable

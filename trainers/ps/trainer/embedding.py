@@ -20,7 +20,15 @@ from torch.nn import functional
 from trainers.errors import UsageError
 from trainers.ps.kernels.batch import add_rows
 from trainers.ps.trainer.group import Batch, Call
-from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, device_of, embeds, pools, row_limit
+from trainers.ps.trainer.modules import (
+    EmbeddingModule,
+    SparseEmbedding,
+    device_of,
+    embeds,
+    pools,
+    row_limit,
+    weight_of,
+)
 from trainers.ps.trainer.pooling import ends_of, pool, weighs
 from trainers.ps.trainer.remote import Lookup
 from trainers.ps.trainer.weight import (
@@ -190,7 +198,7 @@ class ServedEmbedding:
         self._pools = pools(module) and not statistics
         self._device = device_of(module)
         self._dtype = module.weight.dtype
-        self._weight = serve_weight(module.weight, name, rows, bounded=self._bound is not None)
+        self._weight = serve_weight(weight_of(module), name, rows, bounded=self._bound is not None)
         module.__dict__["forward"] = self._forward()  # on the instance, while it is served
         module.__dict__.update(dict.fromkeys(_COPYING, self._refuse_copy))
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
@@ -217,7 +225,8 @@ class ServedEmbedding:
     @property
     def weight(self) -> ServedWeight:
         """A view of the weight: torch loads it from a state dict in the place of rows."""
-        view: ServedWeight = self._weight.detach()
+        view: Any = self._weight.detach()
+        assert isinstance(view, ServedWeight)
         return view
 
     def rows_of(self, given: torch.Tensor) -> torch.Tensor | None:
@@ -271,7 +280,8 @@ class ServedEmbedding:
         else:
             is_bag = isinstance(self._module, torch.nn.EmbeddingBag)
             compute = self._bag if is_bag else self._embedding
-        own: Callable[..., torch.Tensor] = functools.partial(type(self._module).forward, self._module)
+        kind: Any = type(self._module)
+        own: Callable[..., torch.Tensor] = functools.partial(kind.forward, self._module)
         parameters, weight = self._module._parameters, self._weight
 
         @functools.wraps(compute)

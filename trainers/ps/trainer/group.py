@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from trainers.ps.tables.run import NOT_IN, Spans, starts_of
 from trainers.ps.tables.spec import EntryKind, holders
 from trainers.ps.trainer.gradient import GroupGradient, merged_rows
 from trainers.ps.trainer.layout import SparseParameter, maximizes
-from trainers.ps.trainer.modules import device_of, embeds, pools, row_limit
+from trainers.ps.trainer.modules import device_of, embeds, pools, row_limit, weight_of
 from trainers.ps.trainer.remote import (
     Lookup,
     RowRequest,
@@ -185,8 +185,8 @@ class Batch:
         some, own = self._group.accumulating(reached)
         if some:
             self._add(self._group.collecting(self, [call for call, _ in some]), some)
-        for call, grad in own:
-            returned[call] = self.returned(call, lambda to, each=(call, grad): self._add(to, [each]))
+        for each in own:
+            returned[each[0]] = self.returned(each[0], partial(self._add, some=[each]))
         return [returned.get(call) for call in calls]
 
     def _add(self, to: _Collected, some: Sequence[tuple[Call, torch.Tensor]]) -> None:
@@ -474,7 +474,7 @@ class TableGroup:
             pools(each.module) and self.staging is None and not each.spec.rows.statistics for each in sparse
         ]
         """And whether by `pool`."""
-        self.weights = [module.weight for module in modules]
+        self.weights = [weight_of(module) for module in modules]
         self.returning = set() if self.trained else set(range(self.size))
         """Tables whose gradients autograd gets: hooks are to see them, or no optimizer uses them."""
         self._prepared: list[Batch] = []

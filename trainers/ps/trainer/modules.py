@@ -146,6 +146,13 @@ def row_limit(module: EmbeddingModule) -> int | None:
     return module.num_embeddings
 
 
+def weight_of(module: EmbeddingModule) -> torch.nn.Parameter:
+    """Its parameter."""
+    weight = module.weight
+    assert isinstance(weight, torch.nn.Parameter)
+    return weight
+
+
 def embeds(module: EmbeddingModule) -> bool:
     """Whether the module only reads rows: with no sum over bags, and no scaled gradients."""
     return isinstance(module, SparseEmbedding) or (

@@ -65,7 +65,7 @@ class ServedWeight(torch.nn.Parameter):
     """Whether torch.autograd.grad asks for gradients of weights: then none is collected."""
 
     @property
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+    def grad(self) -> torch.Tensor | None:
         """The gradient since the last `zero_grad`, sparse: (num_embeddings, dim)."""
         if self.collected is None or ServedWeight.hidden:
             return None
@@ -122,7 +122,7 @@ class ServedWeight(torch.nn.Parameter):
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise _without_rows("deepcopy")
 
-    def __repr__(self) -> str:
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch's has tensor_contents
         with without_overrides():
             shape, dtype = tuple(self.shape), self.dtype
         return f"Parameter containing the rows of {self.name!r} on parameter servers: {shape}, {dtype}"
@@ -225,7 +225,7 @@ def serve_weight(
         nothing = torch.full((1, 1), math.nan, dtype=weight.dtype, device=weight.device)
         weight.data = nothing.expand(weight.shape)
     hooked = bool(weight._backward_hooks) or bool(getattr(weight, "_post_accumulate_grad_hooks", None))
-    former = type(weight)
+    former: type[torch.nn.Parameter] = type(weight)
     weight.__class__ = ServedWeight
     assert isinstance(weight, ServedWeight)
     weight.former = former
@@ -237,7 +237,7 @@ def serve_weight(
 
 def end_serving(weight: ServedWeight, values: torch.Tensor | None) -> None:
     """Make it an ordinary parameter with these values; None: it keeps the values that it has."""
-    former = weight.former
+    former: Any = weight.former
     for name in ("name", "collected", "bounded", "former"):
         del weight.__dict__[name]
     weight.__class__ = former
