@@ -188,7 +188,7 @@ def count_loaded(rows: Rows, uses: Uses, slots: Keys, passed: Scalar) -> None:
     for slot in slots:
         place = stamp_at(rows, slot)
         if rows.floats[place] > np.float32(0):
-            stamp = np.float64(rows.floats[place])
+            stamp: Scalar = np.float64(rows.floats[place])
             stamp = np.float32(min(max(stamp - passed, min(stamp, ANCIENT)), latest))
             part = part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
             rows.floats[place] = stamp
