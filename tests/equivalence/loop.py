@@ -629,10 +629,12 @@ def _copied_model(run: Run, block: Block) -> None:
     run.see("copy", copy.deepcopy(run.net).out.weight)
 
 
-@at("step", "step_of_one", "one of several optimizers steps twice", _once, refused=True)
+@at("step", "step_of_one", "the optimizer, or one of several, steps twice", _once, refused=True)
 def _step_of_one(run: Run, block: Block) -> None:
-    if len(run.net.served_tables()) and len(run.steppers.optimizers) > 1:
+    if run.steppers.served:
         run.steppers.optimizers[-1].step()
+    else:
+        run.steppers.step()
 
 
 @at("after", "option_changed", "weight_decay of a group is changed", _once, refused=True)

@@ -149,8 +149,8 @@ class ServedOptimizer(DistributedOptimizer):
         if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
             raise NotSupportedError(
                 f"an option of {type(self.inner).__name__} other than lr has changed since "
-                "fleet.init_worker(), and the "
-                "servers keep the options from then (a scheduler with cycle_momentum changes them)"
+                "fleet.init_worker(), or its groups have other parameters, and the servers keep what they had "
+                "then (a scheduler with cycle_momentum changes options)"
             )
         self._stepped = True
         self._stepper.step(self)
@@ -169,6 +169,16 @@ class ServedOptimizer(DistributedOptimizer):
         with hidden_gradients(), without_overrides():
             super().zero_grad(set_to_none)
         self._stepper.drop_rows(self, set_to_none=set_to_none)
+
+    def _share(self, loaded: torch.optim.Optimizer) -> None:
+        """Keep the groups of init_worker(), which the tables read their learning rates from, and give them
+        what was loaded.
+        """
+        for kept, new in zip(self.param_groups, self.inner.param_groups, strict=True):
+            values = dict(new)
+            kept.clear()
+            kept.update(values)
+        self.inner.param_groups, self.state = self.param_groups, self.inner.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get("state"):

@@ -127,8 +127,9 @@ class SyncSteps:
         for rank, push in self.pushes.by_rank.items():
             if [(each.table, each.lr) for each in push] == [(each.table, each.lr) for each in gradients]:
                 continue
-            mine = {table: each.lr for each in gradients for table in each.tables()}
-            for table, lr in ((table, each.lr) for each in push for table in each.tables()):
+            mine = {table: each.lr for each in gradients if not each.written for table in each.tables()}
+            theirs = ((table, each.lr) for each in push if not each.written for table in each.tables())
+            for table, lr in theirs:
                 if not math.isclose(mine.get(table, lr), lr, rel_tol=_RATE_TOLERANCE, abs_tol=_TINY_RATE):
                     name = self._store.tables[table].spec.name
                     raise Refusal(

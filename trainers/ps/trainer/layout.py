@@ -92,11 +92,14 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
 
 
 def options_snapshot(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options of each group that servers keep from the start, to detect a later change. A scheduler may
-    add keys of its own to a group.
+    """Return the options and parameters of each group that servers keep from the start, to detect a later
+    change. A scheduler may add keys of its own to a group.
     """
     kept = optimizer.defaults.keys() - _IRRELEVANT
-    return [{key: group[key] for key in kept & group.keys()} for group in optimizer.param_groups]
+    return [
+        {"params": [*map(id, group["params"])], **{key: group[key] for key in kept & group.keys()}}
+        for group in optimizer.param_groups
+    ]
 
 
 def _floats(group: Mapping[str, Any], *options: str) -> dict[str, float]:

@@ -347,7 +347,7 @@ class Worker:
         have no push under way; then the dense values here are the servers'. The rows in `state` are kept for
         `end_load`, and torch gets the weight that it finds in the module. Raises UsageError.
         """
-        modules = dict(module.named_modules())
+        modules = dict(module.named_modules(remove_duplicate=False))  # a state has a key for each name
         self._loaded = []
         for serving, table in zip(self._servings, self._tables, strict=True):
             for name in [name for name, each in modules.items() if each is table.sparse.module]:

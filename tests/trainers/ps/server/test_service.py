@@ -524,11 +524,13 @@ def test_a_rule_that_would_divide_by_zero_is_refused(rule: AnyRule) -> None:
     assert Bench(specs={0: spec}).hello(0).code is Code.BAD_MESSAGE
 
 
-def test_peeking_makes_no_row_and_asking_does() -> None:
+def test_a_row_is_made_by_the_push_that_trains_it_and_not_by_a_pull() -> None:
     bench = Bench(sync=False).opened()
-    bench.ask(Kind.PULL, parts=(Part(1, Field.PEEK, torch.tensor([8, 9])),))
-    assert len(bench.store.tables[1]) == 2
-    bench.ask(Kind.PULL, parts=(Part(1, Field.KEYS, torch.tensor([8, 9])),))
+    keys = torch.tensor([8, 9])
+    for field in (Field.PEEK, Field.KEYS):
+        bench.ask(Kind.PULL, parts=(Part(1, field, keys),))
+        assert len(bench.store.tables[1]) == 2
+    bench.ask(Kind.PUSH, parts=(Part(1, Field.KEYS, keys), Part(1, Field.ROWS, torch.ones(2, 1), 0.1)))
     assert len(bench.store.tables[1]) == 4
 
 

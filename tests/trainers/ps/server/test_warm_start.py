@@ -200,7 +200,7 @@ def test_a_restart_before_the_first_snapshot_does_not_follow_something_else(
         assert other.ask(Kind.READY).kind is Kind.DONE
         other.save(saved)
         other.kill()
-    words = r"it continues from save-\S+ of \S+/saved, bias user.weight; now there is save-"
+    words = r"began with save-\S+ of \S+/saved, bias user.weight and would now begin with save-"
     with pytest.raises(FolderError, match=words):
         Alone(NEW, tmp_path / "kept", saved, only)
 

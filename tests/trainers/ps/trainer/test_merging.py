@@ -106,6 +106,7 @@ def test_steps_of_different_rates_are_scaled_for_plain_sgd_only(rates: tuple[flo
             assert merging.fits() is (not merging.steps or rates[0] == rates[1] or rule == SGD())
             table.add_gradient(torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
             merging.add({})
+            table.group.drop_gradients()
         group["lr"] = 9.0  # a scheduler, before the push leaves
         if rule == SGD():
             push: list[list[Part]] = [[]]
