@@ -149,7 +149,7 @@ class ServedOptimizer(DistributedOptimizer):
         if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
             raise NotSupportedError(
                 f"an option of {type(self.inner).__name__} other than lr has changed since "
-                "fleet.init_worker(), or its groups have other parameters, and the servers keep what they had "
+                "fleet.init_worker(), or its groups have other parameters. The servers keep what they had "
                 "then (a scheduler with cycle_momentum changes options)"
             )
         self._stepped = True

@@ -295,14 +295,19 @@ class Service:
         """Recorded with the save that was loaded: a server that recovers loads it again before the first
         snapshot, and what was pushed since follows on that save only.
         """
-        source = self._store.source
+        source = self._source
         self._record(request._replace(parts=(_text(source),)) if source else request)
         self._store.ready = True
         return request.reply(Kind.DONE)
 
+    @property
+    def _source(self) -> str:
+        """The save with which the tables began; "" for initial values."""
+        return "" if self._store.loaded is None else self._store.loaded.source
+
     def _check_source(self, recorded: str) -> None:
         """Raises Refusal if the tables began with another save than now."""
-        source = self._store.source
+        source = self._source
         if recorded != source:
             raise Refusal(
                 Code.MISMATCH,

@@ -348,11 +348,6 @@ class Store:
         """Whether rows have a time to live."""
 
     @property
-    def source(self) -> str:
-        """The save with which the tables began; "" for initial values."""
-        return "" if self.loaded is None else self.loaded.source
-
-    @property
     def tables(self) -> Mapping[int, AnyTable]:
         return MappingProxyType(self._tables)
 

@@ -1,16 +1,22 @@
-"""The gradient of a group of tables between two pushes."""
+"""The gradient of a group of tables: backward passes collect it until `zero_grad`, and a push merges it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from trainers.errors import UsageError
+from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.batch import merge_runs
-from trainers.ps.tables.run import Spans
+from trainers.ps.tables.run import NOT_IN, Spans
+from trainers.ps.trainer.staging import Arriving, Staging
+from trainers.ps.trainer.weight import ServedWeight
 
 
 @dataclass(slots=True, eq=False)
@@ -47,3 +53,195 @@ def merged_rows(
             for spans, some in gradient.on_servers()
         ]
     )
+
+
+class _Call(Protocol):
+    """A call that a backward pass may reach."""
+
+    @property
+    def table(self) -> int: ...
+
+
+class _Batch(Protocol):
+    """The ids of some calls: see `group.Batch`."""
+
+    pushed: tuple[Keys, Spans, Keys]
+    made: Keys
+
+    @property
+    def dim(self) -> int: ...
+
+    def keys_of(self, calls: Iterable[Any]) -> NDArray[np.bool_]: ...
+
+    def as_pushed(self, rows: torch.Tensor) -> NDArray[np.float32]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Collected:
+    """Gradients of the rows of a batch, of the calls that backward passes have `reached`. `rows`: in the
+    order of a push; `there`: in the order of the request, on a device; `arriving`: on the way from there, and
+    their number. `sent`: a message has these rows, so that they are copied before they change.
+    """
+
+    batch: _Batch
+    reached: set[_Call] = field(default_factory=set)
+    rows: NDArray[np.float32] | None = None
+    there: torch.Tensor | None = None
+    arriving: tuple[Arriving, int] | None = None
+    sent: bool = False
+
+    def added(self) -> NDArray[np.float32]:
+        """The rows, to add to."""
+        if self.arriving is not None:
+            (arriving, number), self.arriving = self.arriving, None
+            arrived = self.batch.as_pushed(arriving.wait()[number])
+            self.rows = arrived if self.rows is None else self.rows + arrived
+            self.sent = False
+        if self.rows is None:
+            self.rows = np.zeros((len(self.batch.pushed[2]), self.batch.dim), np.float32)
+        elif self.sent:
+            self.rows = self.rows.copy()
+        self.sent = False
+        return self.rows
+
+    def gradient(self, held: NDArray[np.bool_]) -> GroupGradient:
+        """Of the calls that were reached, for the servers that hold each table (servers, tables). Their keys
+        have a gradient, and the keys of other calls have none.
+        """
+        _, spans, keys = self.batch.pushed
+        rows = self.added() if self.rows is None or self.arriving is not None else self.rows
+        made = np.bincount([each.table for each in self.reached], minlength=len(self.batch.made))
+        if (made == self.batch.made).all():
+            self.sent = True
+        else:
+            kept = self.batch.keys_of(self.reached)
+            of_span = np.repeat(np.arange(spans.size), spans.reshape(-1))[kept]
+            spans = np.bincount(of_span, minlength=spans.size).reshape(spans.shape)
+            keys, rows = keys[kept], rows[kept]
+        spans = np.where((made > 0) & held, spans, NOT_IN)
+        return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
+
+    def take(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take out the gradient of one table: keys (n,) and rows (n, dim)."""
+        calls = {each for each in self.reached if each.table == table}
+        self.reached -= calls
+        kept, rows = self.batch.keys_of(calls), self.added()
+        taken = rows[kept]
+        rows[kept] = 0.0
+        return torch.from_numpy(self.batch.pushed[2][kept]), torch.from_numpy(taken)
+
+
+Piece = tuple[int, torch.Tensor, torch.Tensor]
+"""A table, keys (n,) and rows (n, width)."""
+
+
+@dataclass(slots=True, eq=False)
+class Gradients:
+    """What a group has collected since the last `zero_grad`. `weights`, `names`: of its tables. `own`: tables
+    whose weights have a gradient of torch's own, which the script has read or set. `events`: how often
+    something was collected.
+    """
+
+    weights: Sequence[torch.nn.Parameter]
+    names: Sequence[str]
+    staging: Staging | None
+    batches: list[Collected] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    stats: list[Piece] = field(default_factory=list)
+    own: set[int] = field(default_factory=set)
+    events: int = 0
+
+    @property
+    def tables(self) -> set[int]:
+        """The tables with a gradient."""
+        reached = {call.table for each in self.batches for call in each.reached}
+        return reached | {table for table, *_ in self.pieces} | self.own
+
+    def of(self, batch: _Batch, calls: Sequence[_Call]) -> Collected:
+        """Where the gradients of these calls are added."""
+        self.events += 1
+        for each in self.batches:
+            if each.batch is batch:
+                each.reached.update(calls)
+                return each
+        self.batches.append(Collected(batch, set(calls)))
+        return self.batches[-1]
+
+    def take(self, table: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Take out what was collected for one table: keys (n,) and rows (n, dim)."""
+        batches = [each for each in self.batches if any(call.table == table for call in each.reached)]
+        pieces = [(keys, rows) for place, keys, rows in self.pieces if place == table]
+        if not (batches or pieces):
+            return None
+        if away := [each for each in batches if each.there is not None]:
+            begin_copy(away, self.staging)
+        found = [each.take(table) for each in batches] + pieces
+        self.pieces = [each for each in self.pieces if each[0] != table]
+        return torch.cat([keys for keys, _ in found]), torch.cat([rows for _, rows in found])
+
+    def keep(self, table: int) -> None:
+        """The weight has a gradient of torch's own."""
+        self.own.add(table)
+        self.events += 1
+
+    def drop(self, table: int) -> None:
+        """Forget the gradient of one table."""
+        self.take(table)
+        self.own.discard(table)
+        self.stats = [each for each in self.stats if each[0] != table]
+
+    def unscale(self, scale: float) -> bool:
+        """Divide what has been collected; whether all of it is finite."""
+        some = [each for each in self.batches if each.rows is not None]
+        found = [torch.from_numpy(each.added()) for each in some]
+        found += [each.there for each in self.batches if each.there is not None]
+        found += [rows for *_, rows in self.pieces]
+        found += [own._values() for _, own in self._owned() if own.is_sparse]
+        for rows in found:
+            rows.mul_(1 / scale)
+        return all(bool(rows.isfinite().all()) for rows in found)
+
+    def clear(self, dim: int, *, set_to_none: bool) -> None:
+        """Forget all of them. Not `set_to_none`: each table that had a gradient gets one of no rows (0, dim),
+        which counts as a step of the table.
+        """
+        tables = sorted(self.tables)
+        for table, _ in self._owned():
+            weight = self.weights[table]
+            if isinstance(weight, ServedWeight):
+                weight.set_own(None)
+        self.batches, self.pieces, self.stats, self.own, self.events = [], [], [], set(), 0
+        if not set_to_none:
+            empty = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+            self.pieces = [(table, *empty) for table in tables]
+            self.events = len(tables)
+
+    def _owned(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for table in sorted(self.own):
+            weight = self.weights[table]
+            if isinstance(weight, ServedWeight) and (own := weight.own) is not None:
+                yield table, own
+
+    def own_pieces(self) -> Iterator[Piece]:
+        """Raises UsageError for a gradient that is not sparse."""
+        for table, own in self._owned():
+            if not own.is_sparse:
+                raise UsageError(
+                    f"the gradient of {self.names[table]!r} became a dense tensor, of all its "
+                    "rows; servers take the rows of a sparse one. Let the hook return a sparse tensor "
+                    "(gradient * mask is one), or make the embedding with sparse=False"
+                )
+            whole = own.detach().coalesce()
+            rows = whole.values().to("cpu", torch.float32, copy=True)
+            yield table, whole.indices()[0].cpu(), rows
+
+
+def begin_copy(some: Sequence[Collected], staging: Staging | None) -> None:
+    """Begin to copy here what these have on a device."""
+    assert staging is not None
+    for each in some:
+        if each.arriving is not None:  # a second one, of a later backward pass
+            each.added()
+    arriving = staging.to_host([each.there for each in some if each.there is not None])
+    for number, each in enumerate(some):
+        each.there, each.arriving = None, (arriving, number)

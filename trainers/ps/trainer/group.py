@@ -9,7 +9,7 @@ A batch is prepared when its ids are known: by `prefetch` for all tables, or by 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainers.errors import UsageError
 from trainers.kernels.compiled import Keys
 from trainers.ps.client import Client, Request
 from trainers.ps.kernels.batch import (
@@ -33,7 +32,14 @@ from trainers.ps.kernels.batch import (
 from trainers.ps.kernels.index import SECRET
 from trainers.ps.tables.run import NOT_IN, Spans, starts_of
 from trainers.ps.tables.spec import EntryKind, holders
-from trainers.ps.trainer.gradient import GroupGradient, merged_rows
+from trainers.ps.trainer.gradient import (
+    Collected,
+    Gradients,
+    GroupGradient,
+    Piece,
+    begin_copy,
+    merged_rows,
+)
 from trainers.ps.trainer.layout import SparseParameter, maximizes
 from trainers.ps.trainer.modules import device_of, embeds, pools, row_limit, weight_of
 from trainers.ps.trainer.remote import (
@@ -43,7 +49,7 @@ from trainers.ps.trainer.remote import (
     send_row_requests,
     version_of,
 )
-from trainers.ps.trainer.staging import Arriving, DeviceRows, Staging, flat_ids, staging_of, strided
+from trainers.ps.trainer.staging import DeviceRows, Staging, flat_ids, staging_of, strided
 from trainers.ps.trainer.weight import ServedWeight, without_overrides
 from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Part
 
@@ -184,12 +190,12 @@ class Batch:
         returned = dict[Call, torch.Tensor]()
         some, own = self._group.accumulating(reached)
         if some:
-            self._add(self._group.collecting(self, [call for call, _ in some]), some)
+            self._add(self._group.collected.of(self, [call for call, _ in some]), some)
         for each in own:
             returned[each[0]] = self.returned(each[0], partial(self._add, some=[each]))
         return [returned.get(call) for call in calls]
 
-    def _add(self, to: _Collected, some: Sequence[tuple[Call, torch.Tensor]]) -> None:
+    def _add(self, to: Collected, some: Sequence[tuple[Call, torch.Tensor]]) -> None:
         if self._there is not None:
             if to.there is None:
                 to.there = self._there.zeros()
@@ -206,12 +212,12 @@ class Batch:
         """Collect the gradient of one call: `add` adds it to rows in the order of a push. See `backward`."""
         some, own = self._group.accumulating([(call, None)])
         if some:
-            add(self._group.collecting(self, [call]).added())
+            add(self._group.collected.of(self, [call]).added())
         return self.returned(call, lambda to: add(to.added())) if own else None
 
-    def returned(self, call: Call, add: Callable[[_Collected], None]) -> torch.Tensor:
+    def returned(self, call: Call, add: Callable[[Collected], None]) -> torch.Tensor:
         """The gradient of one call as autograd has it."""
-        alone = _Collected(self, {call})
+        alone = Collected(self, {call})
         add(alone)
         if alone.there is not None:
             begin_copy([alone], self._group.staging)
@@ -244,84 +250,6 @@ class Batch:
         begins = np.array([call.start for call in calls], np.int64)
         sizes = np.array([call.stop for call in calls], np.int64) - begins
         return begins, sizes, self.ends[[call.table for call in calls]]
-
-
-@dataclass(slots=True, eq=False)
-class _Collected:
-    """Gradients of the rows of a batch, of the calls that backward passes have `reached`. `rows`: in the
-    order of a push; `there`: in the order of the request, on a device; `arriving`: on the way from there, and
-    their number. `sent`: a message has these rows, so that they are copied before they change.
-    """
-
-    batch: Batch
-    reached: set[Call] = field(default_factory=set)
-    rows: NDArray[np.float32] | None = None
-    there: torch.Tensor | None = None
-    arriving: tuple[Arriving, int] | None = None
-    sent: bool = False
-
-    def added(self) -> NDArray[np.float32]:
-        """The rows, to add to."""
-        if self.arriving is not None:
-            (arriving, number), self.arriving = self.arriving, None
-            arrived = self.batch.as_pushed(arriving.wait()[number])
-            self.rows = arrived if self.rows is None else self.rows + arrived
-            self.sent = False
-        if self.rows is None:
-            self.rows = np.zeros((len(self.batch.pushed[2]), self.batch.dim), np.float32)
-        elif self.sent:
-            self.rows = self.rows.copy()
-        self.sent = False
-        return self.rows
-
-    def gradient(self, held: NDArray[np.bool_]) -> GroupGradient:
-        """Of the calls that were reached, for the servers that hold each table (servers, tables). Their keys
-        have a gradient, and the keys of other calls have none.
-        """
-        _, spans, keys = self.batch.pushed
-        rows = self.added() if self.rows is None or self.arriving is not None else self.rows
-        made = np.bincount([each.table for each in self.reached], minlength=len(self.batch.made))
-        if (made == self.batch.made).all():
-            self.sent = True
-        else:
-            kept = self.batch.keys_of(self.reached)
-            of_span = np.repeat(np.arange(spans.size), spans.reshape(-1))[kept]
-            spans = np.bincount(of_span, minlength=spans.size).reshape(spans.shape)
-            keys, rows = keys[kept], rows[kept]
-        spans = np.where((made > 0) & held, spans, NOT_IN)
-        return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
-
-    def take(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take out the gradient of one table: keys (n,) and rows (n, dim)."""
-        calls = {each for each in self.reached if each.table == table}
-        self.reached -= calls
-        kept, rows = self.batch.keys_of(calls), self.added()
-        taken = rows[kept]
-        rows[kept] = 0.0
-        return torch.from_numpy(self.batch.pushed[2][kept]), torch.from_numpy(taken)
-
-
-Piece = tuple[int, torch.Tensor, torch.Tensor]
-"""A table, keys (n,) and rows (n, width)."""
-
-
-@dataclass(slots=True, eq=False)
-class _Gradients:
-    """What a group has collected since the last `zero_grad`. `own`: tables whose weights have a gradient of
-    torch's own, which the script has read or set; `events`: how often something was collected.
-    """
-
-    batches: list[_Collected] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
-    stats: list[Piece] = field(default_factory=list)
-    own: set[int] = field(default_factory=set)
-    events: int = 0
-
-    @property
-    def tables(self) -> set[int]:
-        """The tables with a gradient."""
-        reached = {call.table for each in self.batches for call in each.reached}
-        return reached | {table for table, *_ in self.pieces} | self.own
 
 
 class RemoteTable:
@@ -360,15 +288,15 @@ class RemoteTable:
 
     def take_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See `WeightGradient`."""
-        return self.group.take_gradient(self.place)
+        return self.group.collected.take(self.place)
 
     def drop_gradient(self) -> None:
         """See `WeightGradient`."""
-        self.group.drop_gradient(self.place)
+        self.group.collected.drop(self.place)
 
     def keep_gradient(self) -> None:
         """See `WeightGradient`."""
-        self.group.keep_gradient(self.place)
+        self.group.collected.keep(self.place)
 
     def return_gradients(self) -> None:
         """See `WeightGradient`."""
@@ -478,7 +406,7 @@ class TableGroup:
         self.returning = set() if self.trained else set(range(self.size))
         """Tables whose gradients autograd gets: hooks are to see them, or no optimizer uses them."""
         self._prepared: list[Batch] = []
-        self._collected = _Gradients()
+        self.collected = Gradients(self.weights, [each.name for each in sparse], self.staging)
         self.requested = np.zeros((servers, len(sparse)), np.int64)
         """How many rows of each table have been requested from each server."""
         self.anchor = torch.empty(0, requires_grad=True)
@@ -608,7 +536,7 @@ class TableGroup:
     @property
     def row_gradients(self) -> int:
         """How often gradients were collected since the last `zero_grad`; 0: there is none."""
-        return self._collected.events if self._collected.tables else 0
+        return self.collected.events if self.collected.tables else 0
 
     def concerns(self, weights: Container[int] | None) -> bool:
         """Whether any of these weights belongs to a table here; None: of any model."""
@@ -639,23 +567,13 @@ class TableGroup:
         if not isinstance(weight, ServedWeight):
             raise AssertionError("only the weights of served modules have hooks")
         if not ServedWeight.wanted:
-            self.keep_gradient(table)
+            self.collected.keep(table)
         return weight.sparse(keys, rows)
-
-    def collecting(self, batch: Batch, calls: Sequence[Call]) -> _Collected:
-        """Where the gradients of these calls are added."""
-        self._collected.events += 1
-        for each in self._collected.batches:
-            if each.batch is batch:
-                each.reached.update(calls)
-                return each
-        self._collected.batches.append(_Collected(batch, set(calls)))
-        return self._collected.batches[-1]
 
     def add_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
         """Collect the gradient of these rows."""
-        self._collected.events += 1
-        self._collected.pieces.append((table, keys, rows))
+        self.collected.events += 1
+        self.collected.pieces.append((table, keys, rows))
 
     def collect(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """See `RowSource`."""
@@ -665,73 +583,29 @@ class TableGroup:
             self.add_gradient(table, keys, rows)
         return None
 
-    def take_gradient(self, table: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Take out what was collected for one table: keys (n,) and rows (n, dim)."""
-        collected = self._collected
-        batches = [each for each in collected.batches if any(call.table == table for call in each.reached)]
-        pieces = [(keys, rows) for place, keys, rows in collected.pieces if place == table]
-        if not (batches or pieces):
-            return None
-        begin_fetch([self])
-        found = [each.take(table) for each in batches] + pieces
-        collected.pieces = [each for each in collected.pieces if each[0] != table]
-        return torch.cat([keys for keys, _ in found]), torch.cat([rows for _, rows in found])
-
-    def keep_gradient(self, table: int) -> None:
-        """The weight has a gradient of torch's own."""
-        self._collected.own.add(table)
-        self._collected.events += 1
-
-    def drop_gradient(self, table: int) -> None:
-        """Forget the gradient of one table."""
-        self.take_gradient(table)
-        self._collected.own.discard(table)
-        self._collected.stats = [each for each in self._collected.stats if each[0] != table]
-
     def add_stats(self, table: int, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
         if self.trained:
-            self._collected.stats.append((table, keys, stats))
-
-    def unscale(self, scale: float) -> bool:
-        """Divide what has been collected; whether all of it is finite."""
-        some = [each for each in self._collected.batches if each.rows is not None]
-        found = [torch.from_numpy(each.added()) for each in some]
-        found += [each.there for each in self._collected.batches if each.there is not None]
-        found += [rows for *_, rows in self._collected.pieces]
-        found += [own._values() for _, own in self._own() if own.is_sparse]
-        for rows in found:
-            rows.mul_(1 / scale)
-        return all(bool(rows.isfinite().all()) for rows in found)
+            self.collected.stats.append((table, keys, stats))
 
     def drop_gradients(self, *, set_to_none: bool = True) -> None:
-        """Forget all of them. Not `set_to_none`: tables that had one have one of no rows, which counts as a
-        step of the table.
-        """
-        former, self._collected = self._collected, _Gradients()
-        for table in former.own:
-            weight = self.weights[table]
-            if isinstance(weight, ServedWeight):
-                weight.set_own(None)
-        if not set_to_none:
-            empty = torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
-            self._collected.pieces = [(table, *empty) for table in sorted(former.tables)]
-            self._collected.events = len(self._collected.pieces)
+        """See `Gradients.clear`."""
+        self.collected.clear(self.dim, set_to_none=set_to_none)
 
-    def away(self) -> list[_Collected]:
+    def away(self) -> list[Collected]:
         """What has been collected on a device."""
-        return [each for each in self._collected.batches if each.there is not None]
+        return [each for each in self.collected.batches if each.there is not None]
 
     def take_gradients(self) -> GroupGradient | None:
         """The merged gradient since the last `drop_gradients`; None when no backward pass has reached the
         group. As in torch it stays until then, and a later backward pass adds to it.
         """
-        if not self.trained or not self._collected.tables:
+        if not self.trained or not self.collected.tables:
             return None
         begin_fetch([self])
-        collected = self._collected
+        collected = self.collected
         batches = [each.gradient(self._held) for each in collected.batches if each.reached]
-        pieces = [*collected.pieces, *self._own_pieces()]
+        pieces = [*collected.pieces, *collected.own_pieces()]
         found = [*batches, *(self._of_table(piece) for piece in pieces)]
         in_order = len(found) == 1 and (batches or self.servers == 1)
         gradient = found[0] if in_order else self.merged(found)
@@ -741,25 +615,6 @@ class TableGroup:
             gradient.stats = self._stats(gradient, [self._of_table(piece) for piece in collected.stats])
             collected.stats = []
         return gradient
-
-    def _own(self) -> Iterator[tuple[int, torch.Tensor]]:
-        for table in sorted(self._collected.own):
-            weight = self.weights[table]
-            if isinstance(weight, ServedWeight) and (own := weight.own) is not None:
-                yield table, own
-
-    def _own_pieces(self) -> Iterator[Piece]:
-        """Raises UsageError for a gradient that is not sparse."""
-        for table, own in self._own():
-            if not own.is_sparse:
-                raise UsageError(
-                    f"the gradient of {self.tables[table].sparse.name!r} became a dense tensor, of all its "
-                    "rows; servers take the rows of a sparse one. Let the hook return a sparse tensor "
-                    "(gradient * mask is one), or make the embedding with sparse=False"
-                )
-            whole = own.detach().coalesce()
-            rows = whole.values().to("cpu", torch.float32, copy=True)
-            yield table, whole.indices()[0].cpu(), rows
 
     def placed(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> GroupGradient:
         """Rows of one table, with distinct keys, ordered by server."""
@@ -865,24 +720,13 @@ class TableGroup:
 
 def begin_fetch(groups: Sequence[TableGroup]) -> None:
     """Begin to copy here what these groups have collected on devices, all of a device at once."""
-    away: dict[Staging, list[_Collected]] = {}
+    away: dict[Staging, list[Collected]] = {}
     for group in groups:
         if group.staging is not None:
             away.setdefault(group.staging, []).extend(group.away())
     for staging, some in away.items():
         if some:
             begin_copy(some, staging)
-
-
-def begin_copy(some: Sequence[_Collected], staging: Staging | None) -> None:
-    """Begin to copy here what these have on a device."""
-    assert staging is not None
-    for each in some:
-        if each.arriving is not None:  # a second one, of a later backward pass
-            each.added()
-    arriving = staging.to_host([each.there for each in some if each.there is not None])
-    for number, each in enumerate(some):
-        each.there, each.arriving = None, (arriving, number)
 
 
 def _leaf_of(tensor: torch.Tensor) -> Any:

@@ -382,7 +382,7 @@ class Worker:
 
     def unscale_rows(self, weights: Container[int] | None, scale: float) -> bool:
         """Divide the gradients of rows by `scale`; whether all are finite. `weights` as for `has_rows`."""
-        found = [group.unscale(scale) for group in self._groups if group.concerns(weights)]
+        found = [group.collected.unscale(scale) for group in self._groups if group.concerns(weights)]
         return all(found)
 
     def agree(self, overflow: bool) -> bool:

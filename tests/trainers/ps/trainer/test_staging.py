@@ -139,14 +139,14 @@ def test_gradients_on_a_device_are_unscaled_and_dropped_there(device: torch.devi
     one, other = group_of(0, 2, None), group_of(0, 2, Counted(device))
     for group in (one, other):
         step_of([group])
-        assert group.unscale(4.0)
+        assert group.collected.unscale(4.0)
     wanted, found = one.take_gradients(), other.take_gradients()
     assert wanted is not None
     assert found is not None
     torch.testing.assert_close(found.rows, wanted.rows)
     for group in (one, other):
         step_of([group])
-        assert not group.unscale(1e-42)
+        assert not group.collected.unscale(1e-42)
     other.drop_gradients()
     assert other.take_gradients() is None
 
