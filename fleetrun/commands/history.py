@@ -17,7 +17,7 @@ from fleetrun.commands.find import (
     matching_jobs,
     script_names,
 )
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.commands.output import Cell, Column, NumberColumn, output_width, print_json, print_lines, table
 from fleetrun.console.text import format_duration, format_loss, printable
 from fleetrun.record.history import Glance, UnreadableError, glance, number, was_stopped
 
@@ -29,10 +29,10 @@ _COLUMNS = (
     Column("JOB", 5),
     Column("POD"),
     Column("SCRIPT", 7),
-    Column("TIME", 8, right=True),
-    Column("RESTARTS", 2, right=True),
-    Column("STEP", 4, right=True),
-    Column("LOSS", 6, right=True),
+    NumberColumn("TIME", 8),
+    NumberColumn("RESTARTS", 2),
+    NumberColumn("STEP", 4),
+    NumberColumn("LOSS", 6),
     Column("END", rest=True),
 )
 
@@ -110,15 +110,15 @@ def _row(launch: Glance, now: float, named: bool) -> list[Cell]:
     failed = launch.over is None or not (launch.over.get("code") == 0 or was_stopped(launch.over))
     style = "" if launch.running else "red" if failed else "green"
     return [
-        Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else "?"),
-        Cell(launch.job if named else ""),
-        Cell(launch.pod, "bold"),
-        Cell(script_names(str(launch.launch.get("script") or ""))[0]),
-        Cell(format_duration(_ended(launch, now) - began if began else None)),
-        Cell(f"{restarts:,.0f}" if restarts else ""),
-        Cell("" if step is None else f"{step:,.0f}"),
-        Cell("" if loss is None else format_loss(loss)),
-        Cell(how_it_ended(launch), style),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else "?",
+        launch.job if named else "",
+        (launch.pod, "bold"),
+        script_names(str(launch.launch.get("script") or ""))[0],
+        format_duration(_ended(launch, now) - began if began else None),
+        f"{restarts:,.0f}" if restarts else "",
+        "" if step is None else f"{step:,.0f}",
+        "" if loss is None else format_loss(loss),
+        (how_it_ended(launch), style),
     ]
 
 

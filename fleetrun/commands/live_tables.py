@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from fleetrun.aliases import Fields
-from fleetrun.commands.output import Cell, Column, table
+from fleetrun.commands.output import Column, NumberColumn, table
 from fleetrun.commands.status import NodeFilter, Status, newest_answer
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running
@@ -19,25 +19,25 @@ from fleetrun.record.journal import objects_in
 
 COLUMNS = {
     "table": Column("TABLE"),
-    "rows": Column("ROWS", right=True),
-    "memory": Column("MEMORY", 8, right=True),
-    "on_disk": Column("ON DISK", 5, right=True),
-    "new": Column("NEW", 7, right=True),
-    "candidates": Column("CANDIDATES", 3, right=True),
-    "refused": Column("REFUSED", 5, right=True),
-    "evicted": Column("EVICTED", 6, right=True),
-    "removed": Column("REMOVED", 4, right=True),
-    "pulls_s": Column("PULLS/S", 8, right=True),
-    "pushes_s": Column("PUSHES/S", 8, right=True),
-    "keys_per_pull": Column("KEYS/PULL", 6, right=True),
-    "missed": Column("NO ROW", 6, right=True),
-    "skew": Column("SKEW", 5, right=True),
-    "ids_hour": Column("IDS/HOUR", 4, right=True),
+    "rows": NumberColumn("ROWS"),
+    "memory": NumberColumn("MEMORY", 8),
+    "on_disk": NumberColumn("ON DISK", 5),
+    "new": NumberColumn("NEW", 7),
+    "candidates": NumberColumn("CANDIDATES", 3),
+    "refused": NumberColumn("REFUSED", 5),
+    "evicted": NumberColumn("EVICTED", 6),
+    "removed": NumberColumn("REMOVED", 4),
+    "pulls_s": NumberColumn("PULLS/S", 8),
+    "pushes_s": NumberColumn("PUSHES/S", 8),
+    "keys_per_pull": NumberColumn("KEYS/PULL", 6),
+    "missed": NumberColumn("NO ROW", 6),
+    "skew": NumberColumn("SKEW", 5),
+    "ids_hour": NumberColumn("IDS/HOUR", 4),
     "hottest": Column("HOTTEST KEY", 3),
-    "gradient_norm": Column("GRADIENT", 4, right=True),
-    "value_norm": Column("VALUE", 4, right=True),
-    "zeros": Column("ZEROS", 3, right=True),
-    "not_finite": Column("NOT FINITE", 4, right=True),
+    "gradient_norm": NumberColumn("GRADIENT", 4),
+    "value_norm": NumberColumn("VALUE", 4),
+    "zeros": NumberColumn("ZEROS", 3),
+    "not_finite": NumberColumn("NOT FINITE", 4),
 }
 
 _HOT = 20
@@ -159,7 +159,7 @@ def lines(found: Status, width: int | None) -> list[Text]:
     """A line of titles and one for each table."""
     rows = [shown(each) for each in found["tables"]]
     return table(
-        list(COLUMNS.values()), [[Cell(written(row.get(name))) for name in COLUMNS] for row in rows], width
+        list(COLUMNS.values()), [[written(row.get(name)) for name in COLUMNS] for row in rows], width
     )
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from fleetrun.commands.find import LOG_DIR
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.commands.output import Cell, Column, NumberColumn, output_width, print_json, print_lines, table
 from fleetrun.console.text import describe_duration, printable
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.faults import Kept, MachineFault, counted, excluded, faults_path, keep, read_kept
 
 _COLUMNS = (
     Column("MACHINE"),
-    Column("FAULTS", right=True),
+    NumberColumn("FAULTS"),
     Column("STATE", 8),
     Column("LAST", 7),
     Column("WHAT", 6, rest=True),
@@ -95,9 +95,9 @@ def _as_json(node: str, faults: list[MachineFault], out: bool) -> dict[str, Any]
 def _row(node: str, faults: list[MachineFault], out: bool, now: float) -> list[Cell]:
     last = faults[-1]
     return [
-        Cell(node),
-        Cell(str(len(faults))),
-        Cell("left out", "red") if out else Cell(""),
-        Cell(f"{describe_duration(max(0.0, now - last.time))} ago"),
-        Cell(last.what),
+        node,
+        str(len(faults)),
+        ("left out", "red") if out else "",
+        f"{describe_duration(max(0.0, now - last.time))} ago",
+        last.what,
     ]

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -89,19 +90,23 @@ class Column:
     least: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """`text` may come from a user or a script: control characters in it are shown and have no effect."""
+NumberColumn = partial(Column, right=True)
 
-    text: str
-    style: str = ""
+Cell = str | tuple[str, str]
+"""A text, or a text and its style. It may come from a user or a script: see `cell_text`."""
+
+
+def cell_text(cell: Cell) -> Text:
+    """Control characters in it are shown and have no effect."""
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return Text(printable(text), style)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
     """A line of titles and one per row, at most `width` columns wide (None: unlimited). Empty columns are
     left out unless their priority is 9.
     """
-    cells = [[Text(printable(each.text), each.style) for each in row] for row in rows]
+    cells = [list(map(cell_text, row)) for row in rows]
     titles = [Text(each.title, "bold") for each in columns]
     shown = [
         number

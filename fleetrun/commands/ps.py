@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.commands.output import Cell, Column, NumberColumn, output_width, print_json, print_lines, table
 from fleetrun.commands.views import count_alive, loss_of, number_of, step_of, text_of
 from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
@@ -20,11 +20,11 @@ _COLUMNS = (
     Column("SCRIPT", 6),
     Column("MODE", 3),
     Column("STATE"),
-    Column("PROCS", 7, right=True),
-    Column("TIME", 8, right=True),
-    Column("RESTARTS", 2, right=True),
-    Column("STEP", 5, right=True),
-    Column("LOSS", 4, right=True),
+    NumberColumn("PROCS", 7),
+    NumberColumn("TIME", 8),
+    NumberColumn("RESTARTS", 2),
+    NumberColumn("STEP", 5),
+    NumberColumn("LOSS", 4),
     Column("LOG DIR", 1, rest=True),
 )
 
@@ -81,15 +81,15 @@ def _row(job: Running, now: float) -> list[Cell]:
     trainer = next((each for each in there if each.get("role") == "trainer"), first)
     restarts = number_of(status, "restarts")
     return [
-        Cell(job.job or "?", "bold"),
-        Cell(job.pod),
-        Cell(job.script.rpartition("/")[2]),
-        Cell(text_of(status, "mode")),
-        Cell(_silent_state(job) or text_of(status, "state"), "yellow" if job.silence else ""),
-        Cell(f"{count_alive(there)}/{len(there)}" if there else ""),
-        Cell(format_duration(now - job.started if job.started is not None else None)),
-        Cell(format_count(restarts) if restarts else ""),
-        Cell(step_of(trainer)),
-        Cell(loss_of(trainer)),
-        Cell(str(job.log_dir) if job.job else "", "dim"),
+        (job.job or "?", "bold"),
+        job.pod,
+        job.script.rpartition("/")[2],
+        text_of(status, "mode"),
+        (_silent_state(job) or text_of(status, "state"), "yellow" if job.silence else ""),
+        f"{count_alive(there)}/{len(there)}" if there else "",
+        format_duration(now - job.started if job.started is not None else None),
+        format_count(restarts) if restarts else "",
+        step_of(trainer),
+        loss_of(trainer),
+        (str(job.log_dir) if job.job else "", "dim"),
     ]

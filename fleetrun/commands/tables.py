@@ -16,7 +16,7 @@ import click
 
 from fleetrun.commands import live_tables
 from fleetrun.commands.find import NoJobError, find_running, job_title
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table, write
+from fleetrun.commands.output import Column, NumberColumn, output_width, print_json, print_lines, table, write
 from fleetrun.commands.status import SilentError, answering
 from fleetrun.console.text import printable
 from fleetrun.control.client import TIMEOUT, NoAnswer, Running, ask
@@ -29,23 +29,23 @@ _MODULE = "trainers.ps.saves.inspection"
 _LIVE = "trainers.ps.live_rows"
 _COLUMNS = {
     "table": Column("TABLE"),
-    "rows": Column("ROWS", right=True),
-    "changed": Column("CHANGED", 6, right=True),
-    "values": Column("VALUES", 8, right=True),
+    "rows": NumberColumn("ROWS"),
+    "changed": NumberColumn("CHANGED", 6),
+    "values": NumberColumn("VALUES", 8),
     "type": Column("TYPE", 7),
     "rule": Column("RULE", 7),
-    "updates": Column("UPDATES", 5, right=True),
-    "servers": Column("SERVERS", 4, right=True),
+    "updates": NumberColumn("UPDATES", 5),
+    "servers": NumberColumn("SERVERS", 4),
 }
 _DIFFERENCES = {
     "table": Column("TABLE"),
-    "only": Column("ONLY FIRST", 8, right=True),
-    "only_other": Column("ONLY SECOND", 8, right=True),
-    "changed": Column("CHANGED", right=True),
-    "both": Column("OF", 7, right=True),
-    "largest": Column("LARGEST", 6, right=True),
-    "mean": Column("MEAN", 5, right=True),
-    "not_finite": Column("NOT FINITE", 4, right=True),
+    "only": NumberColumn("ONLY FIRST", 8),
+    "only_other": NumberColumn("ONLY SECOND", 8),
+    "changed": NumberColumn("CHANGED"),
+    "both": NumberColumn("OF", 7),
+    "largest": NumberColumn("LARGEST", 6),
+    "mean": NumberColumn("MEAN", 5),
+    "not_finite": NumberColumn("NOT FINITE", 4),
     "difference": Column("DIFFERENCE", 9, rest=True),
 }
 
@@ -271,7 +271,7 @@ def _list_live(job: Running, as_json: bool) -> int:
 
 def _print(columns: Mapping[str, Column], tables: Sequence[Mapping[str, Any]]) -> None:
     """The columns by the names of their values."""
-    rows = [[Cell(live_tables.written(each.get(name))) for name in columns] for each in tables]
+    rows = [[live_tables.written(each.get(name)) for name in columns] for each in tables]
     print_lines(table(list(columns.values()), rows, output_width()))
 
 

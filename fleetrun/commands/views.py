@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fleetrun.aliases import Fields
 from fleetrun.commands.find import script_names
-from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
+from fleetrun.commands.output import Cell, Column, NumberColumn, cut, filled, percent, size, table
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
 from fleetrun.pod.process import signal_name
 from fleetrun.record.goodput import read_fields, share
@@ -64,14 +64,14 @@ def count_alive(containers: Sequence[Fields]) -> int:
 # ---- Nodes, one line each.
 
 _NODE_COLUMNS = (
-    Column("NODE", right=True),
+    NumberColumn("NODE"),
     Column("HOST"),
     Column("STATE"),
     Column("PROCESSES", 8),
-    Column("UP", 5, right=True),
+    NumberColumn("UP", 5),
     Column("POD", 4),
-    Column("STEP", 7, right=True),
-    Column("SAMPLES/S", 6, right=True),
+    NumberColumn("STEP", 7),
+    NumberColumn("SAMPLES/S", 6),
     Column("", 1, rest=True),
 )
 
@@ -147,15 +147,15 @@ def _waiting_for_nodes(waiting: Fields) -> Text:
 def _node_row(node: Fields) -> list[Cell]:
     total, silent, state = _total(node), text_of(node, "silent"), text_of(node, "state")
     return [
-        Cell(text_of(node, "rank")),
-        Cell(text_of(node, "title")),
-        Cell(silent, "yellow") if silent else Cell(state, STYLES.get(state, "")),
-        Cell(f"{_up(node)} of {total} up" if total else ""),
-        Cell(format_duration(number_of(node, "elapsed"))),
-        Cell(text_of(node, "pod")),
-        Cell(formatted(format_count, number_of(node, "step"))),
-        Cell(formatted(format_short, number_of(node, "rate"))),
-        Cell(_mark_of_this_node(node, "{}") or text_of(node, "why"), "dim"),
+        text_of(node, "rank"),
+        text_of(node, "title"),
+        (silent, "yellow") if silent else (state, STYLES.get(state, "")),
+        f"{_up(node)} of {total} up" if total else "",
+        format_duration(number_of(node, "elapsed")),
+        text_of(node, "pod"),
+        formatted(format_count, number_of(node, "step")),
+        formatted(format_short, number_of(node, "rate")),
+        (_mark_of_this_node(node, "{}") or text_of(node, "why"), "dim"),
     ]
 
 
@@ -166,21 +166,21 @@ def _mark_of_this_node(node: Fields, form: str) -> str:
 # ---- The job and its processes.
 
 COLUMNS = (
-    Column("NODE", 8, right=True),
+    NumberColumn("NODE", 8),
     Column("NAME"),
-    Column("RANK", 6, right=True),
-    Column("PID", 5, right=True),
+    NumberColumn("RANK", 6),
+    NumberColumn("PID", 5),
     Column("STATE"),
-    Column("UP", 8, right=True),
-    Column("RESTARTS", 2, right=True),
-    Column("CPU", 7, right=True),
-    Column("MEM", 7, right=True),
-    Column("GPU", 4, right=True),
-    Column("GPUMEM", 3, right=True),
-    Column("STEP", 8, right=True),
-    Column("LOSS", 7, right=True),
-    Column("SAMPLES/S", 6, right=True),
-    Column("LATE", 5, right=True),
+    NumberColumn("UP", 8),
+    NumberColumn("RESTARTS", 2),
+    NumberColumn("CPU", 7),
+    NumberColumn("MEM", 7),
+    NumberColumn("GPU", 4),
+    NumberColumn("GPUMEM", 3),
+    NumberColumn("STEP", 8),
+    NumberColumn("LOSS", 7),
+    NumberColumn("SAMPLES/S", 6),
+    NumberColumn("LATE", 5),
     Column("LAST LINE", 1, rest=True),
 )
 _Process = tuple[str, Fields, Fields]
@@ -243,7 +243,7 @@ def _process_table(there: Sequence[_Process], width: int | None) -> list[Text]:
     if all(
         text_of(each, "rank") == text_of(each, "index") for _, _, each in there
     ):  # the name includes the rank
-        rows = [[*row[:2], Cell(""), *row[3:]] for row in rows]
+        rows = [[*row[:2], "", *row[3:]] for row in rows]
     return table(COLUMNS, rows, width) if rows else []
 
 
@@ -294,22 +294,22 @@ def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
     up = now - started if started is not None and one.get("alive") is True else None
     attempt = number_of(one, "attempt")
     return [
-        Cell(node),
-        Cell(text_of(one, "name")),
-        Cell(text_of(one, "rank")),
-        Cell(text_of(one, "pid")),
-        Cell(state_of(one), STYLES.get(state, "")),
-        Cell(format_duration(up)),
-        Cell(format_count(attempt) if attempt else ""),
-        Cell(percent(number_of(one, "cpu"))),
-        Cell(size(number_of(one, "memory"))),
-        Cell(percent(number_of(one, "gpu"))),
-        Cell(size(number_of(one, "gpu_memory"))),
-        Cell(step_of(one)),
-        Cell(loss_of(one), "red" if loss_of(one) in NO_NUMBERS else ""),
-        Cell(formatted(format_short, number_of(one, "rate"))),
-        Cell(percent(None if (late := number_of(one, "late")) is None else 100 * late)),
-        Cell(activity_or_last_line(one), "dim"),
+        node,
+        text_of(one, "name"),
+        text_of(one, "rank"),
+        text_of(one, "pid"),
+        (state_of(one), STYLES.get(state, "")),
+        format_duration(up),
+        format_count(attempt) if attempt else "",
+        percent(number_of(one, "cpu")),
+        size(number_of(one, "memory")),
+        percent(number_of(one, "gpu")),
+        size(number_of(one, "gpu_memory")),
+        step_of(one),
+        (loss_of(one), "red" if loss_of(one) in NO_NUMBERS else ""),
+        formatted(format_short, number_of(one, "rate")),
+        percent(None if (late := number_of(one, "late")) is None else 100 * late),
+        (activity_or_last_line(one), "dim"),
     ]
 
 
