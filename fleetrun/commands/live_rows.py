@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.commands import views
-from fleetrun.commands.output import Cell, Column, NumberColumn, percent, size
+from fleetrun.commands.output import Cell, Column, NumberColumn, percent
 from fleetrun.commands.views import formatted, number_of, text_of
 from fleetrun.console.text import format_duration, format_short
 from fleetrun.record.journal import objects_in
@@ -236,21 +236,10 @@ COLUMNS = (
     Column("LAST LINE", 1, rest=True),
 )
 
-_TITLES = {
-    "rank": "RANK",
-    "node": "NODE",
-    "state": "STATE",
-    "step": "STEP",
-    "step time": "STEP TIME",
-    "lateness": "LATE",
-    "cpu": "CPU",
-    "memory": "MEM",
-}
-
 
 def title_of(order: str) -> str:
-    """Of the column by which this order sorts."""
-    return _TITLES[order]
+    """The title of the column of that order."""
+    return {"lateness": "LATE", "memory": "MEM"}.get(order, order.upper())
 
 
 def cells(one: Process, slowest: float) -> list[Cell]:
@@ -269,10 +258,7 @@ def cells(one: Process, slowest: float) -> list[Cell]:
         (percent(None if late is None else 100 * late), "yellow" if late and late >= 0.1 else ""),
         (one.memory.late.bars(1.0) if one.memory.late.highest else "", "yellow"),
         (loss, "red" if loss in views.NO_NUMBERS else ""),
-        percent(number_of(said, "cpu")),
-        size(number_of(said, "memory")),
-        percent(number_of(said, "gpu")),
-        size(number_of(said, "gpu_memory")),
+        *views.usage_cells(said),
         format_duration(one.answered - started) if started is not None and one.alive else "",
         "" if not attempt else f"{attempt:g}",
         text_of(said, "pid"),

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -319,22 +319,20 @@ class Tables(Screen[None]):
 # ---- The application
 
 
+@dataclass
 class Fresh(Message):
     """A new status; None: the job has ended."""
 
-    def __init__(self, status: Status | None) -> None:
-        super().__init__()
-        self.status = status
+    status: Status | None
 
 
+@dataclass
 class Remark(Message):
     """What a command has said, for the line above the keys."""
 
-    def __init__(self, text: str, *, stale: bool) -> None:
-        super().__init__()
-        self.text = text
-        self.stale = stale
-        """Of no interest once the job has ended."""
+    text: str
+    stale: bool
+    """Of no interest once the job has ended."""
 
 
 class Top(App[int]):

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.output import Cell, Column, NumberColumn, output_width, print_json, print_lines, table
+from fleetrun.commands.find import json_option
+from fleetrun.commands.output import (
+    Cell,
+    Column,
+    NumberColumn,
+    print_json,
+    print_table,
+    remark,
+)
 from fleetrun.commands.views import count_alive, loss_of, number_of, step_of, text_of
 from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
@@ -30,8 +38,8 @@ _COLUMNS = (
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the jobs as one JSON list.")
-def command(as_json: bool) -> int:
+@json_option(help="Print the jobs as one JSON list.")
+def command(in_json: bool) -> int:
     """List the jobs that this user is running on this machine.
 
     Each job is one line, oldest first: name, pod, script, state, number of processes that are up, running
@@ -53,13 +61,13 @@ def command(as_json: bool) -> int:
       0  the list is printed, empty or not
     """
     jobs = running_launches(os.environ)
-    if as_json:
+    if in_json:
         print_json([_as_json(each) for each in jobs])
     elif not jobs:
-        click.echo("You have no running jobs on this machine.", err=True)
+        remark("You have no running jobs on this machine.")
     else:
         now = time.time()
-        print_lines(table(_COLUMNS, [_row(each, now) for each in jobs], output_width()))
+        print_table(_COLUMNS, [_row(each, now) for each in jobs])
     return 0
 
 
@@ -68,14 +76,9 @@ def _as_json(job: Running) -> dict[str, Any]:
     return {**known, "log_dir": str(job.log_dir), "silent": job.silence or None, **job.status}
 
 
-def _silent_state(job: Running) -> str:
-    if not job.silence:
-        return ""
-    return "stopped" if job.silence == STOPPED else "silent"
-
-
 def _row(job: Running, now: float) -> list[Cell]:
     status = job.status
+    silent = "" if not job.silence else "stopped" if job.silence == STOPPED else "silent"
     there = objects_in(status, "containers")
     first = there[0] if there else {}
     trainer = next((each for each in there if each.get("role") == "trainer"), first)
@@ -85,7 +88,7 @@ def _row(job: Running, now: float) -> list[Cell]:
         job.pod,
         job.script.rpartition("/")[2],
         text_of(status, "mode"),
-        (_silent_state(job) or text_of(status, "state"), "yellow" if job.silence else ""),
+        (silent or text_of(status, "state"), "yellow" if job.silence else ""),
         f"{count_alive(there)}/{len(there)}" if there else "",
         format_duration(now - job.started if job.started is not None else None),
         format_count(restarts) if restarts else "",
