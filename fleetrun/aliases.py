@@ -11,6 +11,9 @@ Environ = Mapping[str, str]
 Fields = Mapping[str, Any]
 """A JSON object by the names of its fields: an event of the record, the status of a job, a message."""
 
+Document = dict[str, Any]
+"""A JSON object that is being made, or is the caller's to change."""
+
 Callback = Callable[[], None]
 """A call without arguments: from a loop, a timer, or whoever was asked to report back."""
 

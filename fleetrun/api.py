@@ -146,7 +146,11 @@ def launch(
     if not callable(program):
         if kwargs:
             raise UsageError("kwargs are for a function; a script has only args")
-        return Job(_with_script(words, program, args), added, engine=engine)
+        if program is not None:
+            words += ["--", os.fspath(program), *map(str, args)]
+        elif args:
+            raise UsageError("args need a program; those of a job file are in the file")
+        return Job(words, added, engine=engine)
     if engine:
         raise UsageError(f"{engine} runs scripts: a function is known to this machine only")
     _check_for_function(program, options)
@@ -256,14 +260,6 @@ def _plain(value: Any) -> Any:
         kind = type(value).__qualname__
         raise InvalidValue(f"is of type {kind}; it must be a string, a number or a list of them")
     return value
-
-
-def _with_script(words: list[str], program: Program, args: Sequence[Any]) -> list[str]:
-    if program is None:
-        if args:
-            raise UsageError("args need a program; those of a job file are in the file")
-        return words
-    return [*words, "--", os.fspath(program), *map(str, args)]
 
 
 def _engine_of(options: Mapping[str, OptionValue]) -> str:

@@ -41,7 +41,11 @@ def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineV
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:
             _report(LaunchError(f"cannot continue: {error.strerror}", hint=_EXHAUSTED[error.errno]))
             return LaunchError.exit_code
-        return _report_bug()
+        import traceback
+
+        bug = "fleetrun: error: this is a bug in fleetrun, not in your script\n"
+        _write(sys.stderr, traceback.format_exc() + bug)
+        return 125
 
 
 _DEFAULT_COLUMNS = 80
@@ -151,16 +155,6 @@ def _report(error: LaunchError) -> None:
 
         lines = [wrapped(line, columns - 1, indent="    ", first="") for line in lines]
     _write(sys.stderr, "\n".join(lines) + "\n")
-
-
-def _report_bug() -> int:
-    import traceback
-
-    _write(
-        sys.stderr,
-        f"{traceback.format_exc()}fleetrun: error: this is a bug in fleetrun, not in your script\n",
-    )
-    return 125
 
 
 def _columns(stream: TextIO | None) -> int | None:

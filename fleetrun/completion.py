@@ -20,9 +20,9 @@ VARIABLE = "_FLEETRUN_COMPLETE"
 def answer(instruction: str) -> int:
     """Print what the shell asked for, such as `bash_complete`; return the exit code."""
     words = os.environ.get("COMP_WORDS", "").replace("\n", " ").split()
-    if len(words) > 1 and (words[1] in verbs.VERBS or plugins.is_command(words[1])):
-        return shell_complete(_one(words[1]), {}, "fleetrun", VARIABLE, instruction)
-    return shell_complete(_command(), {}, "fleetrun", VARIABLE, instruction)
+    named = len(words) > 1 and (words[1] in verbs.VERBS or plugins.is_command(words[1]))
+    completed = _one(words[1]) if named else _command()
+    return shell_complete(completed, {}, "fleetrun", VARIABLE, instruction)
 
 
 def script(shell: str) -> str:

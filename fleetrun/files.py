@@ -18,9 +18,9 @@ from pathlib import Path
 # Opening must not block on such a file.
 
 
-def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file. Raises OSError, also for anything else of that name."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "Not a file")
@@ -29,13 +29,18 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     return fd
 
 
-def end_of(path: Path, most: int) -> str:
-    """The last `most` bytes; whole lines, if it has more. Raises OSError."""
+def last_bytes(path: Path, most: int) -> tuple[bytes, bool]:
+    """The last `most` bytes, and whether the file has more. Raises OSError."""
     with os.fdopen(open_plain(path), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - most))
-        data = file.read(most)
-    return (data.partition(b"\n")[2] if size > most else data).decode(errors="replace")
+        return file.read(most), size > most
+
+
+def end_of(path: Path, most: int) -> str:
+    """The last `most` bytes; whole lines, if it has more. Raises OSError."""
+    data, cut = last_bytes(path, most)
+    return (data.partition(b"\n")[2] if cut else data).decode(errors="replace")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fleetrun.aliases import Document
 from fleetrun.envs.channels import error_file, inside_container, write_error
 from fleetrun.errors import LaunchError, UsageError
 
@@ -72,7 +73,7 @@ class Call:
         return found if isinstance(found, BaseException) else None
 
 
-def _cells() -> dict[str, Any]:
+def _cells() -> Document:
     """Code that is in no file, of notebooks and shells: for tracebacks in the processes."""
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
 
@@ -133,13 +134,13 @@ def main(folder: Path) -> None:
         sys.exit(1)
 
 
-def _read_call(folder: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _read_call(folder: Path) -> tuple[Callable[..., Any], tuple[Any, ...], Document]:
     with (folder / _CALL).open("rb") as file:
         setup = pickle.load(file)
         sys.path[:] = [*setup["path"], *(each for each in sys.path if each not in setup["path"])]
         linecache.cache.update(setup["cells"])
         try:
-            call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] = pickle.load(file)
+            call: tuple[Callable[..., Any], tuple[Any, ...], Document] = pickle.load(file)
         except ImportError as error:
             error.add_note(
                 "A function of a module is sent by its name: each process must be able to import it."

@@ -282,12 +282,9 @@ class Job(Generic[T]):
             if error.hint:
                 error.add_note(error.hint)
             outcome = error
-        self._forget_call()
-        return outcome
-
-    def _forget_call(self) -> None:
         if self._call is not None:
             shutil.rmtree(self._call.folder, ignore_errors=True)
+        return outcome
 
     def _result(self) -> Result[T]:
         code, over = self._code or 0, self._seen.over

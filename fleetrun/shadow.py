@@ -31,7 +31,7 @@ def load_fleet() -> ModuleType:
     present = sys.modules.get("trainers")
     if present is None:
         _load_ours()
-    elif not _is_ours(present):
+    elif not any(Path(each).resolve() == OURS for each in getattr(present, "__path__", ())):
         theirs = present.__file__ or next(iter(present.__path__))
         raise ImportError(
             f"fleetrun's runtime {OURS} cannot be imported: {theirs} was imported as `trainers`. {WAY_OUT}",
@@ -39,10 +39,6 @@ def load_fleet() -> ModuleType:
             path=theirs,
         )
     return import_module("trainers.fleet")
-
-
-def _is_ours(module: ModuleType) -> bool:
-    return any(Path(each).resolve() == OURS for each in getattr(module, "__path__", ()))
 
 
 def _load_ours() -> None:
@@ -98,7 +94,8 @@ def find_shadow(argv: Sequence[str], environ: Environ) -> Shadow | None:
         elif _is_file(place.with_suffix(".py")):
             return Shadow(place.with_suffix(".py"), hides_ours=not ours_seen)
         elif place.is_dir():  # a namespace package: any regular package of the name comes before it
-            return Shadow(place, hides_ours=not ours_seen and not _is_on_path())
+            on_path = any(Path(each or ".").resolve() == OURS.parent for each in sys.path)
+            return Shadow(place, hides_ours=not ours_seen and not on_path)
     return None
 
 
@@ -118,11 +115,6 @@ def source_of(argv: Sequence[str]) -> Path | None:
         places = (Path(*parts).with_suffix(".py"), Path(*parts, "__main__.py"))
         return next((each for each in places if _is_file(each)), None)
     return Path(argv[2]) if len(argv) > 2 and argv[1] == "-u" else None
-
-
-def _is_on_path() -> bool:
-    """Whether the runtime is found by a folder in sys.path, not by a finder of its own."""
-    return any(Path(each or ".").resolve() == OURS.parent for each in sys.path)
 
 
 def _is_file(path: Path) -> bool:

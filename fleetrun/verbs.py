@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from fleetrun import plugins
+from fleetrun.aliases import Environ
 from fleetrun.plugins import ASKING, LAUNCHING
 
 VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
@@ -112,7 +113,7 @@ def nearest(word: str) -> str | None:
     return next(iter(similar(word, (*VERBS, *plugins.other_commands()), cutoff=cutoff)), None)
 
 
-def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+def launching(argv: Sequence[str], environ: Environ) -> tuple[Sequence[str], Environ]:
     """Replace a command of `LAUNCHING` by the command line and environment that it stands for.
 
     Raises LaunchError.

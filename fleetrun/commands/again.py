@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -53,7 +53,7 @@ def command(job: str | None, options: tuple[str, ...]) -> None:
     """Only for --help: `launch_arguments` does the work."""
 
 
-def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str], Mapping[str, str]]:
+def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str], Environ]:
     """The command line of the launch, from the words after `again`, and its environment. Variables that set
     options are removed: those that counted at the first launch are in the command line.
 
@@ -68,8 +68,9 @@ def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str],
             hint="Type the launch yourself; `fleetrun report` shows the recorded command.",
         )
     if history.running and history.over is None:  # on another machine, or not reachable
+        host = printable(str(history.launch.get("host") or "an unknown machine"))
         raise UsageError(
-            f"{printable(history.job)} is still running (pod {history.pod}, on {_host(history)})",
+            f"{printable(history.job)} is still running (pod {history.pod}, on {host})",
             hint="`fleetrun again POD` launches an older one.",
         )
     recorded = Recorded.read(history.launch, str(history.path))
@@ -91,10 +92,6 @@ def _tell_of_notify(history: History, words: Sequence[str], environ: Environ) ->
     told = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)
     if isinstance(settings, dict) and "notify" in settings and not told:
         sys.stderr.write(f"fleetrun: the record does not have --notify, a secret: add it, or set {NOTIFY}\n")
-
-
-def _host(history: History) -> str:
-    return printable(str(history.launch.get("host") or "an unknown machine"))
 
 
 def trusted(owner: int, uid: int) -> bool:

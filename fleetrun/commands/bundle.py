@@ -21,15 +21,16 @@ from typing import Any
 import click
 
 from fleetrun import __version__
-from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
+from fleetrun.aliases import Document
+from fleetrun.commands.everywhere import Nodes, node_options, nodes_at, nodes_of, read_where
 from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job
-from fleetrun.commands.output import write
+from fleetrun.commands.output import output_path, remark, write
 from fleetrun.commands.report import as_json, summary
 from fleetrun.commands.stacks import targets
 from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable, without_secrets
 from fleetrun.control.client import NoAnswer, Running
-from fleetrun.errors import LaunchError, UsageError
+from fleetrun.errors import LaunchError
 from fleetrun.files import end_of, replacing
 from fleetrun.record.history import History
 from fleetrun.record.journal import plain
@@ -92,19 +93,18 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
       2    the command line is wrong, or JOB fits several jobs
       125  the file cannot be written
     """
-    where = Where(**options)
-    check_url(where, [("JOB", job), ("--log_dir", log_dir)])
-    none: Iterator[Part] = iter(())
+    where = read_where(options, {"JOB": job, "--log_dir": log_dir})
+    parts: Iterator[Part] = iter(())
     with contextlib.ExitStack() as stack:
         if where.url is not None:
             nodes: Nodes | None = nodes_at(where)
-            name, parts = _job_name(where), none
+            name = _file_name(str(where.url).partition("?")[0].rpartition("/")[2])
         else:
             found = find_any(job, log_dir)
             history = history_of(found)
             nodes = nodes_of(found, where, secret=True)
-            name, parts = f"{history.job}.{history.pod}", none
-            if where.node in (None, own_rank(found) or 0):
+            name = f"{history.job}.{history.pod}"
+            if where.includes_own(found):
                 parts = _parts(history, found, where.here, nodes is not None)
         if where.here:
             with tempfile.TemporaryDirectory() as folder:
@@ -112,49 +112,20 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
                 _write_bundle(to, name, parts)
                 sys.stdout.buffer.write(to.read_bytes())
             return 0
-        to = _target(output, name)
+        to = output_path(output or f"{name}.tar.gz", (".tar.gz", ".tgz"))
         if nodes is not None:
             stack.enter_context(nodes)
             nodes.ask("bundle", {}, _NODE_WITHIN)
-            parts = chain(parts, _parts_of(nodes))
+            bundles = ((f"node.{rank}.tar.gz", partial(_bundle_of, nodes, rank)) for rank in nodes.ranks)
+            parts = chain(parts, bundles)
         for line in _write_bundle(to, name, parts):
-            click.echo(f"fleetrun: not in it: {printable(line)}", err=True)
+            remark(f"fleetrun: not in it: {printable(line)}")
     write(f"{printable(str(to))}\n")
     return 0
 
 
-def _job_name(where: Where) -> str:
-    return _file_name(str(where.url).partition("?")[0].rpartition("/")[2])
-
-
-def _target(output: str | None, name: str) -> Path:
-    """Raises UsageError."""
-    to = Path(output or f"{name}.tar.gz")
-    if not to.name.endswith((".tar.gz", ".tgz")):
-        raise UsageError(f"--output {output}: the name must end in .tar.gz or .tgz")
-    if not to.parent.is_dir():
-        raise UsageError(f"--output {output}: no such folder: {to.parent}")
-    return to
-
-
-def _write_bundle(to: Path, name: str, parts: Iterator[Part]) -> list[str]:
-    """What could not be had. Raises LaunchError."""
-    missing: list[str] = []
-    try:
-        _write(to, name, parts, missing)
-    except OSError as error:
-        raise LaunchError(f"cannot write {to}: {error.strerror}") from None
-    return missing
-
-
 Part = tuple[str, Callable[[], str | bytes]]
 """The name of a file, and what makes its text, or what is in it."""
-
-
-def _parts_of(nodes: Nodes) -> Iterator[Part]:
-    """A bundle of each node."""
-    for rank in nodes.ranks:
-        yield f"node.{rank}.tar.gz", partial(_bundle_of, nodes, rank)
 
 
 def _bundle_of(nodes: Nodes, rank: int) -> bytes:
@@ -166,20 +137,25 @@ def _bundle_of(nodes: Nodes, rank: int) -> bytes:
     return file.getvalue()
 
 
-def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> None:
-    """Raises OSError. Only its owner can read the file."""
-    with replacing(to) as aside:
-        made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(made, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for name, make in parts:
-                try:
-                    text = make()
-                except (LaunchError, NoAnswer, OSError, subprocess.SubprocessError) as error:
-                    missing.append(f"{name}: {error}")
-                else:
-                    data = text if isinstance(text, bytes) else without_secrets(text, os.environ).encode()
-                    _add(archive, f"{folder}/{name}", data)
-            _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
+def _write_bundle(to: Path, folder: str, parts: Iterator[Part]) -> list[str]:
+    """Return what could not be had. Only its owner can read the file. Raises LaunchError."""
+    missing: list[str] = []
+    try:
+        with replacing(to) as aside:
+            made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(made, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+                for name, make in parts:
+                    try:
+                        text = make()
+                    except (LaunchError, NoAnswer, OSError, subprocess.SubprocessError) as error:
+                        missing.append(f"{name}: {error}")
+                    else:
+                        data = text if isinstance(text, bytes) else without_secrets(text, os.environ).encode()
+                        _add(archive, f"{folder}/{name}", data)
+                _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
+    except OSError as error:
+        raise LaunchError(f"cannot write {to}: {error.strerror}") from None
+    return missing
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -223,7 +199,7 @@ def _json(value: Any) -> str:
     return json.dumps(plain(value), indent=1) + "\n"
 
 
-def _without_parts(answer: dict[str, Any], parts: list[Part]) -> dict[str, Any]:
+def _without_parts(answer: Document, parts: list[Part]) -> Document:
     """The ends of logs on other nodes, and the facts of their machines, become parts of their own."""
     for state in answer.get("states", ()):
         log, machine = state.pop("log", None), state.pop("machine", None)

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import click
 
-from fleetrun.commands.output import output_width, write, write_lines
-from fleetrun.doctor.visit import Visit
+from fleetrun.commands.find import json_option
+from fleetrun.commands.output import output_width, remark, write, write_lines
+from fleetrun.console.console import wants_colour
+from fleetrun.doctor.visit import Visit, findings_table
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import CommandLine
 from fleetrun.envs.settings.job_file import load_job_file
@@ -55,25 +57,24 @@ Exit codes:
         "max_content_width": 100,
     },
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGUMENTS]]")
 @click.pass_context
-def command(context: click.Context, as_json: bool, words: tuple[str, ...]) -> int:
+def command(context: click.Context, in_json: bool, words: tuple[str, ...]) -> int:
     line = command_line.read(words)
     if line.action is not None:
         if line.action.option.name != "help":
             raise UsageError(f"fleetrun doctor has no option {line.action.origin}")
         click.echo(context.get_help())
         return 0
-    as_json = as_json or line.last("json") is not None
+    in_json = in_json or line.last("json") is not None
     line = replace(line, options=tuple(each for each in line.options if each.option.name not in _OF_A_PLAN))
-    visit = Visit(line, _job_file(line), os.environ, _say, _busy)
+    visit = Visit(line, _job_file(line), os.environ, remark, _busy)
     sections, code = visit.run()
-    if as_json:
+    if in_json:
         write(visit.document(sections) + "\n")
     else:
-        lines = visit.table(sections, output_width(), colour=_colour())
-        write_lines(lines)
+        write_lines(findings_table(sections, output_width(), colour=wants_colour(os.environ, 1)))
     return code
 
 
@@ -87,10 +88,6 @@ def _job_file(line: CommandLine) -> JobFile:
     return NOTHING if named is None else load_job_file(named.text, os.environ, named.origin)
 
 
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
 def _busy(what: str) -> AbstractContextManager[object]:
     """Shows a line while a check runs, only on a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
@@ -98,10 +95,3 @@ def _busy(what: str) -> AbstractContextManager[object]:
     from rich.console import Console
 
     return Console(stderr=True).status(f"{what} ...")
-
-
-def _colour() -> bool:
-    environ = os.environ
-    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
-        return False
-    return bool(environ.get("FORCE_COLOR")) or sys.stdout.isatty()

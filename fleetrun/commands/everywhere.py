@@ -10,7 +10,7 @@ import os
 import pwd
 import shlex
 import shutil
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 import click
 
 from fleetrun.commands.find import EndedJob
+from fleetrun.commands.output import remark
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
 from fleetrun.elastic.guest import ANSWER_WITHIN, Address, Guest, Heard, read_address
@@ -52,6 +53,10 @@ class Where:
     token_file: str | None = None
     here: bool = False
     """Another host asks for what is on this node."""
+
+    def includes_own(self, found: EndedJob | Running) -> bool:
+        """Whether this node is among them."""
+        return self.node in (None, own_rank(found) or 0)
 
 
 def node_options(command: Decorated) -> Decorated:
@@ -129,7 +134,7 @@ class Nodes:
         except LaunchError as error:
             if not alone:
                 raise
-            click.echo(f"fleetrun: the other nodes cannot be asked: {printable(error.message)}", err=True)
+            remark(f"fleetrun: the other nodes cannot be asked: {printable(error.message)}")
             return False
         return True
 
@@ -229,7 +234,7 @@ class Nodes:
         that are.
         """
         for rank, why in sorted(self.trouble.items()):
-            click.echo(f"fleetrun: {self.title(rank)}: {printable(why)}", err=True)
+            remark(f"fleetrun: {self.title(rank)}: {printable(why)}")
         if self.trouble.keys() - self._wrong:
             return 1
         return UsageError.exit_code if self.trouble else 0
@@ -341,10 +346,12 @@ def _token(file: str | None) -> str:
     return token
 
 
-def check_url(where: Where, others: Sequence[tuple[str, object]]) -> None:
+def read_where(options: Mapping[str, Any], others: Mapping[str, object]) -> Where:
     """`others`: what cannot be given together with --job. Raises UsageError."""
-    given = [name for name, value in others if value is not None]
+    where = Where(**options)
+    given = [name for name, value in others.items() if value is not None]
     if where.url is not None and given:
         raise UsageError(f"--job names the job: {given[0]} cannot be given with it")
     if where.url is None and where.token_file is not None:
         raise UsageError("--token_file is for --job: a job that runs here tells its secret to its user")
+    return where

@@ -12,7 +12,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,7 @@ from typing import TypeVar
 
 import click
 
-from fleetrun.aliases import Fields
-from fleetrun.console.text import printable
+from fleetrun.console.text import format_date, printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError, similar
@@ -151,7 +150,7 @@ def titled(job: str, script: str, pod: str) -> str:
 def describe_end(job: Running) -> str:
     """How it ended, by its record: `: got SIGTERM, exit code 143`; empty if the record does not tell."""
     try:
-        history = read(job.record, but=("progress",))
+        history = read(job.record)
     except UnreadableError:
         return ""
     over = history.over
@@ -173,32 +172,24 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
     _check(word)
     if os.sep in word or word in (".", ".."):
         return [each for each in jobs if each.cwd and _same(Path(each.cwd), Path(word).expanduser())]
-    scripts = [each for each in jobs if _has_script_or_folder(each, word)]
-    begun = [each for each in jobs if _begins(word, each)]
+    scripts = [each for each in jobs if word in _scripts(each) or word == Path(each.cwd or "/").name]
+    begun = [each for each in jobs if any(name.startswith(word) for name in _names(each))]
     return _whole(word, jobs) or scripts or begun
 
 
 def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
     """Those with this whole name, pod or script. Raises UsageError for an empty word."""
     _check(word)
-    return [each for each in jobs if _has_name(each, word)]
+    return [each for each in jobs if word in _names(each)]
 
 
-def _has_script_or_folder(job: EndedJob | Running, word: str) -> bool:
-    return word in (*_scripts(job), Path(job.cwd or "/").name)
-
-
-def _has_name(job: EndedJob | Running, word: str) -> bool:
-    return word in (job.job, job.pod, *_scripts(job))
+def _names(job: EndedJob | Running) -> tuple[str, ...]:
+    return (job.job, job.pod, *_scripts(job))
 
 
 def _check(word: str) -> None:
     if not word:
         raise UsageError("JOB is empty", hint="Is a variable of the shell not set?")
-
-
-def _begins(word: str, job: EndedJob | Running) -> bool:
-    return any(name.startswith(word) for name in (job.job, job.pod, *_scripts(job)))
 
 
 def _scripts(job: EndedJob | Running) -> tuple[str, ...]:
@@ -268,15 +259,8 @@ def _only(word: str | None, found: Sequence[Job]) -> Job:
     if len(found) == 1:
         return found[0]
     what = f"{_quoted(word)}fits {len(found)} jobs" if word else f"{len(found)} jobs are running here"
-    differ = [
-        name
-        for name, values in (
-            ("its pod", {each.pod for each in found}),
-            ("script", {each.script for each in found}),
-            ("folder", {each.cwd for each in found}),
-        )
-        if len(values) == len(found)
-    ]
+    fields = (("its pod", "pod"), ("script", "script"), ("folder", "cwd"))
+    differ = [name for name, field in fields if len({getattr(each, field) for each in found}) == len(found)]
     raise UsageError(f"{what}; name one by {parsing.either(tuple(differ))}", hint=_list(found))
 
 
@@ -323,7 +307,7 @@ def _list(jobs: Sequence[EndedJob | Running]) -> str:
 def _described(job: EndedJob | Running) -> str:
     """`default (pod abcdef, since 2026-11-22 08:00:12, logs in /home/me/log)`"""
     at = job.started if isinstance(job, Running) else job.written
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at is not None else "?"
+    stamp = "?" if at is None else format_date(at)
     word = "since" if isinstance(job, Running) else "until"
     script = f"{printable(job.script)}, " if job.script else ""
     where = printable(str(job.log_dir))
@@ -335,9 +319,11 @@ def _described(job: EndedJob | Running) -> str:
 
 def history_of(found: EndedJob | Running) -> History:
     """The record of the job, without progress events. Raises NoJobError if there is none."""
-    path = found.record if found.job else _record_of_pod(found.log_dir, found.pod) or found.record
+    path = found.record
+    if not found.job:  # a launcher that does not answer: only its pod is known
+        path = next((each for each in records(found.log_dir) if found.pod in (names(each) or ())[1:]), path)
     try:
-        history = read(path, but=("progress",))
+        history = read(path)
     except UnreadableError as error:
         raise NoJobError(
             f"the record of {found.job or found.pod} cannot be read: {error}",
@@ -347,11 +333,6 @@ def history_of(found: EndedJob | Running) -> History:
         # The disk of the record has no file locks, but the launcher answered.
         return replace(history, running=history.over is None)
     return history
-
-
-def _record_of_pod(log_dir: Path, pod: str) -> Path | None:
-    """For a launcher that does not answer: only its pod is known."""
-    return next((path for path in records(log_dir) if (names(path) or ("", ""))[1] == pod), None)
 
 
 # ---- Processes.
@@ -372,18 +353,13 @@ def remote_processes(history: History) -> list[RemoteProcess]:
         nodes, placed = event.get("nodes"), event.get("processes")
         if isinstance(nodes, list) and isinstance(placed, list):
             return [
-                each
+                RemoteProcess(f"node {number}, {printable(str(title))}", role, rank)
                 for number, (title, here) in enumerate(zip(nodes, placed, strict=False))
                 if number != event.get("rank") and isinstance(here, dict)
-                for each in _processes_on(f"node {number}, {printable(str(title))}", here)
+                for role, text in here.items()
+                for rank in sorted(parsing.rank_set(str(text)) or ())
             ]
     return []
-
-
-def _processes_on(node: str, here: Fields) -> Iterator[RemoteProcess]:
-    for role, text in here.items():
-        for rank in sorted(parsing.rank_set(str(text)) or ()):
-            yield RemoteProcess(node, role, rank)
 
 
 _ROLE_NAMES = {
@@ -545,6 +521,15 @@ any_job = click.argument("job", required=False, shell_complete=complete_jobs)
 """JOB, of a command for running jobs and for jobs that have ended."""
 
 
-_log_dir_option = partial(click.option, "--log_dir", "--log-dir", type=click.Path(path_type=Path))
-logs_of_job = _log_dir_option(help="The folder with the logs of the job.")
-logs_of_launches = _log_dir_option(help="The --log_dir of the launches.")
+_log_dir_option = partial(
+    click.option, "--log_dir", "--log-dir", type=click.Path(path_type=Path), metavar="DIR"
+)
+logs_of_job = _log_dir_option(help="The folder with the logs of the job.  [default: log]")
+logs_of_launches = _log_dir_option(help="The --log_dir of the launches.  [default: log]")
+
+interval_option = partial(
+    click.option, "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS"
+)
+
+json_option = partial(click.option, "--json", "in_json", is_flag=True, help="Print one JSON document.")
+"""The option, or with `help` one that prints something else."""

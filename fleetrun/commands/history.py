@@ -13,11 +13,12 @@ from fleetrun.commands.find import (
     EndedJob,
     NoJobError,
     ended_jobs,
+    json_option,
     logs_of_launches,
     matching_jobs,
     script_names,
 )
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.commands.output import Cell, Column, NumberColumn, picked, print_json, print_table
 from fleetrun.console.text import format_duration, format_loss, printable
 from fleetrun.record.history import Glance, UnreadableError, glance, number, was_stopped
 
@@ -29,10 +30,10 @@ _COLUMNS = (
     Column("JOB", 5),
     Column("POD"),
     Column("SCRIPT", 7),
-    Column("TIME", 8, right=True),
-    Column("RESTARTS", 2, right=True),
-    Column("STEP", 4, right=True),
-    Column("LOSS", 6, right=True),
+    NumberColumn("TIME", 8),
+    NumberColumn("RESTARTS", 2),
+    NumberColumn("STEP", 4),
+    NumberColumn("LOSS", 6),
     Column("END", rest=True),
 )
 
@@ -43,8 +44,8 @@ _COLUMNS = (
     "-n", "most", type=click.IntRange(1), default=20, show_default=True, help="So many, the newest."
 )
 @logs_of_launches
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list, newest first.")
-def command(job: str | None, most: int, log_dir: Path | None, as_json: bool) -> int:
+@json_option(help="Print one JSON list, newest first.")
+def command(job: str | None, most: int, log_dir: Path | None, in_json: bool) -> int:
     """List the jobs that ran with their logs here, running ones too: when each began, its script, how long it
     ran, the last step and loss of its trainers, and how it ended.
 
@@ -68,12 +69,12 @@ def command(job: str | None, most: int, log_dir: Path | None, as_json: bool) -> 
         named = f" {printable(job)!r}" if job else ""
         raise NoJobError(f"no job{named} has a record in {place}", hint="--log_dir names another folder.")
     seen = [each for job_ in found[:most] if (each := _seen(job_)) is not None]
-    if as_json:
+    if in_json:
         print_json([_as_json(each) for each in seen])
     else:
         names = any(each.job != _UNNAMED for each in seen)
         rows = [_row(each, time.time(), names) for each in reversed(seen)]
-        print_lines(table(_COLUMNS, rows, output_width()))
+        print_table(_COLUMNS, rows)
     return 0
 
 
@@ -107,18 +108,19 @@ def _row(launch: Glance, now: float, named: bool) -> list[Cell]:
     began, progress = _began(launch), launch.progress or {}
     restarts = number((launch.over or {}).get("restarts"))
     step, loss = number(progress.get("step")), number(progress.get("loss"))
+    ended = now if launch.running and launch.over is None else launch.heard
     failed = launch.over is None or not (launch.over.get("code") == 0 or was_stopped(launch.over))
     style = "" if launch.running else "red" if failed else "green"
     return [
-        Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else "?"),
-        Cell(launch.job if named else ""),
-        Cell(launch.pod, "bold"),
-        Cell(script_names(str(launch.launch.get("script") or ""))[0]),
-        Cell(format_duration(_ended(launch, now) - began if began else None)),
-        Cell(f"{restarts:,.0f}" if restarts else ""),
-        Cell("" if step is None else f"{step:,.0f}"),
-        Cell("" if loss is None else format_loss(loss)),
-        Cell(how_it_ended(launch), style),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else "?",
+        launch.job if named else "",
+        (launch.pod, "bold"),
+        script_names(str(launch.launch.get("script") or ""))[0],
+        format_duration(ended - began if began else None),
+        f"{restarts:,.0f}" if restarts else "",
+        "" if step is None else f"{step:,.0f}",
+        "" if loss is None else format_loss(loss),
+        (how_it_ended(launch), style),
     ]
 
 
@@ -126,24 +128,16 @@ def _began(launch: Glance) -> float | None:
     return number(launch.launch.get("time"))
 
 
-def _ended(launch: Glance, now: float) -> float:
-    return now if launch.running and launch.over is None else launch.heard
-
-
 def _as_json(launch: Glance) -> dict[str, Any]:
     over, progress = launch.over or {}, launch.progress or {}
     return {
         "job": launch.job,
         "pod": launch.pod,
-        "script": launch.launch.get("script"),
-        "cwd": launch.launch.get("cwd"),
-        "mode": launch.launch.get("mode"),
+        **picked(launch.launch, "script", "cwd", "mode"),
         "began": _began(launch),
         "ended": None if launch.running and not over else launch.heard or None,
         "running": launch.running,
-        "code": over.get("code"),
-        "reason": over.get("reason"),
-        "restarts": over.get("restarts"),
+        **picked(over, "code", "reason", "restarts"),
         "step": number(progress.get("step")),
         "loss": number(progress.get("loss")),
         "outcome": how_it_ended(launch),

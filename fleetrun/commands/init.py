@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
+from fleetrun.commands.output import write
 from fleetrun.envs.settings.write_job_file import create, template, typed
-from fleetrun.errors import LaunchError
 
 _HELP = """Write a job file that lists every option, commented out, to FILE (default: job.toml). An existing
 file is not overwritten. To turn a command line into a job file, use
@@ -32,14 +30,8 @@ Exit codes:
 def command(file: str, script: str) -> int:
     text = template(script)
     if file == "-":
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise LaunchError(f"cannot write to standard output: {error.strerror}") from None
+        write(text)
         return 0
     create(file, text, "fleetrun init")
-    sys.stdout.write(f"wrote {file}; start it with: fleetrun up {typed(file)}\n")
+    write(f"wrote {file}; start it with: fleetrun up {typed(file)}\n")
     return 0

@@ -4,6 +4,7 @@ what other commands say of one of its processes; and the request to start a proc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -73,26 +74,24 @@ def end_of(job: Running, last: Fields) -> tuple[str, Status]:
             lost = f"{job.job} is not watched any more, and may still run: {job.silence}"
             return lost, dict(last)
         sentence = f"{job.job} has ended; `fleetrun report` on one of its nodes tells how"
-        nodes = [{**each, "up": 0, "containers": _elsewhere(each)} for each in objects_in(last, "nodes")]
-        return sentence, {**last, "state": "ended", "why": "", "nodes": nodes}
-    sentence = f"{job_title(job)} has ended{describe_end(job)}"
-    try:
-        exits = {
-            str(each.get("container")): each for each in read(job.record, but=("progress",)).all("exited")
-        }
-    except UnreadableError:
-        exits = {}
+    else:
+        sentence = f"{job_title(job)} has ended{describe_end(job)}"
+    exits: dict[str, Fields] = {}
+    with contextlib.suppress(UnreadableError):  # elsewhere the record there tells how they ended
+        if job.pod:
+            exits = {str(each.get("container")): each for each in read(job.record).all("exited")}
     there = [_ended(each, exits.get(str(each.get("name")))) for each in objects_in(last, "containers")]
     nodes = [
-        {**each, "up": 0, "containers": there if each.get("this") is True else _elsewhere(each)}
+        {
+            **each,
+            "up": 0,
+            "containers": there
+            if each.get("this") is True
+            else [_ended(one, None) for one in objects_in(each, "containers")],
+        }
         for each in objects_in(last, "nodes")
     ]
     return sentence, {**last, "state": "ended", "why": "", "containers": there, "nodes": nodes}
-
-
-def _elsewhere(node: Fields) -> list[Status]:
-    """How they ended is in the record there."""
-    return [_ended(each, None) for each in objects_in(node, "containers")]
 
 
 def _ended(one: Status, exit: Fields | None) -> Status:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.commands import views
-from fleetrun.commands.output import Cell, Column, percent, size
+from fleetrun.commands.output import Cell, Column, NumberColumn, percent
 from fleetrun.commands.views import formatted, number_of, text_of
 from fleetrun.console.text import format_duration, format_short
 from fleetrun.record.journal import objects_in
@@ -216,41 +216,30 @@ def _words_of(one: Process) -> str:
 # ---- A line
 
 COLUMNS = (
-    Column("NODE", 8, right=True, least=4),
+    NumberColumn("NODE", 8, least=4),
     Column("ROLE", least=7),
-    Column("RANK", right=True, least=4),
+    NumberColumn("RANK", least=4),
     Column("STATE", least=9),
-    Column("STEP", 8, right=True, least=6),
-    Column("STEP TIME", 7, right=True, least=9),
+    NumberColumn("STEP", 8, least=6),
+    NumberColumn("STEP TIME", 7, least=9),
     Column("", 5, least=STEP_CELLS),
-    Column("LATE", 7, right=True, least=4),
+    NumberColumn("LATE", 7, least=4),
     Column("", 4, least=LATE_CELLS),
-    Column("LOSS", 6, right=True, least=7),
-    Column("CPU", 6, right=True, least=4),
-    Column("MEM", 6, right=True, least=4),
-    Column("GPU", 5, right=True, least=4),
-    Column("GPUMEM", 3, right=True),
-    Column("UP", 2, right=True, least=5),
-    Column("RESTARTS", 2, right=True),
-    Column("PID", 1, right=True, least=5),
+    NumberColumn("LOSS", 6, least=7),
+    NumberColumn("CPU", 6, least=4),
+    NumberColumn("MEM", 6, least=4),
+    NumberColumn("GPU", 5, least=4),
+    NumberColumn("GPUMEM", 3),
+    NumberColumn("UP", 2, least=5),
+    NumberColumn("RESTARTS", 2),
+    NumberColumn("PID", 1, least=5),
     Column("LAST LINE", 1, rest=True),
 )
 
-_TITLES = {
-    "rank": "RANK",
-    "node": "NODE",
-    "state": "STATE",
-    "step": "STEP",
-    "step time": "STEP TIME",
-    "lateness": "LATE",
-    "cpu": "CPU",
-    "memory": "MEM",
-}
-
 
 def title_of(order: str) -> str:
-    """Of the column by which this order sorts."""
-    return _TITLES[order]
+    """The title of the column of that order."""
+    return {"lateness": "LATE", "memory": "MEM"}.get(order, order.upper())
 
 
 def cells(one: Process, slowest: float) -> list[Cell]:
@@ -259,24 +248,21 @@ def cells(one: Process, slowest: float) -> list[Cell]:
     state, loss, late = text_of(said, "state"), views.loss_of(said), number_of(said, "late")
     started, attempt = number_of(said, "started"), number_of(said, "attempt")
     return [
-        Cell(one.node),
-        Cell("server" if one.role == "ps" else one.role),
-        Cell("" if one.rank is None else str(one.rank)),
-        Cell(views.state_of(said), views.STYLES.get(state, "")),
-        Cell(views.step_of(said)),
-        Cell(formatted(format_seconds, number_of(said, "step_seconds"))),
-        Cell(one.memory.step_time.bars(slowest), "cyan"),
-        Cell(percent(None if late is None else 100 * late), "yellow" if late and late >= 0.1 else ""),
-        Cell(one.memory.late.bars(1.0) if one.memory.late.highest else "", "yellow"),
-        Cell(loss, "red" if loss in views.NO_NUMBERS else ""),
-        Cell(percent(number_of(said, "cpu"))),
-        Cell(size(number_of(said, "memory"))),
-        Cell(percent(number_of(said, "gpu"))),
-        Cell(size(number_of(said, "gpu_memory"))),
-        Cell(format_duration(one.answered - started) if started is not None and one.alive else ""),
-        Cell("" if not attempt else f"{attempt:g}"),
-        Cell(text_of(said, "pid")),
-        Cell(views.activity_or_last_line(said), "dim"),
+        one.node,
+        "server" if one.role == "ps" else one.role,
+        "" if one.rank is None else str(one.rank),
+        (views.state_of(said), views.STYLES.get(state, "")),
+        views.step_of(said),
+        formatted(format_seconds, number_of(said, "step_seconds")),
+        (one.memory.step_time.bars(slowest), "cyan"),
+        (percent(None if late is None else 100 * late), "yellow" if late and late >= 0.1 else ""),
+        (one.memory.late.bars(1.0) if one.memory.late.highest else "", "yellow"),
+        (loss, "red" if loss in views.NO_NUMBERS else ""),
+        *views.usage_cells(said),
+        format_duration(one.answered - started) if started is not None and one.alive else "",
+        "" if not attempt else f"{attempt:g}",
+        text_of(said, "pid"),
+        (views.activity_or_last_line(said), "dim"),
     ]
 
 

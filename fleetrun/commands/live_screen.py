@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ from fleetrun.commands.everywhere import Where
 from fleetrun.commands.find import job_title
 from fleetrun.commands.live_job import Asked, RemoteWatch, Status, StatusThread, Subcommand, end_of
 from fleetrun.commands.live_rows import COLUMNS, ORDERS, Process, Processes
-from fleetrun.commands.output import cut, filled, table
+from fleetrun.commands.output import cell_text, cut, filled, table
 from fleetrun.commands.status import StatusWatch
 from fleetrun.console.text import format_duration, printable, sanitize
 from fleetrun.control.client import Running
@@ -241,13 +241,11 @@ class Details(Screen[None]):
     def take(self, one: Process) -> None:
         """What is known of it now."""
         self.one = one
-        fields = [
-            (column.title, cell) for column, cell in zip(COLUMNS, live_rows.cells(one, 0.0), strict=True)
-        ]
+        fields = zip(COLUMNS, map(cell_text, live_rows.cells(one, 0.0)), strict=True)
         shown = [
-            Text.assemble((f"{title.lower()} ", "dim"), (printable(cell.text), cell.style))
-            for title, cell in fields
-            if title and cell.text and title not in ("ROLE", "RANK", "LAST LINE")
+            Text.assemble((f"{column.title.lower()} ", "dim"), text)
+            for column, text in fields
+            if column.title and text and column.title not in ("ROLE", "RANK", "LAST LINE")
         ]
         host = f" ({one.host})" if one.host else ""
         lines = filled([Text(f"{one.title}{printable(host)}", "bold"), *shown], self.app.size.width)
@@ -321,22 +319,20 @@ class Tables(Screen[None]):
 # ---- The application
 
 
+@dataclass
 class Fresh(Message):
     """A new status; None: the job has ended."""
 
-    def __init__(self, status: Status | None) -> None:
-        super().__init__()
-        self.status = status
+    status: Status | None
 
 
+@dataclass
 class Remark(Message):
     """What a command has said, for the line above the keys."""
 
-    def __init__(self, text: str, *, stale: bool) -> None:
-        super().__init__()
-        self.text = text
-        self.stale = stale
-        """Of no interest once the job has ended."""
+    text: str
+    stale: bool
+    """Of no interest once the job has ended."""
 
 
 class Top(App[int]):

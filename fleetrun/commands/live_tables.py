@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from fleetrun.aliases import Fields
-from fleetrun.commands.output import Cell, Column, table
+from fleetrun.commands.output import Column, NumberColumn, table
 from fleetrun.commands.status import NodeFilter, Status, newest_answer
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running
@@ -19,25 +19,25 @@ from fleetrun.record.journal import objects_in
 
 COLUMNS = {
     "table": Column("TABLE"),
-    "rows": Column("ROWS", right=True),
-    "memory": Column("MEMORY", 8, right=True),
-    "on_disk": Column("ON DISK", 5, right=True),
-    "new": Column("NEW", 7, right=True),
-    "candidates": Column("CANDIDATES", 3, right=True),
-    "refused": Column("REFUSED", 5, right=True),
-    "evicted": Column("EVICTED", 6, right=True),
-    "removed": Column("REMOVED", 4, right=True),
-    "pulls_s": Column("PULLS/S", 8, right=True),
-    "pushes_s": Column("PUSHES/S", 8, right=True),
-    "keys_per_pull": Column("KEYS/PULL", 6, right=True),
-    "missed": Column("NO ROW", 6, right=True),
-    "skew": Column("SKEW", 5, right=True),
-    "ids_hour": Column("IDS/HOUR", 4, right=True),
+    "rows": NumberColumn("ROWS"),
+    "memory": NumberColumn("MEMORY", 8),
+    "on_disk": NumberColumn("ON DISK", 5),
+    "new": NumberColumn("NEW", 7),
+    "candidates": NumberColumn("CANDIDATES", 3),
+    "refused": NumberColumn("REFUSED", 5),
+    "evicted": NumberColumn("EVICTED", 6),
+    "removed": NumberColumn("REMOVED", 4),
+    "pulls_s": NumberColumn("PULLS/S", 8),
+    "pushes_s": NumberColumn("PUSHES/S", 8),
+    "keys_per_pull": NumberColumn("KEYS/PULL", 6),
+    "missed": NumberColumn("NO ROW", 6),
+    "skew": NumberColumn("SKEW", 5),
+    "ids_hour": NumberColumn("IDS/HOUR", 4),
     "hottest": Column("HOTTEST KEY", 3),
-    "gradient_norm": Column("GRADIENT", 4, right=True),
-    "value_norm": Column("VALUE", 4, right=True),
-    "zeros": Column("ZEROS", 3, right=True),
-    "not_finite": Column("NOT FINITE", 4, right=True),
+    "gradient_norm": NumberColumn("GRADIENT", 4),
+    "value_norm": NumberColumn("VALUE", 4),
+    "zeros": NumberColumn("ZEROS", 3),
+    "not_finite": NumberColumn("NOT FINITE", 4),
 }
 
 _HOT = 20
@@ -54,7 +54,9 @@ def tables_in(status: Fields) -> Status:
     """For each server what it reported of itself, and for each table the sums over servers, with what
     follows from them. `silent`: servers that have reported nothing.
     """
-    servers = [each for each in _containers(status) if each.get("role") == "ps"]
+    nodes = objects_in(status, "nodes") or [dict(status)]
+    there = (each for node in nodes for each in objects_in(node, "containers"))
+    servers = [each for each in there if each.get("role") == "ps"]
     told = [each for each in servers if isinstance(each.get("tables"), dict)]
     told.sort(key=lambda each: int(each["rank"]))
     names = dict.fromkeys(name for each in told for name in each["tables"])
@@ -67,17 +69,15 @@ def tables_in(status: Fields) -> Status:
     }
 
 
-def _containers(status: Fields) -> Iterator[Fields]:
-    """Of all nodes."""
-    nodes = objects_in(status, "nodes")
-    for each in nodes or [dict(status)]:
-        yield from objects_in(each, "containers")
-
-
 def _table(name: str, servers: Sequence[Fields]) -> Status:
     here = [{"server": each["rank"], **each["tables"][name]} for each in servers if name in each["tables"]]
     names = dict.fromkeys(what for each in here for what in each if what != "server")
-    numbers = {what: _mean(what, here) if _is_mean(what) else _sum(what, here) for what in names}
+    numbers = {
+        what: _mean(what, here)
+        if what.endswith(("_norm", "_zeros", "_not_finite"))  # means over rows have no sum over servers
+        else sum(each.get(what, 0) for each in here)
+        for what in names
+    }
     hot = [
         {"key": int(key), "share": share, "server": each["rank"]}
         for each in servers
@@ -85,16 +85,6 @@ def _table(name: str, servers: Sequence[Fields]) -> Status:
     ]
     hot.sort(key=lambda each: -each["share"])
     return {"table": name, **numbers, **_ratios(numbers, here), "hot_keys": hot[:_HOT], "by_server": here}
-
-
-def _is_mean(what: str) -> bool:
-    """Whether it is a mean over rows, which has no sum over servers."""
-    return what.endswith(("_norm", "_zeros", "_not_finite"))
-
-
-def _sum(what: str, here: Sequence[Status]) -> float:
-    total: float = sum(each.get(what, 0) for each in here)
-    return total
 
 
 def _mean(what: str, here: Sequence[Status]) -> float | None:
@@ -122,7 +112,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-def heading(found: Status, now: float | None = None) -> str:
+def heading(found: Status) -> str:
     """`ads (pod abcdef): 2 servers, step 300, log 3.1 MiB, oldest snapshot 12 s ago`"""
     servers = found["servers"]
     parts = [plural(len(servers), "server")]
@@ -131,7 +121,7 @@ def heading(found: Status, now: float | None = None) -> str:
     if logs := [each["log_bytes"] for each in servers if "log_bytes" in each]:
         parts.append(f"log {byte_size(sum(logs))}")
     if times := [each["snapshot_time"] for each in servers if "snapshot_time" in each]:
-        age = max(0.0, (time.time() if now is None else now) - min(times))
+        age = max(0.0, time.time() - min(times))
         parts.append(f"{'oldest ' if len(times) > 1 else ''}snapshot {age:.0f} s ago")
     if stale := [each for each in servers if "stale_steps_p50" in each]:
         parts.append(f"pushes {_staleness(stale)}")
@@ -157,10 +147,13 @@ def _span(steps: Sequence[float]) -> str:
 
 def lines(found: Status, width: int | None) -> list[Text]:
     """A line of titles and one for each table."""
-    rows = [shown(each) for each in found["tables"]]
-    return table(
-        list(COLUMNS.values()), [[Cell(written(row.get(name))) for name in COLUMNS] for row in rows], width
-    )
+    return lines_of(COLUMNS, list(map(shown, found["tables"])), width)
+
+
+def lines_of(columns: dict[str, Column], tables: Sequence[Fields], width: int | None) -> list[Text]:
+    """A line of titles, and a line per table with its fields that have a column."""
+    rows = [[written(each.get(name)) for name in columns] for each in tables]
+    return table(list(columns.values()), rows, width)
 
 
 def written(value: str | float | None) -> str:

@@ -24,16 +24,16 @@ from typing import Any
 
 import click
 
+from fleetrun.aliases import Document
 from fleetrun.commands.everywhere import (
     NO_SUCH_PROCESS,
     Documents,
     Nodes,
-    Where,
-    check_url,
     node_options,
     nodes_at,
     nodes_of,
     own_rank,
+    read_where,
 )
 from fleetrun.commands.find import (
     NoSuchProcessError,
@@ -41,15 +41,17 @@ from fleetrun.commands.find import (
     choose_processes,
     find_any,
     history_of,
+    json_option,
     logs_of_job,
     parse_since,
     remote_processes,
 )
-from fleetrun.console.text import printable, printable_json, sanitize
+from fleetrun.commands.output import remark
+from fleetrun.console.text import format_date, printable, printable_json, sanitize
 from fleetrun.elastic.guest import ANSWER_WITHIN
 from fleetrun.errors import UsageError
 from fleetrun.pod.logs import rotated_away
-from fleetrun.record.history import History, Known, is_running
+from fleetrun.record.history import History, is_running
 from fleetrun.record.journal import marks_path
 from fleetrun.record.log_lines import Line, Merged, Wanted, in_time_order
 
@@ -110,10 +112,7 @@ Exit codes:
 )
 @click.option("--grep", metavar="RE", help="Only lines that match this regular expression.")
 @click.option("-t", "--times", is_flag=True, help="Show when each line was written.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
+@json_option(
     help="One JSON object per line: time, container, rank, line; of several nodes also node and role.",
 )
 @logs_of_job
@@ -130,28 +129,27 @@ def command(
     since: str | None,
     grep: str | None,
     times: bool,
-    as_json: bool,
+    in_json: bool,
     log_dir: Path | None,
     most_bytes: int | None,
     most_read: int | None,
     **options: Any,
 ) -> int:
-    where = Where(**options)
-    check_url(where, [("JOB", job), ("--log_dir", log_dir)])
+    where = read_where(options, {"JOB": job, "--log_dir": log_dir})
     if most is not None and most < 0:
         raise UsageError(f"-n is {most}; it must be at least 0")
     begin = parse_since(since, time.time()) if since is not None else None
     if most is None and follow and since is None:
         most = _FOLLOW_LINES
     asked = _Asked(follow, most, role, rank, begin, grep, _wanted(grep), most_bytes, most_read)
-    printer = _Printer(times=times, as_json=as_json, transfer=where.here)
+    printer = _Printer(times=times, in_json=in_json, transfer=where.here)
     if where.url is not None:
         return _show_all(nodes_at(where), None, asked, printer)
     found = find_any(job, log_dir)
     own = own_rank(found)
     nodes = nodes_of(found, where)
     local = None
-    if where.node is None or where.node == (own or 0):
+    if where.includes_own(found):
         place = f"--log_dir {shlex.quote(str(log_dir))} " if log_dir is not None else ""
         try:
             local = _LocalLogs(history_of(found), asked, place, own)
@@ -180,7 +178,7 @@ class _Asked:
     most_bytes: int | None
     most_read: int | None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Document:
         """For another node, whose clock and time zone may be others."""
         ago = None if self.since is None else f"{max(0.0, time.time() - self.since):.3f}s"
         return {
@@ -192,7 +190,7 @@ class _Asked:
 def _show_here(local: _LocalLogs, asked: _Asked, printer: _Printer) -> int:
     printer.know(local.sources)
     printer.show(local.so_far())
-    printer.mark(local.cut)
+    printer.mark(local.merged.cut)
     local.report()
     if asked.follow and local.running:
         closed = _Stdout()
@@ -201,9 +199,9 @@ def _show_here(local: _LocalLogs, asked: _Asked, printer: _Printer) -> int:
             news = local.news()
             printer.show(news)
             interval = _POLL_BUSY if news else min(_POLL_IDLE, 2 * interval)
-            closed.check(0 if local.behind else interval)
+            closed.check(0 if local.merged.behind else interval)
         printer.show(local.news(last=True))
-    local.close()
+    local.merged.close()
     return 1 if local.unreadable else 0
 
 
@@ -227,14 +225,11 @@ def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _P
         if asked.follow:
             _follow(nodes, local, remote, printer)
         for rank in (rank for rank, each in remote.items() if each.cut):
-            click.echo(
-                f"fleetrun: {nodes.title(rank)}: earlier lines are left out; use --since or --grep", err=True
-            )
+            remark(f"fleetrun: {nodes.title(rank)}: earlier lines are left out; use --since or --grep")
         if local is None and nodes.nowhere == set(nodes.ranks):
             raise UsageError("no node has such a process")
         missing = nodes.report()
-    unreadable = local is not None and local.unreadable
-    return missing or int(unreadable)
+    return missing or int(local is not None and bool(local.unreadable))
 
 
 def _follow(
@@ -252,7 +247,7 @@ def _follow(
             until = time.monotonic() + _LEAVE_WITHIN
         printer.show(sorted(news, key=_moment))
         closed.check(0)
-        behind = local is not None and local.behind
+        behind = local is not None and local.merged.behind
         news = [
             line
             for rank, data in nodes.arrived(0 if behind else _POLL_BUSY if news else _POLL_IDLE)
@@ -317,25 +312,15 @@ class _LocalLogs:
         self._asked = asked
         self._record = history.path
         marks = marks_path(history.path.parent, history.job, history.pod)
-        logs = {each.name: each.log for each in chosen}
-        self._merged = Merged(logs, marks, history.began or 0.0, time.time)
-        self._unreadable = _UnreadableLogs(self._merged, history, chosen)
-
-    @property
-    def cut(self) -> bool:
-        return self._merged.cut
-
-    @property
-    def unreadable(self) -> bool:
-        return bool(self._unreadable.reported)
+        self._logs = {each.name: each.log for each in chosen}
+        self.merged = Merged(self._logs, marks, history.began or 0.0, time.time)
+        self.unreadable: set[str] = set()
+        """The logs of which that was told."""
+        self._started = {event.get("container") for event in history.all("started")}
 
     @property
     def goes_on(self) -> bool:
-        return (self.running and is_running(self._record)) or self._merged.behind
-
-    @property
-    def behind(self) -> bool:
-        return self._merged.behind
+        return (self.running and is_running(self._record)) or self.merged.behind
 
     def so_far(self) -> Iterator[_Said]:
         asked = self._asked
@@ -343,7 +328,7 @@ class _LocalLogs:
         whole = not (asked.follow and self.running)
         return map(
             self._said,
-            self._merged.so_far(
+            self.merged.so_far(
                 asked.wanted,
                 since=since,
                 most=asked.most,
@@ -354,15 +339,17 @@ class _LocalLogs:
         )
 
     def news(self, *, last: bool = False) -> list[_Said]:
-        found = in_time_order(list(self._merged.news(self._asked.wanted, last=last)))
+        found = in_time_order(list(self.merged.news(self._asked.wanted, last=last)))
         self.report()
         return [self._said(line) for line in found]
 
     def report(self) -> None:
-        self._unreadable.report()
-
-    def close(self) -> None:
-        self._merged.close()
+        """Tell of each log that cannot be read, once. One may be missing until its process starts."""
+        for name, error in self.merged.troubles.items():
+            if name not in self.unreadable and (error.errno != errno.ENOENT or name in self._started):
+                self.unreadable.add(name)
+                path = printable(str(self._logs[name]))
+                remark(f"fleetrun: {path} cannot be read: {error.strerror}")
 
     def _said(self, line: Line) -> _Said:
         return _Said(line.moment, self.sources[line.number], line.text, line.lost)
@@ -409,23 +396,6 @@ class _RemoteLogs:
             return None
 
 
-class _UnreadableLogs:
-    """Reports each log that cannot be read once. The log of a process that has not started may be missing."""
-
-    def __init__(self, merged: Merged, history: History, chosen: Sequence[Known]) -> None:
-        self.reported: set[str] = set()
-        self._merged = merged
-        self._started = {event.get("container") for event in history.all("started")}
-        self._paths = {each.name: each.log for each in chosen}
-
-    def report(self) -> None:
-        for name, error in self._merged.troubles.items():
-            if name not in self.reported and (error.errno != errno.ENOENT or name in self._started):
-                self.reported.add(name)
-                path = printable(str(self._paths[name]))
-                click.echo(f"fleetrun: {path} cannot be read: {error.strerror}", err=True)
-
-
 def _wanted(grep: str | None) -> Wanted:
     if grep is None:
         return lambda text: True
@@ -445,12 +415,12 @@ class _Printer:
     `transfer`: for another host, which prints them.
     """
 
-    def __init__(self, *, times: bool, as_json: bool, transfer: bool) -> None:
+    def __init__(self, *, times: bool, in_json: bool, transfer: bool) -> None:
         self.several = False
         """Whether lines of several nodes come."""
         self._tty = sys.stdout.isatty()
         self._times = times
-        self._json = as_json
+        self._json = in_json
         self._transfer = transfer
         self._colour = self._tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._width = 0
@@ -505,12 +475,14 @@ class _Printer:
         if self._tty:
             text = sanitize(text)
             text += _RESET if b"\x1b[" in text else b""
-        stamp = f"{_stamp(line.moment)} ".encode() if self._times else b""
+        stamp = (
+            f"{format_date(line.moment)}.{int(line.moment % 1 * 100):02} ".encode() if self._times else b""
+        )
         return stamp + self._label(line.source) + text + b"\n"
 
     def _as_json(self, line: _Said) -> bytes:
         source = line.source
-        fields: dict[str, Any] = {
+        fields: Document = {
             "time": round(line.moment, 2),
             "container": source.name,
             "rank": source.rank,
@@ -527,7 +499,3 @@ class _Printer:
 def _last_state(text: bytes) -> bytes:
     """What is left of a progress bar that overwrites itself."""
     return text.rstrip(b"\r").rpartition(b"\r")[2]
-
-
-def _stamp(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 100):02}"

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
-from fleetrun.commands.find import LOG_DIR
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.commands.find import LOG_DIR, json_option, logs_of_launches
+from fleetrun.commands.output import (
+    Cell,
+    Column,
+    NumberColumn,
+    print_json,
+    print_table,
+    remark,
+)
 from fleetrun.console.text import describe_duration, printable
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.faults import Kept, MachineFault, counted, excluded, faults_path, keep, read_kept
 
 _COLUMNS = (
     Column("MACHINE"),
-    Column("FAULTS", right=True),
+    NumberColumn("FAULTS"),
     Column("STATE", 8),
     Column("LAST", 7),
     Column("WHAT", 6, rest=True),
@@ -24,10 +30,10 @@ _COLUMNS = (
 
 
 @click.command()
-@click.option("--log_dir", "--log-dir", metavar="DIR", help="Log directory of the launches. [default: log]")
+@logs_of_launches
 @click.option("--reset", metavar="MACHINE", help="Forget the faults of this machine; all: of every one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(log_dir: str | None, reset: str | None, as_json: bool) -> int:
+@json_option()
+def command(log_dir: Path | None, reset: str | None, in_json: bool) -> int:
     """List the faults of machines, and which are left out for them.
 
     A machine has a fault when it is lost, when a process on it is killed by SIGBUS or SIGILL, when its GPU
@@ -46,7 +52,7 @@ def command(log_dir: str | None, reset: str | None, as_json: bool) -> int:
       0  the list is printed, empty or not
       2  no machine of this name has a fault
     """
-    path = faults_path(Path(log_dir) if log_dir else LOG_DIR)
+    path = faults_path(log_dir or LOG_DIR)
     try:
         if reset is not None:
             _forget(path, read_kept(path), reset)
@@ -57,14 +63,15 @@ def command(log_dir: str | None, reset: str | None, as_json: bool) -> int:
         raise LaunchError(str(error), hint="Move that file away to begin anew.") from None
     found = counted(kept.faults)
     out = excluded(kept.faults, kept.exclude_after)
-    if as_json:
-        print_json([_as_json(node, faults, node in out) for node, faults in found.items()])
+    if in_json:
+        told = {node: [{"time": each.time, "what": each.what} for each in found[node]] for node in found}
+        print_json([{"machine": node, "left_out": node in out, "faults": told[node]} for node in found])
     elif not found:
-        click.echo(f"No machine has a fault in {path.parent}.", err=True)
+        remark(f"No machine has a fault in {path.parent}.")
     else:
         now = time.time()
         lines = [_row(node, faults, node in out, now) for node, faults in found.items()]
-        print_lines(table(_COLUMNS, lines, output_width()))
+        print_table(_COLUMNS, lines)
     return 0
 
 
@@ -84,20 +91,12 @@ def _forget(path: Path, kept: Kept, name: str) -> None:
     keep(path, tuple(MachineFault(at, node) for node in ([""] if name == "all" else named)))
 
 
-def _as_json(node: str, faults: list[MachineFault], out: bool) -> dict[str, Any]:
-    return {
-        "machine": node,
-        "left_out": out,
-        "faults": [{"time": each.time, "what": each.what} for each in faults],
-    }
-
-
 def _row(node: str, faults: list[MachineFault], out: bool, now: float) -> list[Cell]:
     last = faults[-1]
     return [
-        Cell(node),
-        Cell(str(len(faults))),
-        Cell("left out", "red") if out else Cell(""),
-        Cell(f"{describe_duration(max(0.0, now - last.time))} ago"),
-        Cell(last.what),
+        node,
+        str(len(faults)),
+        ("left out", "red") if out else "",
+        f"{describe_duration(max(0.0, now - last.time))} ago",
+        last.what,
     ]

@@ -8,13 +8,18 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.text import Text
 
+from fleetrun.aliases import Document, Fields
 from fleetrun.console.text import printable
-from fleetrun.errors import LaunchError
+from fleetrun.envs.settings.parsing import either
+from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.journal import plain
 
 
@@ -49,6 +54,11 @@ def print_json(value: Any) -> None:
     write(json.dumps(plain(value), allow_nan=False) + "\n")
 
 
+def picked(document: Fields, *names: str) -> Document:
+    """The fields of these names, None for those that are missing."""
+    return {name: document.get(name) for name in names}
+
+
 def write_lines(lines: Iterable[str]) -> None:
     """As `write`."""
     write("".join(f"{line}\n" for line in lines))
@@ -66,6 +76,23 @@ def write(text: str) -> None:
         raise
     except OSError as error:
         raise LaunchError(f"cannot write to standard output: {error.strerror}") from None
+
+
+def output_path(name: str, endings: tuple[str, ...]) -> Path:
+    """Where --output may write a file that ends like this. Raises UsageError."""
+    path = Path(name)
+    if not path.name.lower().endswith(endings) or path.name in endings:
+        raise UsageError(f"--output {name}: the name must end in {either(endings)}")
+    if path.is_dir():
+        raise UsageError(f"--output {name} is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {name}: no such folder: {path.parent}")
+    return path
+
+
+def remark(text: str) -> None:
+    """Tell the user what is no part of the answer, on standard error."""
+    click.echo(text, err=True)
 
 
 # ---- Tables.
@@ -89,19 +116,23 @@ class Column:
     least: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """`text` may come from a user or a script: control characters in it are shown and have no effect."""
+NumberColumn = partial(Column, right=True)
 
-    text: str
-    style: str = ""
+Cell = str | tuple[str, str]
+"""A text, or a text and its style. It may come from a user or a script: see `cell_text`."""
+
+
+def cell_text(cell: Cell) -> Text:
+    """Control characters in it are shown and have no effect."""
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return Text(printable(text), style)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
     """A line of titles and one per row, at most `width` columns wide (None: unlimited). Empty columns are
     left out unless their priority is 9.
     """
-    cells = [[Text(printable(each.text), each.style) for each in row] for row in rows]
+    cells = [list(map(cell_text, row)) for row in rows]
     titles = [Text(each.title, "bold") for each in columns]
     shown = [
         number
@@ -114,6 +145,11 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
     ]
     shown = _columns_that_fit(columns, shown, widths, width)
     return [_line(columns, line, shown, widths, width) for line in (titles, *cells)]
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    """As wide as the terminal. Raises LaunchError."""
+    print_lines(table(columns, rows, output_width()))
 
 
 def _columns_that_fit(

@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
-from fleetrun.commands.find import any_job, find_any, history_of
+from fleetrun.commands.everywhere import Nodes, Where, node_options, nodes_at, nodes_of, read_where
+from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job
+from fleetrun.commands.output import output_path, remark
 from fleetrun.console.text import printable
 from fleetrun.elastic.guest import UnreachableError
 from fleetrun.host.interpreter import check_package
@@ -28,11 +29,9 @@ from fleetrun.record.history import History, read
     metavar="FILE",
     help="The file to write: FILE.png, FILE.svg or FILE.pdf.  [default: ./JOB.POD.png]",
 )
-@click.option(
-    "--log_dir", "--log-dir", metavar="DIR", help="The folder with the logs of the job.  [default: log]"
-)
+@logs_of_job
 @node_options
-def command(job: str | None, output: str | None, log_dir: str | None, **options: Any) -> int:
+def command(job: str | None, output: str | None, log_dir: Path | None, **options: Any) -> int:
     """Plot a job that is running or has ended: loss and speed of each process over time, the values that
     scripts report by name, tables of parameter servers, restarts, and when each process started and ended.
 
@@ -56,29 +55,30 @@ def command(job: str | None, output: str | None, log_dir: str | None, **options:
       2  the command line is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
     """
     check_package("matplotlib", "fleetrun plot", "plot")
-    where = Where(**options)
-    check_url(where, [("JOB", job), ("--log_dir", log_dir)])
+    where = read_where(options, {"JOB": job, "--log_dir": log_dir})
     with tempfile.TemporaryDirectory() as folder:
         histories, missing = _histories(job, log_dir, where, Path(folder))
         _draw(histories, output)
     return missing
 
 
-def _histories(job: str | None, log_dir: str | None, where: Where, folder: Path) -> tuple[list[History], int]:
+def _histories(
+    job: str | None, log_dir: Path | None, where: Where, folder: Path
+) -> tuple[list[History], int]:
     """The records of the nodes that are meant, and the exit code if one is missing. Raises LaunchError."""
     if where.url is not None:
         nodes: Nodes | None = nodes_at(where)
         found = []
     else:
-        there = find_any(job, Path(log_dir) if log_dir is not None else None)
+        there = find_any(job, log_dir)
         nodes = nodes_of(there, where, secret=True)
-        found = [history_of(there)] if where.node in (None, own_rank(there) or 0) else []
+        found = [history_of(there)] if where.includes_own(there) else []
     if nodes is None:
         return found, 0
     with nodes:
         records = nodes.records(folder)
         missing = nodes.report()
-    found += [replace(read(path, but=("progress",)), running=True) for path in records.values()]
+    found += [replace(read(path), running=True) for path in records.values()]
     if not found:
         raise UnreachableError("no node has told its record")
     return found, missing
@@ -86,19 +86,20 @@ def _histories(job: str | None, log_dir: str | None, where: Where, folder: Path)
 
 def _draw(histories: Sequence[History], output: str | None) -> None:
     from fleetrun.plots.figure import (
+        ENDINGS,
         MOST_NAMED,
-        check_name,
         named_panels,
         write_plot,
     )  # late: few commands plot
 
     history, *more = histories
-    to = check_name(output or f"{history.job or 'job'}.{history.pod}.png".replace(os.sep, "_"))
+    name = output or f"{history.job or 'job'}.{history.pod}.png".replace(os.sep, "_")
+    to = output_path(name, ENDINGS)
     now = time.time() if history.running else None
     drawn = write_plot(history, to, now, others=[each.path for each in more])
     click.echo(str(to))
     if not (drawn.curves or drawn.values or drawn.tables):
-        click.echo("No process reported progress: see fleetrun help progress.", err=True)
+        remark("No process reported progress: see fleetrun help progress.")
     if left := [title for title, _ in named_panels(drawn)[MOST_NAMED:]]:
         names = printable(", ".join(left[:MOST_NAMED])) + (", ..." if len(left) > MOST_NAMED else "")
-        click.echo(f"Not drawn: {names}: a plot has {MOST_NAMED} panels of named values at most.", err=True)
+        remark(f"Not drawn: {names}: a plot has {MOST_NAMED} panels of named values at most.")

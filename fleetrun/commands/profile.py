@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fleetrun.commands.find import find_running, job_title, running_job
-from fleetrun.commands.output import write
+from fleetrun.commands.output import output_path, remark, write
 from fleetrun.commands.stacks import targets
 from fleetrun.console.text import printable
 from fleetrun.errors import LaunchError, UsageError
@@ -59,37 +59,30 @@ def command(job: str | None, role: str | None, rank: str, seconds: int, output: 
         raise LaunchError(PYSPY_MISSING)
     running = find_running(job)
     chosen = targets(running, role, rank, "profile")
-    files = [_file(each, running.job, running.pod, output) for each in chosen]
+    files = [
+        output_path(output or f"{running.job}.{running.pod}.{each.role}.{each.rank}.svg", tuple(_FORMATS))
+        for each in chosen
+    ]
     if output is not None and len(files) > 1:
         raise UsageError(f"--output {output}: {len(files)} processes need a file each; choose one rank")
     titles = ", ".join(each.title for each in chosen)
-    click.echo(f"{printable(job_title(running))}: looking at {titles} for {seconds} s", err=True)
+    remark(f"{printable(job_title(running))}: looking at {titles} for {seconds} s")
     env = helper_environment(os.environ)
     with ThreadPoolExecutor(len(chosen)) as pool:
         errors = list(pool.map(lambda target, to: _record(program, target, to, env, seconds), chosen, files))
     for target, to, error in zip(chosen, files, errors, strict=True):
         if error:
-            click.echo(f"fleetrun: {target.title}, pid {target.pid}: {error}", err=True)
+            remark(f"fleetrun: {target.title}, pid {target.pid}: {error}")
         else:
             write(f"{printable(str(to))}\n")
     return 1 if any(errors) else 0
-
-
-def _file(target: Target, job: str, pod: str, output: str | None) -> Path:
-    """Raises UsageError for an unknown suffix or a missing folder."""
-    to = Path(f"{job}.{pod}.{target.role}.{target.rank}.svg" if output is None else output)
-    if to.suffix not in _FORMATS:
-        raise UsageError(f"--output {output}: the name must end in .svg or .json")
-    if not to.parent.is_dir():
-        raise UsageError(f"--output {output}: no such folder: {to.parent}")
-    return to
 
 
 def _record(program: str, target: Target, to: Path, env: dict[str, str], seconds: int) -> str:
     """Why there is no file; empty if there is one."""
     try:
         with replacing(to) as aside:
-            record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix], aside)
+            record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix.lower()], aside)
     except SpyError as error:
         return str(error)
     except OSError as error:

@@ -20,11 +20,12 @@ from fleetrun.commands.find import (
     named_jobs,
     parse_ago,
 )
-from fleetrun.commands.output import write
+from fleetrun.commands.output import remark, write
 from fleetrun.console.text import format_bytes, printable
-from fleetrun.control.client import running_launches
+from fleetrun.control.client import Running, running_launches
+from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.record.history import Glance, UnreadableError, glance
+from fleetrun.record.history import UnreadableError, glance
 
 
 @click.command()
@@ -69,16 +70,14 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
     old = [each for each in reversed(chosen[keep:]) if before is None or (each.written or 0.0) < before]
     deletable = [each for each in old if _may_be_deleted(each)]
     if len(deletable) < len(old):
-        click.echo(
-            f"{_counted(len(old) - len(deletable))} kept: running, unreadable or another user's", err=True
-        )
+        remark(f"{plural(len(old) - len(deletable), 'launch')} kept: running, unreadable or another user's")
     if not deletable:
-        write(f"nothing to delete in {place}: {_counted(len(there))}\n")
+        write(f"nothing to delete in {place}: {plural(len(there), 'launch')}\n")
         return 0
-    names = [(each.job, each.pod) for each in running] + [(each.job, each.pod) for each in there]
-    owners = {f"{name}.{pod}." for name, pod in names}
+    present: list[EndedJob | Running] = [*running, *there]
+    owners = {f"{each.job}.{each.pod}." for each in present}
     files = [path for each in deletable for path in _files(each, owners)]
-    what = f"{_counted(len(deletable))}, {format_bytes(sum(map(_size, files)))}"
+    what = f"{plural(len(deletable), 'launch')}, {format_bytes(sum(map(_size, files)))}"
     if not yes:
         _confirm(deletable, what)
     failed = [path for path in files if not _deleted(path)]
@@ -88,22 +87,14 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
     return 0
 
 
-def _counted(number: int) -> str:
-    return "1 launch" if number == 1 else f"{number} launches"
-
-
 def _may_be_deleted(job: EndedJob) -> bool:
     """A launch of this user that is known to have ended."""
     try:
         found = glance(job.record)
-        return job.record.stat().st_uid == os.getuid() and not found.running and _has_ended(found)
+        ended = found.running is False or found.over is not None  # without file locks only that tells
+        return job.record.stat().st_uid == os.getuid() and not found.running and ended
     except (UnreadableError, OSError):
         return False
-
-
-def _has_ended(found: Glance) -> bool:
-    """Where the file system has no locks, only its last event tells."""
-    return found.running is False or found.over is not None
 
 
 def _files(job: EndedJob, owners: Collection[str]) -> Iterator[Path]:

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.commands.find import json_option
+from fleetrun.commands.output import (
+    Cell,
+    Column,
+    NumberColumn,
+    print_json,
+    print_table,
+    remark,
+)
 from fleetrun.commands.views import count_alive, loss_of, number_of, step_of, text_of
 from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
@@ -20,18 +28,18 @@ _COLUMNS = (
     Column("SCRIPT", 6),
     Column("MODE", 3),
     Column("STATE"),
-    Column("PROCS", 7, right=True),
-    Column("TIME", 8, right=True),
-    Column("RESTARTS", 2, right=True),
-    Column("STEP", 5, right=True),
-    Column("LOSS", 4, right=True),
+    NumberColumn("PROCS", 7),
+    NumberColumn("TIME", 8),
+    NumberColumn("RESTARTS", 2),
+    NumberColumn("STEP", 5),
+    NumberColumn("LOSS", 4),
     Column("LOG DIR", 1, rest=True),
 )
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the jobs as one JSON list.")
-def command(as_json: bool) -> int:
+@json_option(help="Print the jobs as one JSON list.")
+def command(in_json: bool) -> int:
     """List the jobs that this user is running on this machine.
 
     Each job is one line, oldest first: name, pod, script, state, number of processes that are up, running
@@ -53,13 +61,13 @@ def command(as_json: bool) -> int:
       0  the list is printed, empty or not
     """
     jobs = running_launches(os.environ)
-    if as_json:
+    if in_json:
         print_json([_as_json(each) for each in jobs])
     elif not jobs:
-        click.echo("You have no running jobs on this machine.", err=True)
+        remark("You have no running jobs on this machine.")
     else:
         now = time.time()
-        print_lines(table(_COLUMNS, [_row(each, now) for each in jobs], output_width()))
+        print_table(_COLUMNS, [_row(each, now) for each in jobs])
     return 0
 
 
@@ -68,28 +76,23 @@ def _as_json(job: Running) -> dict[str, Any]:
     return {**known, "log_dir": str(job.log_dir), "silent": job.silence or None, **job.status}
 
 
-def _silent_state(job: Running) -> str:
-    if not job.silence:
-        return ""
-    return "stopped" if job.silence == STOPPED else "silent"
-
-
 def _row(job: Running, now: float) -> list[Cell]:
     status = job.status
+    silent = "" if not job.silence else "stopped" if job.silence == STOPPED else "silent"
     there = objects_in(status, "containers")
     first = there[0] if there else {}
     trainer = next((each for each in there if each.get("role") == "trainer"), first)
     restarts = number_of(status, "restarts")
     return [
-        Cell(job.job or "?", "bold"),
-        Cell(job.pod),
-        Cell(job.script.rpartition("/")[2]),
-        Cell(text_of(status, "mode")),
-        Cell(_silent_state(job) or text_of(status, "state"), "yellow" if job.silence else ""),
-        Cell(f"{count_alive(there)}/{len(there)}" if there else ""),
-        Cell(format_duration(now - job.started if job.started is not None else None)),
-        Cell(format_count(restarts) if restarts else ""),
-        Cell(step_of(trainer)),
-        Cell(loss_of(trainer)),
-        Cell(str(job.log_dir) if job.job else "", "dim"),
+        (job.job or "?", "bold"),
+        job.pod,
+        job.script.rpartition("/")[2],
+        text_of(status, "mode"),
+        (silent or text_of(status, "state"), "yellow" if job.silence else ""),
+        f"{count_alive(there)}/{len(there)}" if there else "",
+        format_duration(now - job.started if job.started is not None else None),
+        format_count(restarts) if restarts else "",
+        step_of(trainer),
+        loss_of(trainer),
+        (str(job.log_dir) if job.job else "", "dim"),
     ]

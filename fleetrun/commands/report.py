@@ -12,30 +12,39 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fleetrun.aliases import Document
 from fleetrun.commands.everywhere import (
     MOST_OF_RECORD,
     Nodes,
-    Where,
-    check_url,
     node_options,
     nodes_at,
     nodes_of,
-    own_rank,
+    read_where,
 )
-from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job, titled
-from fleetrun.commands.output import print_json, write, write_lines
-from fleetrun.console.text import describe_duration, format_bytes, printable, wrapped
+from fleetrun.commands.find import any_job, find_any, history_of, json_option, logs_of_job, titled
+from fleetrun.commands.output import picked, print_json, write, write_lines
+from fleetrun.console.text import describe_duration, format_bytes, format_date, printable, wrapped
+from fleetrun.envs.settings.parsing import plural, some
 from fleetrun.errors import UsageError
 from fleetrun.pod.events import HUNG
 from fleetrun.record.goodput import Goodput, Kind, goodput_fields, read_fields, sentence, share
-from fleetrun.record.history import History, UnreadableError, names, number, read, records, was_stopped
+from fleetrun.record.history import (
+    History,
+    UnreadableError,
+    events_of,
+    names,
+    number,
+    read,
+    records,
+    was_stopped,
+)
 from fleetrun.record.journal import Event
 
 _MOST_EVENTS = 40
@@ -79,7 +88,7 @@ def outcome(history: History) -> str:
     return f"failed with exit code {code}{f', {reason}' if reason else ''}"
 
 
-def as_json(history: History) -> dict[str, Any]:
+def as_json(history: History) -> Document:
     """The same as a JSON document."""
     over = history.over or {}
     launch = history.launch
@@ -88,14 +97,10 @@ def as_json(history: History) -> dict[str, Any]:
         "pod": history.pod,
         "running": history.running,
         "outcome": outcome(history),
-        "code": over.get("code"),
-        "reason": over.get("reason"),
-        "restarts": over.get("restarts"),
+        **picked(over, "code", "reason", "restarts"),
         "began": history.began,
         "ended": history.ended,
-        "host": launch.get("host"),
-        "cwd": launch.get("cwd"),
-        "argv": launch.get("argv"),
+        **picked(launch, "host", "cwd", "argv"),
         "record": str(history.path),
         "logs": {each.name: str(each.log) for each in history.containers},
         "verdict": _verdict(history),
@@ -105,11 +110,12 @@ def as_json(history: History) -> dict[str, Any]:
     }
 
 
-def _verdict(history: History) -> dict[str, Any] | None:
+def _verdict(history: History) -> Document | None:
     """What the others waited for when the job last made no progress."""
     found = history.last("verdict")
-    names = ("time", "kind", "sentence", "ranks", "stack", "call")
-    return {name: found.get(name) for name in names} if found is not None else None
+    if found is None:
+        return None
+    return picked(found, "time", "kind", "sentence", "ranks", "stack", "call")
 
 
 def goodput_of(history: History, now: float) -> dict[Kind, float]:
@@ -137,9 +143,9 @@ def all_launches(histories: Sequence[History], now: float) -> list[str]:
         part = share(seconds)
         told = "" if part is None else f", goodput {100 * part:.1f} %"
         duration = describe_duration(ended - began)
-        lines.append(f"  {_date(began)}  {duration}, pod {history.pod}: {outcome(history)}{told}")
+        lines.append(f"  {format_date(began)}  {duration}, pod {history.pod}: {outcome(history)}{told}")
     told = sentence(whole, describe_duration)
-    count = f"{len(histories)} launches" if len(histories) > 1 else "1 launch"
+    count = plural(len(histories), "launch")
     pauses = f", and {describe_duration(between)} between them" if between >= 1 else ""
     return [
         f"Job {histories[0].job}: {count}, {describe_duration(sum(whole.values()))}{pauses}",
@@ -153,7 +159,7 @@ def _recounted(history: History, best: int | None = None) -> Goodput:
     """From all events; `best` is the last step of the launches before."""
     found = Goodput(best)
     with contextlib.suppress(UnreadableError):
-        for event in read(history.path).events:
+        for event in events_of(history.path):
             found.take(event)
     return found
 
@@ -166,7 +172,9 @@ def _head(history: History, now: float) -> list[str]:
     if began is not None:
         until = ended if ended is not None else now
         word = "ended" if history.over is not None else "last event" if ended is not None else "now"
-        lines.append(f"  began {_date(began)}, {word} {_date(until)}, {describe_duration(until - began)}")
+        lines.append(
+            f"  began {format_date(began)}, {word} {format_date(until)}, {describe_duration(until - began)}"
+        )
     argv = launch.get("argv")
     if isinstance(argv, list):
         import shlex
@@ -187,7 +195,7 @@ def _event_lines(history: History) -> list[str]:
     for event in history.events:
         text = _event_text(event, exits.get(_attempt(event), {}), _attempt(event) in failed)
         if text:
-            lines.append(f"  {_date(event['time'])}  {text}")
+            lines.append(f"  {format_date(event['time'])}  {text}")
     return lines
 
 
@@ -206,7 +214,9 @@ def _event_text(event: Event, end: Event, failed: bool) -> str:
         case "hung":
             silent = describe_duration(number(event.get("silent_for")) or 0.0)
             names = _joined(event.get("containers"))
-            return f"no sign of life for {silent}: {names}; {_consequence_of_hang(event)}"
+            reason, hung, rest = str(event.get("reason") or "").partition(HUNG)  # the hang once more
+            consequence = _consequence({**event, "reason": rest.removeprefix("; ") if hung else reason})
+            return f"no sign of life for {silent}: {names}; {consequence}"
         case "restart_asked":
             return f"{event.get('by')} asks for a restart: {_joined(event.get('containers'))}"
         case "restarting":
@@ -237,24 +247,8 @@ def _consequence(event: Event) -> str:
     return str(event.get("reason") or "no restart")
 
 
-def _consequence_of_hang(event: Event) -> str:
-    """Without the beginning of the reason, which describes the hang once more."""
-    reason, hung, rest = str(event.get("reason") or "").partition(HUNG)
-    return _consequence({**event, "reason": rest.removeprefix("; ") if hung else reason})
-
-
 def _joined(names: Any) -> str:
-    if not isinstance(names, list):
-        return "?"
-    shown = ", ".join(map(str, names[:8]))
-    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
-
-
-def _date(moment: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-    except (ValueError, OverflowError, OSError):
-        return "?"
+    return some([str(each) for each in names], 8) if isinstance(names, list) else "?"
 
 
 _HELP = """Show how JOB ended, and why: the failure report as it was printed, and the failures, restarts and
@@ -283,12 +277,13 @@ Exit codes:
 """
 
 
-def _wrapped(lines: list[str]) -> list[str]:
-    """On a terminal long lines are broken between words."""
-    if not sys.stdout.isatty():
-        return lines
-    width = shutil.get_terminal_size().columns
-    return [piece for line in lines for piece in (wrapped(line, width) if line else [line])]
+def _print(lines: Iterable[str]) -> None:
+    """On a terminal wrapped to its width."""
+    lines = map(printable, lines)
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = (piece for line in lines for piece in (wrapped(line, width) if line else [line]))
+    write_lines(lines)
 
 
 def _launches_of(history: History) -> list[History]:
@@ -297,12 +292,12 @@ def _launches_of(history: History) -> list[History]:
     for path in records(history.path.parent):
         if (names(path) or ("", ""))[0] == history.job:
             with contextlib.suppress(UnreadableError):
-                found.append(read(path, but=("progress",)))
+                found.append(read(path))
     return sorted(found, key=lambda each: each.began or 0.0)
 
 
 @click.command(help=_HELP, context_settings={"max_content_width": 100})
-@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
+@json_option()
 @logs_of_job
 @click.option("--all", "all_wanted", is_flag=True, help="Show all launches of the job, and their goodput.")
 @node_options
@@ -310,28 +305,27 @@ def _launches_of(history: History) -> list[History]:
 @any_job
 def command(
     job: str | None,
-    json_wanted: bool,
+    in_json: bool,
     log_dir: Path | None,
     all_wanted: bool,
     record: bool,
     **options: Any,
 ) -> int:
-    where = Where(**options)
-    check_url(where, [("JOB", job), ("--log_dir", log_dir), ("--all", all_wanted or None)])
-    if all_wanted and json_wanted:
+    where = read_where(options, {"JOB": job, "--log_dir": log_dir, "--all": all_wanted or None})
+    if all_wanted and in_json:
         raise UsageError("--all and --json exclude each other; pass only one of them")
     if where.url is not None:
-        return _show_others(nodes_at(where), None, json_wanted)
+        return _show_others(nodes_at(where), None, in_json)
     found = find_any(job, log_dir)
     history = history_of(found)
     if record:
         _write_record(history.path)
         return 0
     nodes = nodes_of(found, where, secret=True) if not all_wanted else None
-    own = where.node is None or where.node == (own_rank(found) or 0)
+    own = where.includes_own(found)
     if nodes is not None:
-        return _show_others(nodes, history if own else None, json_wanted)
-    _show(history, json_wanted=json_wanted, all_wanted=all_wanted)
+        return _show_others(nodes, history if own else None, in_json)
+    _show(history, in_json=in_json, all_wanted=all_wanted)
     return 0
 
 
@@ -352,37 +346,36 @@ def _write_record(path: Path) -> None:
 _BEGINNING = 1 << 20
 
 
-def _show_others(nodes: Nodes, own: History | None, json_wanted: bool) -> int:
+def _show_others(nodes: Nodes, own: History | None, in_json: bool) -> int:
     """The records of other nodes, after that of this one."""
     with nodes, tempfile.TemporaryDirectory() as folder:
         found = nodes.records(Path(folder))
         titles = {rank: nodes.title(rank) for rank in found}
         missing = nodes.report()
-        there = {rank: replace(read(path, but=("progress",)), running=True) for rank, path in found.items()}
-        if json_wanted:
+        there = {rank: replace(read(path), running=True) for rank, path in found.items()}
+        if in_json:
             more = [{"node": rank, **_named(as_json(each))} for rank, each in there.items()]
             print_json({**(as_json(own) if own is not None else {}), "nodes": more})
             return missing
         if own is not None:
-            _show(own, json_wanted=False, all_wanted=False)
+            _print(summary(own, time.time()))
         for number, (rank, history) in enumerate(there.items()):
             lines = [line.replace(f"{history.path.parent}/", "") for line in summary(history, time.time())]
             write(f"{chr(10) if number or own is not None else ''}On {titles[rank]}:\n")
-            write_lines(map(printable, _wrapped(lines)))
+            _print(lines)
     return missing
 
 
-def _named(document: dict[str, Any]) -> dict[str, Any]:
+def _named(document: Document) -> Document:
     """Of another node: its files by their names."""
     logs = {name: Path(log).name for name, log in document["logs"].items()}
     return {**document, "record": Path(document["record"]).name, "logs": logs}
 
 
-def _show(history: History, *, json_wanted: bool, all_wanted: bool) -> None:
-    if all_wanted:
-        lines = all_launches(_launches_of(history), time.time())
-        write_lines(_wrapped([printable(line) for line in lines]))
-    elif json_wanted:
+def _show(history: History, *, in_json: bool, all_wanted: bool) -> None:
+    if in_json:
         print_json(as_json(history))
+    elif all_wanted:
+        _print(all_launches(_launches_of(history), time.time()))
     else:
-        write_lines(_wrapped([printable(line) for line in summary(history, time.time())]))
+        _print(summary(history, time.time()))

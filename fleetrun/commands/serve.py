@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from typing import Any
 
 import click
 
@@ -16,6 +18,8 @@ from fleetrun.host.interpreter import check_package, helper_command, helper_envi
 
 _MODULE = "trainers.inference_server"
 _PACKAGES = ("aiohttp", "prometheus_client")
+_AT_LEAST_1 = click.IntRange(1)
+_POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @click.command(context_settings={"show_default": True})
@@ -25,53 +29,39 @@ _PACKAGES = ("aiohttp", "prometheus_client")
 @click.option("--grpc_port", type=click.IntRange(0, 65535), help="For gRPC too; 0: any free one.")
 @click.option("--name", help="Of the model, in paths and answers.  [default: the last word of BUNDLE]")
 @click.option("--workers", type=click.IntRange(1, 512), default=1, help="Processes that answer.")
-@click.option("--threads", type=click.IntRange(1), help="Of each worker.  [default: CPUs / workers]")
+@click.option("--threads", type=_AT_LEAST_1, help="Of each worker.  [default: CPUs / workers]")
 @click.option(
     "--cache", metavar="DIR", default="", help="For the files that workers share.  [default: /dev/shm]"
 )
 @click.option("--follow", metavar="URL", default="", help="A published folder: serve its newest version.")
-@click.option(
-    "--poll", type=click.FloatRange(0, min_open=True), default=0.5, help="Seconds between looks at it."
-)
-@click.option("--max_body", type=click.IntRange(1), default=16 << 20, help="Bytes of a request.")
-@click.option("--max_rows", type=click.IntRange(1), default=4096, help="Rows of a request.")
+@click.option("--poll", "poll_s", type=_POSITIVE, default=0.5, help="Seconds between looks at it.")
+@click.option("--max_body", type=_AT_LEAST_1, default=16 << 20, help="Bytes of a request.")
+@click.option("--max_rows", type=_AT_LEAST_1, default=4096, help="Rows of a request.")
 @click.option(
     "--max_batch",
+    "max_batch_rows",
     type=click.IntRange(0),
     default=1024,
     help="Rows of several requests that are computed together; 0: each alone.",
 )
-@click.option("--max_waiting", type=click.IntRange(1), default=256, help="Requests that wait in a worker.")
-@click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=10.0, help="Seconds of a request."
-)
+@click.option("--max_waiting", type=_AT_LEAST_1, default=256, help="Requests that wait in a worker.")
+@click.option("--timeout", "timeout_s", type=_POSITIVE, default=10.0, help="Seconds of a request.")
 @click.option(
     "--keepalive",
-    type=click.FloatRange(0, min_open=True),
+    "keepalive_s",
+    type=_POSITIVE,
     default=75.0,
     help="Seconds of a connection without a request; more than those of a proxy.",
 )
 @click.option(
-    "--grace", type=click.FloatRange(0), default=30.0, help="Seconds that a stop waits for answers."
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0),
+    default=30.0,
+    help="Seconds that a stop waits for answers.",
 )
 def command(
-    bundle: str,
-    host: str,
-    port: int,
-    grpc_port: int | None,
-    name: str | None,
-    workers: int,
-    threads: int | None,
-    cache: str,
-    follow: str,
-    poll: float,
-    max_body: int,
-    max_rows: int,
-    max_batch: int,
-    max_waiting: int,
-    timeout: float,
-    keepalive: float,
-    grace: float,
+    bundle: str, name: str | None, grpc_port: int | None, workers: int, threads: int | None, **settings: Any
 ) -> None:
     """Answer requests with a saved model: BUNDLE is the folder or URL that fleet.save_inference_model was
     given. The Open Inference Protocol version 2, over HTTP in JSON or binary, and over gRPC. SIGTERM stops it
@@ -97,29 +87,17 @@ def command(
     if grpc_port is not None:
         check_package("grpc_tools", "fleetrun serve --grpc_port", "grpc")
     found = name or bundle.rstrip("/").rpartition("/")[2]
-    if not found or not set(found) <= _NAME:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", found):
         raise UsageError(
             f"the model cannot be named {found!r}", hint="Pass --name with letters, digits, - _ ."
         )
-    settings = {
+    settings |= {
         "fleetrun": __version__,
         "bundle": bundle,
         "name": found,
-        "host": host,
-        "port": port,
         "grpc_port": grpc_port,
         "workers": workers,
         "threads": threads or max(1, len(os.sched_getaffinity(0)) // workers),
-        "cache": cache,
-        "follow": follow,
-        "poll_s": poll,
-        "max_body": max_body,
-        "max_rows": max_rows,
-        "max_batch_rows": max_batch,
-        "max_waiting": max_waiting,
-        "timeout_s": timeout,
-        "keepalive_s": keepalive,
-        "grace_s": grace,
     }
     words = helper_command(_MODULE, json.dumps(settings))
     sys.stdout.flush()
@@ -127,6 +105,3 @@ def command(
         os.execve(words[0], words, helper_environment(os.environ))
     except OSError as error:
         raise LaunchError(f"{words[0]} cannot be started: {error.strerror}") from None
-
-
-_NAME = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")

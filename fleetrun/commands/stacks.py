@@ -14,22 +14,22 @@ import click
 from fleetrun.commands.everywhere import (
     NO_SUCH_PROCESS,
     Nodes,
-    Where,
-    check_url,
     node_options,
     nodes_at,
     nodes_of,
     own_rank,
+    read_where,
 )
 from fleetrun.commands.find import (
     NoSuchProcessError,
     RemoteProcess,
     choose_processes,
     find_running,
+    json_option,
     remote_processes,
     running_job,
 )
-from fleetrun.commands.output import print_json, write_lines
+from fleetrun.commands.output import print_json, remark, write_lines
 from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running
@@ -58,7 +58,7 @@ class NoneRunsError(LaunchError):
 )
 @click.option("--timeout", default=20.0, show_default=True, metavar="SECONDS",
               type=click.FloatRange(0.1, 3600), help="Limit for all processes together.")  # fmt: skip
-@click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 @node_options
 def command(
     job: str | None,
@@ -94,13 +94,12 @@ def command(
       1  some stacks could not be taken, or there is no such job, or a node or its store does not answer
       2  the command line is wrong, or JOB fits several jobs
     """
-    where = Where(**options)
-    check_url(where, [("JOB", job)])
+    where = read_where(options, {"JOB": job})
     running = find_running(job) if where.url is None else None
     nodes = nodes_at(where) if running is None else nodes_of(running, where)
     taken: list[Taken] = []
     hint, missing, ranks = "", 0, []
-    here = running is not None and where.node in (None, own_rank(running) or 0)
+    here = running is not None and where.includes_own(running)
     if nodes is not None and not nodes.reached(alone=here):
         nodes, missing = None, INCOMPLETE
     with contextlib.closing(nodes) if nodes is not None else contextlib.nullcontext():
@@ -123,7 +122,7 @@ def command(
     if not taken and not missing:
         raise UsageError("no node has such a process")
     if hint:
-        click.echo(f"fleetrun: {hint}", err=True)
+        remark(f"fleetrun: {hint}")
     return missing or (INCOMPLETE if hint else 0)
 
 
@@ -141,7 +140,8 @@ def _show(
     taken: Sequence[Taken], ranks: Sequence[str], running: Running | None, *, each: bool, in_json: bool
 ) -> None:
     if not in_json:
-        write_lines([*_lines(taken, each), *_below(ranks)])
+        below = ["", "On all nodes:", *(f"  {line}" for line in ranks)] if ranks else []
+        write_lines([*_lines(taken, each), *below])
         return
     job = {"job": running.job, "pod": running.pod} if running is not None else {}
     print_json({"version": 1, **job, "processes": [as_json(one) for one in taken], "ranks": list(ranks)})
@@ -169,10 +169,6 @@ def _everywhere(running: Running) -> list[str]:
         return [printable(str(line)) for line in ask_why(running)["ranks"]]
     except NoAnswer as silence:
         return [f"the launcher does not say where the other ranks are: {printable(str(silence))}"]
-
-
-def _below(ranks: Sequence[str]) -> list[str]:
-    return ["", "On all nodes:", *(f"  {line}" for line in ranks)] if ranks else []
 
 
 def _lines(found: Sequence[Taken], each: bool) -> Iterable[str]:
@@ -206,7 +202,7 @@ def targets(running: Running, role: str | None, rank: str | None, verb: str) -> 
 
 def _away(running: Running) -> list[RemoteProcess]:
     try:
-        return remote_processes(read(running.record, but=("progress",)))
+        return remote_processes(read(running.record))
     except UnreadableError:
         return []
 
@@ -231,7 +227,7 @@ def _target(pod: str, one: Known, pid: int) -> Target:
 
 def _recorded(running: Running) -> list[dict[str, Any]]:
     try:
-        history = read(running.record, but=("progress",))
+        history = read(running.record)
     except UnreadableError:
         return []
     pids: dict[str, object] = {}

@@ -11,18 +11,18 @@ from typing import Any
 import click
 from rich.text import Text
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.commands import views
-from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at
-from fleetrun.commands.find import find_running, running_job
-from fleetrun.commands.output import output_width, print_json, print_lines
+from fleetrun.commands.everywhere import Nodes, node_options, nodes_at, read_where
+from fleetrun.commands.find import find_running, interval_option, json_option, running_job
+from fleetrun.commands.output import output_width, picked, print_json, print_lines
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
 from fleetrun.control.node_status import MANY, sound_summary, unfolded
 from fleetrun.control.usage import MOMENT, Observer
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.journal import objects_in
 
-Status = dict[str, Any]
+Status = Document
 
 _TIMEOUT_EVERYWHERE = 6.0
 """Seconds for an answer about all nodes, for which the launcher asks the others; it waits two seconds."""
@@ -71,11 +71,6 @@ def ask_everywhere(job: Running, wanted: NodeFilter) -> Status:
     return ask(job.socket, wanted.request(), _TIMEOUT_EVERYWHERE)
 
 
-def complete(answer: Fields, observer: Observer) -> Status:
-    """The answer with CPU, memory and last lines of local processes added, and all fields for each node."""
-    return unfolded(observer.complete(answer))
-
-
 _TIMEOUT = 1.0  # seconds for an answer about this node, asked again and again
 _EVERYWHERE_INTERVAL, _MANY_INTERVAL = 3.0, 10.0  # seconds between two requests to the other nodes
 
@@ -89,14 +84,11 @@ class SilentError(LaunchError):
 @click.command()
 @running_job
 @click.option("--watch", is_flag=True, help="With --json: print a line for each update until the job ends.")
-@click.option(
-    "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
-    help="Seconds between two updates with --watch.",
-)  # fmt: skip
+@interval_option(help="Seconds between two updates with --watch.")
 @click.option("--all", "whole", is_flag=True, help="All processes, even of many nodes.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+@json_option(help="Print one line of JSON.")
 @node_options
-def command(job: str | None, watch: bool, interval: float, whole: bool, as_json: bool, **options: Any) -> int:
+def command(job: str | None, watch: bool, interval: float, whole: bool, in_json: bool, **options: Any) -> int:
     """Show the state of a running job: its processes, their resource usage, progress and last output.
 
     JOB is a job's name, pod, script or folder. Without it, the job of this folder is meant.
@@ -124,12 +116,11 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, as_json:
       3  the launcher does not answer: it is stopped (Ctrl-Z) or very busy
     """
     check_interval(interval)
-    where = Where(**options)
-    check_url(where, [("JOB", job), ("--watch", watch or None)])
+    where = read_where(options, {"JOB": job, "--watch": watch or None})
     if where.url is not None:
         with nodes_at(where) as nodes:
-            return _show_of(nodes, where.url, as_json)
-    if watch and not as_json:
+            return _show_of(nodes, where.url, in_json)
+    if watch and not in_json:
         raise UsageError(
             "--watch is for --json, one line for each update", hint="`fleetrun top` is the live view."
         )
@@ -138,7 +129,7 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, as_json:
     wanted.check(found.status)
     if watch:
         return _stream(StatusWatch(found, wanted), interval)
-    _show(found, wanted, as_json)
+    _show(found, wanted, in_json)
     return 0
 
 
@@ -148,23 +139,23 @@ def check_interval(interval: float) -> None:
         raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
 
 
-def _show(job: Running, wanted: NodeFilter, as_json: bool) -> None:
+def _show(job: Running, wanted: NodeFilter, in_json: bool) -> None:
     observer = Observer()
     time.sleep(MOMENT)
-    status = complete(newest_answer(job, wanted), observer)
-    if as_json:
+    status = unfolded(observer.complete(newest_answer(job, wanted)))
+    if in_json:
         print_json(status)
     else:
         _print(wanted.shown(status))
 
 
-def _show_of(nodes: Nodes, url: str, as_json: bool) -> int:
+def _show_of(nodes: Nodes, url: str, in_json: bool) -> int:
     """Of a job of which this host runs no part. Returns the exit code."""
     nodes.ask("status", {"json": True})
     said = {rank: list(nodes.documents(rank)) for rank in nodes.ranks}
     latest = {rank: found[-1] for rank, found in said.items() if found and isinstance(found[-1], dict)}
     status = status_of_nodes(nodes, latest, lambda rank: None if rank in latest else "no answer")
-    if latest and as_json:
+    if latest and in_json:
         print_json(status)
     elif latest:
         _print(status)
@@ -182,7 +173,7 @@ def status_of_nodes(
     for rank in nodes.ranks:
         said = latest.get(rank, {})
         about = {"rank": rank, "title": nodes.host(rank), "this": False}
-        kept = {name: said.get(name) for name in ("containers", "late")}
+        kept = picked(said, "containers", "late")
         why = nodes.trouble.get(rank) or silence(rank)
         found.append({**sound_summary(said), **kept, **about, "silent": why})
     return {**first, "containers": [], "nodes": found}
@@ -208,7 +199,7 @@ def answering(job: Running) -> Running:
     return job
 
 
-def _print(status: dict[str, Any]) -> None:
+def _print(status: Status) -> None:
     width = output_width()
     apart = [Text("")] if views.nodes_with_details(status) else []
     lines = [*views.heading_lines(status, width), *apart, *views.process_lines(status, width)]
@@ -231,10 +222,10 @@ class StatusWatch:
         self.job = job
         self._wanted = wanted
         self._observer = Observer()
-        self._status: dict[str, Any] = dict(job.status)
+        self._status: Status = dict(job.status)
         self._silence = ""
         self._heard = time.monotonic()
-        self._others: dict[str, dict[str, Any]] = {}
+        self._others: dict[str, Status] = {}
         self._others_due = 0.0
 
     @property
@@ -242,7 +233,7 @@ class StatusWatch:
         """Seconds since the last answer."""
         return time.monotonic() - self._heard
 
-    def look(self) -> dict[str, Any] | None:
+    def look(self) -> Status | None:
         """The newest status; None if the job has ended."""
         try:
             answer = self._ask()
@@ -251,11 +242,11 @@ class StatusWatch:
         except NoAnswer as silence:
             self._silence = str(silence)
         else:
-            self._status, self._silence = complete(answer, self._observer), ""
+            self._status, self._silence = unfolded(self._observer.complete(answer)), ""
             self._heard = time.monotonic()
         return {**self._wanted.shown(self._status), "silent": self._silence or None}
 
-    def _ask(self) -> dict[str, Any]:
+    def _ask(self) -> Status:
         """Raises NoAnswer."""
         others = has_other_nodes(self._status) and not self._wanted.here
         if others and time.monotonic() >= self._others_due:

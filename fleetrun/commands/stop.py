@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.everywhere import Nodes, Where, check_url, node_options, nodes_at, nodes_of, own_rank
+from fleetrun.commands.everywhere import Nodes, node_options, nodes_at, nodes_of, read_where
 from fleetrun.commands.find import describe_end, find_running, job_title, running_job, started_here
-from fleetrun.commands.output import write
+from fleetrun.commands.output import remark, write
 from fleetrun.console.text import printable
 from fleetrun.control.client import Gone, NoAnswer, Running, Watched, ask, ask_by_signal
 from fleetrun.errors import LaunchError, UsageError
@@ -49,16 +49,14 @@ def command(job: str | None, now: bool, **options: Any) -> int:
       2    JOB fits several jobs, or is needed: the job was started elsewhere
       130  the answer was no; after Ctrl-C the job still stops
     """
-    where = Where(**options)
-    check_url(where, [("JOB", job)])
+    where = read_where(options, {"JOB": job})
     if where.url is not None:
         return _stop_others(nodes_at(where), now, where.url, wait=True)
     found = find_running(job)
     if job is None and not started_here(found):
         _confirm(found)
-    own = own_rank(found)
     nodes = nodes_of(found, where)
-    here = where.node is None or where.node == (own or 0)
+    here = where.includes_own(found)
     missing = 0
     if nodes is not None:
         try:
@@ -66,9 +64,11 @@ def command(job: str | None, now: bool, **options: Any) -> int:
         except LaunchError as error:
             if not here:
                 raise
-            click.echo(f"fleetrun: {printable(error.message)}", err=True)
+            remark(f"fleetrun: {printable(error.message)}")
             missing = 1
-    return _stop_here(found, now) or missing if here else missing
+    if here:
+        _stop_here(found, now)
+    return missing
 
 
 def _confirm(found: Running) -> None:
@@ -86,18 +86,15 @@ def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
         nodes.settle()
         missing = nodes.report()
         if wait:
-            write(f"stopping {printable(name)}{_on(nodes)}\n")
+            one = nodes.title(nodes.ranks[0]) if len(nodes.ranks) == 1 else ""
+            write(f"stopping {printable(name)}{f' on {one}' if one else ''}\n")
             nodes.wait_for_end(but=nodes.trouble)
-            left = nodes.title(nodes.ranks[0]) + " has" if len(nodes.ranks) == 1 else "all nodes have"
+            left = f"{one} has" if one else "all nodes have"
             write(f"{left} left the job; processes there end within --stop_timeout\n")
     return missing
 
 
-def _on(nodes: Nodes) -> str:
-    return f" on {nodes.title(nodes.ranks[0])}" if len(nodes.ranks) == 1 else ""
-
-
-def _stop_here(found: Running, now: bool) -> int:
+def _stop_here(found: Running, now: bool) -> None:
     watched = Watched(found.pid)
     try:
         if _ask(found, now, watched):
@@ -106,7 +103,6 @@ def _stop_here(found: Running, now: bool) -> int:
     finally:
         watched.close()
     write(f"{job_title(found)} has ended{describe_end(found)}\n")
-    return 0
 
 
 def _ask(job: Running, now: bool, watched: Watched) -> bool:

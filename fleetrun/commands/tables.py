@@ -7,18 +7,25 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fleetrun.commands import live_tables
-from fleetrun.commands.find import NoJobError, find_running, job_title
-from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table, write
+from fleetrun.commands.find import NoJobError, find_running, job_title, json_option
+from fleetrun.commands.output import (
+    Column,
+    NumberColumn,
+    output_width,
+    print_json,
+    print_lines,
+    remark,
+    write,
+)
 from fleetrun.commands.status import SilentError, answering
-from fleetrun.console.text import printable
+from fleetrun.console.text import format_date, printable
 from fleetrun.control.client import TIMEOUT, NoAnswer, Running, ask
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.parsing import byte_size, plural
@@ -29,23 +36,23 @@ _MODULE = "trainers.ps.saves.inspection"
 _LIVE = "trainers.ps.live_rows"
 _COLUMNS = {
     "table": Column("TABLE"),
-    "rows": Column("ROWS", right=True),
-    "changed": Column("CHANGED", 6, right=True),
-    "values": Column("VALUES", 8, right=True),
+    "rows": NumberColumn("ROWS"),
+    "changed": NumberColumn("CHANGED", 6),
+    "values": NumberColumn("VALUES", 8),
     "type": Column("TYPE", 7),
     "rule": Column("RULE", 7),
-    "updates": Column("UPDATES", 5, right=True),
-    "servers": Column("SERVERS", 4, right=True),
+    "updates": NumberColumn("UPDATES", 5),
+    "servers": NumberColumn("SERVERS", 4),
 }
 _DIFFERENCES = {
     "table": Column("TABLE"),
-    "only": Column("ONLY FIRST", 8, right=True),
-    "only_other": Column("ONLY SECOND", 8, right=True),
-    "changed": Column("CHANGED", right=True),
-    "both": Column("OF", 7, right=True),
-    "largest": Column("LARGEST", 6, right=True),
-    "mean": Column("MEAN", 5, right=True),
-    "not_finite": Column("NOT FINITE", 4, right=True),
+    "only": NumberColumn("ONLY FIRST", 8),
+    "only_other": NumberColumn("ONLY SECOND", 8),
+    "changed": NumberColumn("CHANGED"),
+    "both": NumberColumn("OF", 7),
+    "largest": NumberColumn("LARGEST", 6),
+    "mean": NumberColumn("MEAN", 5),
+    "not_finite": NumberColumn("NOT FINITE", 4),
     "difference": Column("DIFFERENCE", 9, rest=True),
 }
 
@@ -103,8 +110,8 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("where", metavar="[JOB|SAVE]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for a job with each server.")
-def list_tables(where: str | None, as_json: bool) -> int:
+@json_option(help="Print one JSON document, for a job with each server.")
+def list_tables(where: str | None, in_json: bool) -> int:
     """List the tables of JOB, summed over its servers: rows and their memory; rows that were made, refused by
     the entry filter, evicted and removed by shrink since the servers started; pulls and pushes a second over
     the last ten seconds, keys a pull, the part of them that had no row, and the largest load of a server as
@@ -113,30 +120,29 @@ def list_tables(where: str | None, as_json: bool) -> int:
     Or the tables of SAVE: rows, rows that its deltas have, values a row, type, rule and updates.
     """
     if where is None or not _is_save(where):
-        return _list_live(_job(where), as_json)
+        return _list_live(_job(where), in_json)
     found = _ask("list", where)
-    if as_json:
+    if in_json:
         print_json(found)
         return 0
     deltas = f" and {plural(found['deltas'], 'delta')}" if found["deltas"] else ""
     version = ""
     if "version" in found:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["time"]))
-        version = f"version {found['version']} of {since}, "
+        version = f"version {found['version']} of {format_date(found['time'])}, "
     write(
         f"{printable(found['save'])}: {version}step {found['step']}, {plural(found['servers'], 'server')}, "
         f"mode {found['mode']}{deltas}, {byte_size(found['bytes'])}\n"
     )
     for each in found["tables"]:
         each["changed"] = sum(each["changed"]) if each["changed"] else None
-    _print(_COLUMNS, found["tables"])
+    print_lines(live_tables.lines_of(_COLUMNS, found["tables"], output_width()))
     return 0
 
 
 @command.command()
 @click.argument("words", metavar="[JOB|SAVE] TABLE KEY...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def show(words: Sequence[str], as_json: bool) -> int:
+@json_option()
+def show(words: Sequence[str], in_json: bool) -> int:
     """Show rows of TABLE in JOB or SAVE: values, optimizer state, shows and clicks; or that a key has no row,
     was removed or evicted, or waits for admission. Write -- before negative keys.
 
@@ -146,7 +152,7 @@ def show(words: Sequence[str], as_json: bool) -> int:
     where, wanted = _place_of(words)
     live = where is None or not _is_save(where)
     found = _show_live(where, wanted) if live else _ask("show", str(where), *wanted)
-    if as_json:
+    if in_json:
         print_json(found)
         return 0
     for row in found["rows"]:
@@ -166,19 +172,19 @@ def show(words: Sequence[str], as_json: bool) -> int:
 @click.argument("save")
 @click.argument("other")
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def diff(save: str, other: str, names: Sequence[str], as_json: bool) -> int:
+@json_option()
+def diff(save: str, other: str, names: Sequence[str], in_json: bool) -> int:
     """Compare the sparse tables of SAVE and OTHER: rows that only one has, rows with other values, and the
     largest and the mean difference of a value.
     """
     found = _ask("diff", save, other, *names)
-    if as_json:
+    if in_json:
         print_json(found)
         return 0
     for each in found["tables"]:
         if "rows" in each:
             each["both"], each["not_finite"] = each["rows"] - each["only"], each["not_finite"] or None
-    _print(_DIFFERENCES, found["tables"])
+    print_lines(live_tables.lines_of(_DIFFERENCES, found["tables"], output_width()))
     return 0
 
 
@@ -205,7 +211,7 @@ def check(save: str) -> int:
     """
     found = _ask("check", save)
     for problem in found["problems"]:
-        click.echo(printable(problem), err=True)
+        remark(printable(problem))
     click.echo(
         f"{found['files']} files, {byte_size(found['bytes'])}, {found['rows']:,} rows: "
         f"{len(found['problems']) or 'no'} problems"
@@ -253,7 +259,7 @@ def _job(word: str | None) -> Running:
         ) from None
 
 
-def _list_live(job: Running, as_json: bool) -> int:
+def _list_live(job: Running, in_json: bool) -> int:
     found = live_tables.live_tables(job)
     if not found["servers"]:
         raise NoTablesError(
@@ -261,18 +267,12 @@ def _list_live(job: Running, as_json: bool) -> int:
             hint="Servers report them once trainer 0 has sent the initial values; a job without servers, or "
             "without sparse tables, has none.",
         )
-    if as_json:
+    if in_json:
         print_json(found)
         return 0
     write(f"{live_tables.heading(found)}\n")
     print_lines(live_tables.lines(found, output_width()))
     return 0
-
-
-def _print(columns: Mapping[str, Column], tables: Sequence[Mapping[str, Any]]) -> None:
-    """The columns by the names of their values."""
-    rows = [[Cell(live_tables.written(each.get(name))) for name in columns] for each in tables]
-    print_lines(table(list(columns.values()), rows, output_width()))
 
 
 def _ask(*words: str, module: str = _MODULE, token: str = "") -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.everywhere import Where, check_url, node_options, nodes_at
-from fleetrun.commands.find import find_running, running_job
+from fleetrun.commands.everywhere import Where, node_options, nodes_at, read_where
+from fleetrun.commands.find import find_running, interval_option, running_job
 from fleetrun.commands.live_job import RemoteWatch
 from fleetrun.commands.output import write
 from fleetrun.commands.status import NodeFilter, StatusWatch, answering, check_interval
@@ -19,10 +19,7 @@ from fleetrun.errors import UsageError
 
 @click.command()
 @running_job
-@click.option(
-    "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
-    help="Seconds between two updates.",
-)  # fmt: skip
+@interval_option(help="Seconds between two updates.")
 @node_options
 def command(job: str | None, interval: float, **options: Any) -> int:
     """Show a running job live: all processes of all nodes, with their state, steps, step times and lateness.
@@ -50,8 +47,7 @@ def command(job: str | None, interval: float, **options: Any) -> int:
     """
     check_interval(interval)
     _check_terminal()
-    where = Where(**options)
-    check_url(where, [("JOB", job)])
+    where = read_where(options, {"JOB": job})
     if where.url is not None:
         with nodes_at(where) as nodes:
             return _show(RemoteWatch(nodes, where.url, interval), where, interval)

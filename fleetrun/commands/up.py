@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.settings.command_line import read
 from fleetrun.errors import UsageError
 
@@ -44,7 +45,7 @@ def command(file: str | None, script: str | None, arguments: tuple[str, ...]) ->
     """Only for --help: `launch_arguments` does the work."""
 
 
-def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
+def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str], Environ]:
     """The command line of the launch, from the words after `up`. Raises UsageError if there is no job
     file.
     """

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from fleetrun.aliases import Fields
 from fleetrun.commands.find import script_names
-from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
+from fleetrun.commands.output import Cell, Column, NumberColumn, cut, filled, percent, size, table
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
+from fleetrun.envs.settings.parsing import plural
 from fleetrun.pod.process import signal_name
 from fleetrun.record.goodput import read_fields, share
 from fleetrun.record.journal import objects_in
@@ -64,14 +65,14 @@ def count_alive(containers: Sequence[Fields]) -> int:
 # ---- Nodes, one line each.
 
 _NODE_COLUMNS = (
-    Column("NODE", right=True),
+    NumberColumn("NODE"),
     Column("HOST"),
     Column("STATE"),
     Column("PROCESSES", 8),
-    Column("UP", 5, right=True),
+    NumberColumn("UP", 5),
     Column("POD", 4),
-    Column("STEP", 7, right=True),
-    Column("SAMPLES/S", 6, right=True),
+    NumberColumn("STEP", 7),
+    NumberColumn("SAMPLES/S", 6),
     Column("", 1, rest=True),
 )
 
@@ -97,14 +98,16 @@ def processes_up(status: Fields) -> tuple[int, int]:
 
 
 def _up(node: Fields) -> int:
-    up = node.get("up")
-    return up if type(up) is int and 0 <= up < _LARGEST_COUNT else 0
+    return _count(node.get("up"))
 
 
 def _total(node: Fields) -> int:
     states = node.get("states")
-    counts = states.values() if isinstance(states, dict) else ()
-    return sum(number for number in counts if type(number) is int and 0 <= number < _LARGEST_COUNT)
+    return sum(map(_count, states.values())) if isinstance(states, dict) else 0
+
+
+def _count(number: object) -> int:
+    return number if type(number) is int and 0 <= number < _LARGEST_COUNT else 0
 
 
 def node_lines(status: Fields, width: int | None) -> list[Text]:
@@ -115,9 +118,11 @@ def node_lines(status: Fields, width: int | None) -> list[Text]:
     nodes = _shown_nodes(status)
     if not nodes:
         return []
-    if status.get("only") is None and not any(map(_was_asked, nodes)):
+    # Launchers of earlier versions do not ask other nodes, nor does one that is leaving the job.
+    asked = (each for each in nodes if each.get("silent") or each.get("states"))
+    if status.get("only") is None and all(each.get("this") is True for each in asked):
         names = (
-            f"{text_of(each, 'rank')} {text_of(each, 'title')}{_mark_of_this_node(each, ' ({})')}"
+            f"{text_of(each, 'rank')} {text_of(each, 'title')}{' (here)' * (each.get('this') is True)}"
             for each in nodes
         )
         known = Text("`fleetrun status` on each node shows its processes", "dim")
@@ -125,19 +130,10 @@ def node_lines(status: Fields, width: int | None) -> list[Text]:
     return table(_NODE_COLUMNS, [_node_row(each) for each in nodes], width)
 
 
-def _was_asked(node: Fields) -> bool:
-    """Launchers of earlier versions do not ask other nodes, nor does one that is leaving the job."""
-    return node.get("this") is not True and bool(node.get("silent") or node.get("states"))
-
-
 def waiting_text(status: Fields, waiting: Fields) -> Text:
     """What the nodes wait for; `waiting` is that field of the status."""
     if status.get("state") == "spare":
         return Text(printable(f"the job runs on {text_of(waiting, 'present')} other nodes"), "cyan")
-    return _waiting_for_nodes(waiting)
-
-
-def _waiting_for_nodes(waiting: Fields) -> Text:
     missing = waiting.get("missing")
     names = ", ".join(map(str, missing)) if isinstance(missing, list) else ""
     joined = f"{text_of(waiting, 'present')} of {text_of(waiting, 'wanted')} nodes"
@@ -147,40 +143,36 @@ def _waiting_for_nodes(waiting: Fields) -> Text:
 def _node_row(node: Fields) -> list[Cell]:
     total, silent, state = _total(node), text_of(node, "silent"), text_of(node, "state")
     return [
-        Cell(text_of(node, "rank")),
-        Cell(text_of(node, "title")),
-        Cell(silent, "yellow") if silent else Cell(state, STYLES.get(state, "")),
-        Cell(f"{_up(node)} of {total} up" if total else ""),
-        Cell(format_duration(number_of(node, "elapsed"))),
-        Cell(text_of(node, "pod")),
-        Cell(formatted(format_count, number_of(node, "step"))),
-        Cell(formatted(format_short, number_of(node, "rate"))),
-        Cell(_mark_of_this_node(node, "{}") or text_of(node, "why"), "dim"),
+        text_of(node, "rank"),
+        text_of(node, "title"),
+        (silent, "yellow") if silent else (state, STYLES.get(state, "")),
+        f"{_up(node)} of {total} up" if total else "",
+        format_duration(number_of(node, "elapsed")),
+        text_of(node, "pod"),
+        formatted(format_count, number_of(node, "step")),
+        formatted(format_short, number_of(node, "rate")),
+        ("here" if node.get("this") is True else text_of(node, "why"), "dim"),
     ]
-
-
-def _mark_of_this_node(node: Fields, form: str) -> str:
-    return form.format("here") if node.get("this") is True else ""
 
 
 # ---- The job and its processes.
 
 COLUMNS = (
-    Column("NODE", 8, right=True),
+    NumberColumn("NODE", 8),
     Column("NAME"),
-    Column("RANK", 6, right=True),
-    Column("PID", 5, right=True),
+    NumberColumn("RANK", 6),
+    NumberColumn("PID", 5),
     Column("STATE"),
-    Column("UP", 8, right=True),
-    Column("RESTARTS", 2, right=True),
-    Column("CPU", 7, right=True),
-    Column("MEM", 7, right=True),
-    Column("GPU", 4, right=True),
-    Column("GPUMEM", 3, right=True),
-    Column("STEP", 8, right=True),
-    Column("LOSS", 7, right=True),
-    Column("SAMPLES/S", 6, right=True),
-    Column("LATE", 5, right=True),
+    NumberColumn("UP", 8),
+    NumberColumn("RESTARTS", 2),
+    NumberColumn("CPU", 7),
+    NumberColumn("MEM", 7),
+    NumberColumn("GPU", 4),
+    NumberColumn("GPUMEM", 3),
+    NumberColumn("STEP", 8),
+    NumberColumn("LOSS", 7),
+    NumberColumn("SAMPLES/S", 6),
+    NumberColumn("LATE", 5),
     Column("LAST LINE", 1, rest=True),
 )
 _Process = tuple[str, Fields, Fields]
@@ -206,23 +198,17 @@ def heading_fields(status: Fields) -> list[Text]:
     """The job in a few words each."""
     state = text_of(status, "state")
     up, there = processes_up(status)
+    part = share(read_fields(status.get("goodput")))
     script = f"{script_names(text_of(status, 'script'))[0]}, " if status.get("script") else ""
     return [
         Text.assemble((text_of(status, "job"), "bold"), f" ({script}pod {text_of(status, 'pod')})"),
         Text(text_of(status, "mode")),
         Text(state, STYLES.get(state, "")),
-        *([Text(f"{up} of {there} process{'es' * (there != 1)} up")] if there else []),
+        *([Text(f"{up} of {plural(there, 'process')} up")] if there else []),
         Text(format_duration(number_of(status, "elapsed"))),
         Text(f"restarts: {_restarts(status)}"),
-        *_goodput(status),
+        *([] if part is None else [Text(f"goodput {100 * part:.1f} %")]),
     ]
-
-
-def _goodput(status: Fields) -> list[Text]:
-    """Nothing before the first steps."""
-    seconds = read_fields(status.get("goodput"))
-    part = share(seconds)
-    return [] if part is None else [Text(f"goodput {100 * part:.1f} %")]
 
 
 def _restarts(status: Fields) -> str:
@@ -243,7 +229,7 @@ def _process_table(there: Sequence[_Process], width: int | None) -> list[Text]:
     if all(
         text_of(each, "rank") == text_of(each, "index") for _, _, each in there
     ):  # the name includes the rank
-        rows = [[*row[:2], Cell(""), *row[3:]] for row in rows]
+        rows = [[*row[:2], "", *row[3:]] for row in rows]
     return table(COLUMNS, rows, width) if rows else []
 
 
@@ -294,22 +280,27 @@ def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
     up = now - started if started is not None and one.get("alive") is True else None
     attempt = number_of(one, "attempt")
     return [
-        Cell(node),
-        Cell(text_of(one, "name")),
-        Cell(text_of(one, "rank")),
-        Cell(text_of(one, "pid")),
-        Cell(state_of(one), STYLES.get(state, "")),
-        Cell(format_duration(up)),
-        Cell(format_count(attempt) if attempt else ""),
-        Cell(percent(number_of(one, "cpu"))),
-        Cell(size(number_of(one, "memory"))),
-        Cell(percent(number_of(one, "gpu"))),
-        Cell(size(number_of(one, "gpu_memory"))),
-        Cell(step_of(one)),
-        Cell(loss_of(one), "red" if loss_of(one) in NO_NUMBERS else ""),
-        Cell(formatted(format_short, number_of(one, "rate"))),
-        Cell(percent(None if (late := number_of(one, "late")) is None else 100 * late)),
-        Cell(activity_or_last_line(one), "dim"),
+        node,
+        text_of(one, "name"),
+        text_of(one, "rank"),
+        text_of(one, "pid"),
+        (state_of(one), STYLES.get(state, "")),
+        format_duration(up),
+        format_count(attempt) if attempt else "",
+        *usage_cells(one),
+        step_of(one),
+        (loss_of(one), "red" if loss_of(one) in NO_NUMBERS else ""),
+        formatted(format_short, number_of(one, "rate")),
+        percent(None if (late := number_of(one, "late")) is None else 100 * late),
+        (activity_or_last_line(one), "dim"),
+    ]
+
+
+def usage_cells(one: Fields) -> list[Cell]:
+    """CPU, MEM, GPU and GPUMEM."""
+    return [
+        form(number_of(one, name))
+        for form, name in ((percent, "cpu"), (size, "memory"), (percent, "gpu"), (size, "gpu_memory"))
     ]
 
 
@@ -345,10 +336,13 @@ def last_lines(status: Fields, width: int | None) -> list[Text]:
     """A line for each process that has one, if the table is too narrow for that column."""
     there = [each for each in objects_in(status, "containers") if activity_or_last_line(each)]
     longest = max((len(text_of(each, "name")) for each in there), default=0)
-    lines = [
-        Text.assemble(
-            (f"{text_of(each, 'name'):{longest}}  ", "bold"), (printable(activity_or_last_line(each)), "dim")
+    return [
+        cut(
+            Text.assemble(
+                (f"{text_of(each, 'name'):{longest}}  ", "bold"),
+                (printable(activity_or_last_line(each)), "dim"),
+            ),
+            width,
         )
         for each in there
     ]
-    return [cut(each, width) for each in lines]

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.everywhere import Where, check_url, job_options, nodes_at
-from fleetrun.commands.find import find_running, job_title, running_job
+from fleetrun.aliases import Document
+from fleetrun.commands.everywhere import Where, job_options, nodes_at, read_where
+from fleetrun.commands.find import find_running, job_title, json_option, running_job
 from fleetrun.commands.output import print_json, write_lines
 from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
@@ -22,7 +23,7 @@ _TIMEOUT = 10.0
 
 @click.command()
 @running_job
-@click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 @job_options
 def command(job: str | None, in_json: bool, **options: Any) -> int:
     """Say which rank of JOB the others wait for, and where all ranks are, on all nodes.
@@ -45,8 +46,7 @@ def command(job: str | None, in_json: bool, **options: Any) -> int:
       1  there is no such job, or its launcher does not answer
       2  the command line is wrong, or JOB fits several jobs
     """
-    where = Where(**options)
-    check_url(where, [("JOB", job)])
+    where = read_where(options, {"JOB": job})
     if where.url is not None:
         return _why_at(replace(where, node=0), in_json)
     running = find_running(job)
@@ -57,11 +57,15 @@ def command(job: str | None, in_json: bool, **options: Any) -> int:
             f"the launcher of {job_title(running)} does not answer ({silence})",
             hint="`fleetrun stacks` reads the processes of this machine without it.",
         ) from None
+    _show({"version": 1, "job": running.job, "pod": running.pod, **answer}, in_json)
+    return 0
+
+
+def _show(answer: Document, in_json: bool) -> None:
     if in_json:
-        print_json({"version": 1, "job": running.job, "pod": running.pod, **answer})
+        print_json(answer)
     else:
         write_lines(map(printable, _lines(answer)))
-    return 0
 
 
 def _why_at(where: Where, in_json: bool) -> int:
@@ -72,14 +76,11 @@ def _why_at(where: Where, in_json: bool) -> int:
         code = nodes.report()
     if not said or not isinstance(said[-1], dict):
         return code or 1
-    if in_json:
-        print_json(said[-1])
-    else:
-        write_lines(map(printable, _lines({"ranks": [], **said[-1]})))
+    _show(said[-1], in_json)
     return code
 
 
-def ask_why(running: Running, *, states: bool = False) -> dict[str, Any]:
+def ask_why(running: Running, *, states: bool = False) -> Document:
     """The launcher's `verdict`, None if there is none, and in `ranks` the lines of the tree of all ranks; in
     `states` all that their probes have answered, if wanted. Raises NoAnswer.
     """
@@ -89,14 +90,14 @@ def ask_why(running: Running, *, states: bool = False) -> dict[str, Any]:
     return answer
 
 
-def _lines(answer: dict[str, Any]) -> Iterator[str]:
+def _lines(answer: Document) -> Iterator[str]:
     verdict = answer.get("verdict")
     if isinstance(verdict, dict):
         yield str(verdict.get("sentence"))
         yield from (f"    {row}" for row in verdict.get("stack", ()))
     else:
         yield "No rank is known for which others wait."
-    yield from map(str, answer["ranks"])
+    yield from map(str, answer.get("ranks", ()))
     late = (answer.get("late") or ())[:_MOST]
     if late:
         said = (f"trainer {each['rank']} {each['share']:.0%} of the time" for each in late)

@@ -12,7 +12,6 @@ import errno
 import os
 import select
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -29,6 +28,10 @@ _NARROW = 100  # columns
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 _RED, _YELLOW, _RESET = "\033[31m", "\033[33m", "\033[0m"
 _LABEL_COLOURS = tuple(f"\033[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 95, 94, 93))
+
+
+Listener = Callable[[bytes], None]
+Follower = tuple[Listener, bool]
 
 
 class Output(Protocol):
@@ -82,7 +85,7 @@ class Console:
     """Whether it shows the state of the job, which it gets by `begin`."""
 
     @property
-    def listener(self) -> Callable[[bytes], None] | None:
+    def listener(self) -> Listener | None:
         """Takes every event of the record, as a line of JSON without its newline; None if not wanted."""
         return None
 
@@ -100,9 +103,7 @@ class Console:
 
     def resume(self) -> None: ...
 
-    def follower(
-        self, name: str, width: int, number: int, *, alone: bool
-    ) -> tuple[Callable[[bytes], None], bool]:
+    def follower(self, name: str, width: int, number: int, *, alone: bool) -> Follower:
         """A function that takes the output of a container, and whether it also takes unfinished lines, which
         end in a carriage return. The only container that is shown (`alone`) has no label.
         """
@@ -188,11 +189,11 @@ class QuietConsole(Console):
     shows_output = False
 
 
-def wants_colour(environ: Environ) -> bool:
-    """NO_COLOR, FORCE_COLOR and TERM=dumb as usual; otherwise colour only if both outputs are terminals."""
+def wants_colour(environ: Environ, *outputs: int) -> bool:
+    """NO_COLOR, FORCE_COLOR and TERM=dumb as usual; else colour if all these descriptors are terminals."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return False
-    return bool(environ.get("FORCE_COLOR")) or (sys.stderr.isatty() and sys.stdout.isatty())
+    return bool(environ.get("FORCE_COLOR")) or all(map(os.isatty, outputs))
 
 
 def terminal_columns() -> int | None:

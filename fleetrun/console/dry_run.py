@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Document, Environ
 from fleetrun.console.text import masked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
-def plan_document(spec: PodSpec, environ: Environ, told: str = "") -> dict[str, Any]:
+def plan_document(spec: PodSpec, environ: Environ, told: str = "") -> Document:
     """`environ` is the launcher's own environment: of each container only the difference is listed. `told`:
     who is notified of what.
     """
@@ -27,7 +26,7 @@ def plan_document(spec: PodSpec, environ: Environ, told: str = "") -> dict[str, 
     }
 
 
-def _container(spec: ContainerSpec, environ: Environ) -> dict[str, Any]:
+def _container(spec: ContainerSpec, environ: Environ) -> Document:
     changed = {name: value for name, value in spec.env.items() if environ.get(name) != value}
     return {
         "name": spec.name,

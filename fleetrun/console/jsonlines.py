@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
-from fleetrun.console.console import Console
+from fleetrun.console.console import Console, Follower, Listener
 from fleetrun.console.text import printable_json
 
 _PROGRESS = b'"event": "progress"'
@@ -18,7 +18,7 @@ _HEAD = 64  # bytes of a line that include the name of the event
 
 class JsonConsole(Console):
     @property
-    def listener(self) -> Callable[[bytes], None]:
+    def listener(self) -> Listener:
         return self._write_event
 
     def _write_event(self, line: bytes) -> None:
@@ -26,9 +26,7 @@ class JsonConsole(Console):
         if self.out.room or _PROGRESS not in line[:_HEAD]:
             self._write(line)
 
-    def follower(
-        self, name: str, width: int, number: int, *, alone: bool
-    ) -> tuple[Callable[[bytes], None], bool]:
+    def follower(self, name: str, width: int, number: int, *, alone: bool) -> Follower:
         return partial(self._write_lines, name), False
 
     def opening(self, text: str) -> None:

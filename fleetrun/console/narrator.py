@@ -44,7 +44,7 @@ from fleetrun.pod.events import (
     Verdict,
 )
 from fleetrun.pod.policy import GiveUp, Restart
-from fleetrun.pod.spec import ContainerSpec, PodSpec
+from fleetrun.pod.spec import PodSpec
 
 # ---- Tells what happens to a pod, as it happens: one line each. Decides nothing.
 
@@ -70,7 +70,11 @@ class Narrator:
             case Started():
                 self._started(event.containers)
             case Ended(finished=True):
-                self._finished(event)
+                self._console.warning(
+                    f"{event.spec.title} {event.exit} in the exit of its interpreter. Its script had run to "
+                    "its end: that counts as completed. Often a call of "
+                    "torch.distributed.destroy_process_group() is missing"
+                )
             case Verdict():
                 self._console.error(event.sentence)
             case Failure():
@@ -80,11 +84,11 @@ class Narrator:
             case RestartAsked():
                 self._restart_asked(event)
             case Restarting():
-                self._restarting(event.containers)
+                self._console.debug(f"restarting {_titles(event.containers)}")
             case Leaving():
-                self._leaving(event.rest)
+                self._console.debug(f"all trainers ended; waiting for {_titles(event.rest)}")
             case Ending():
-                self._ending(event)
+                (self._console.info if event.requested else self._console.warning)(event.reason)
 
     def _started(self, containers: Sequence[Container]) -> None:
         if not self._told:
@@ -93,12 +97,6 @@ class Narrator:
         for each in containers:
             if each.process is not None:
                 self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
-
-    def _finished(self, ended: Ended) -> None:
-        self._console.warning(
-            f"{ended.spec.title} {ended.exit} in the exit of its interpreter. Its script had run to its end: "
-            "that counts as completed. Often a call of torch.distributed.destroy_process_group() is missing"
-        )
 
     def _failed(self, failure: Failure) -> None:
         ended, decision = failure.ended, failure.decision
@@ -140,15 +138,9 @@ class Narrator:
         what = there[0].spec.title if len(there) == 1 else f"all {len(there)} processes"
         self._console.info(f"{event.command} asks for a restart of {what}")
 
-    def _restarting(self, containers: Sequence[Container]) -> None:
-        self._console.debug(f"restarting {', '.join(each.spec.title for each in containers)}")
 
-    def _leaving(self, rest: Sequence[Container]) -> None:
-        self._console.debug(f"all trainers ended; waiting for {', '.join(each.spec.title for each in rest)}")
-
-    def _ending(self, event: Ending) -> None:
-        tell = self._console.info if event.requested else self._console.warning
-        tell(event.reason)
+def _titles(containers: Sequence[Container]) -> str:
+    return ", ".join(each.spec.title for each in containers)
 
 
 def _restart(decision: Restart, what: str) -> str:
@@ -179,10 +171,13 @@ def job_line(job_id: str, mode: str, nnodes: tuple[int, int]) -> str:
     return f"Job: {job_id}, mode {mode}, replicas {most}[{fewest}:{most}], elastic {fewest < most}"
 
 
+_ROLE_NAMES = {Role.SERVER: "server", Role.HETER: "heter trainer"}
+
+
 def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log_dir: str) -> str:
     """`1 server, 2 trainers of train.py on gpu 0,1; logs: log/default.evjsyn.*.log`. `kind`: of device."""
     counts = ", ".join(
-        f"{number} {_role_name(role)}{'s' if number > 1 else ''}"
+        f"{number} {_ROLE_NAMES.get(role, role)}{'s' if number > 1 else ''}"
         for role in Role
         if (number := sum(each.role is role for each in spec.containers))
     )
@@ -223,10 +218,6 @@ def _shortened(value: str) -> str:
     return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 3]}..."
 
 
-def _role_name(role: Role) -> str:
-    return {Role.SERVER: "server", Role.HETER: "heter trainer"}.get(role, str(role))
-
-
 def pod_line(verb: str, spec: PodSpec, status: str) -> str:
     return f"{verb} Pod: {spec.name}, replicas {spec.replicas}, status {status}"
 
@@ -237,18 +228,15 @@ def environment_tables(spec: PodSpec) -> list[str]:
     for role in Role:
         group = [each for each in spec.containers if each.role is role]
         if group:
+            env = sorted(group[0].env.items())
+            shown = {name: value for name, value in env if is_owned(name) or name in _ALSO}
             lines += [
                 f"Local {role} start {len(group)} processes. "
                 "First process distributed environment info (Only For Debug):",
-                *_table(_contract_of(group[0])),
+                *_table(masked(shown)),
                 "",
             ]
     return lines
-
-
-def _contract_of(spec: ContainerSpec) -> dict[str, str]:
-    shown = {name: value for name, value in spec.env.items() if is_owned(name) or name in _ALSO}
-    return masked(dict(sorted(shown.items())))
 
 
 _ALSO = frozenset(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from fleetrun.console.console import Console, Sink, terminal_columns
+from fleetrun.console.console import Console, Follower, Sink, terminal_columns
 from fleetrun.console.status_text import StatusFields, status_row
 from fleetrun.console.text import sanitize, visible_row
 from fleetrun.pod.loop import Loop, Timer
@@ -47,9 +47,7 @@ class LiveConsole(Console):
     def resume(self) -> None:
         self._status_line.unhide()
 
-    def follower(
-        self, name: str, width: int, number: int, *, alone: bool
-    ) -> tuple[Callable[[bytes], None], bool]:
+    def follower(self, name: str, width: int, number: int, *, alone: bool) -> Follower:
         if alone:
             return self._status_line.write_unfinished, True
         return super().follower(name, width, number, alone=alone)

@@ -7,15 +7,15 @@ Patterns are strings that `re` compiles on first use: each launch loads this mod
 from __future__ import annotations
 
 import math
-import os
 import re
+import time
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
 from fleetrun.aliases import Environ
 from fleetrun.envs.variables import looks_secret
-from fleetrun.files import open_plain
+from fleetrun.files import last_bytes
 from fleetrun.values import dataclass
 
 # ---- Widths. Some characters take two columns of a terminal, and some none.
@@ -116,11 +116,19 @@ def describe_duration(seconds: float) -> str:
     return f"{max(0.0, seconds):.1f} s" if seconds < 60 else format_duration(seconds) or "?"
 
 
+def format_date(moment: float) -> str:
+    """The local date and time of seconds since the epoch; `?` if it has none."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    except (ValueError, OverflowError, OSError):
+        return "?"
+
+
 def format_clock(seconds: float) -> str:
     """A duration of constant width, for a clock that is redrawn: `0:00:07`, `2d 3:00:00`."""
     days, rest = divmod(int(max(0.0, seconds)), 86400)
-    time = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}d {time}" if days else time
+    clock = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}d {clock}" if days else clock
 
 
 # ---- Control characters. A script may print any bytes; a terminal must not act on them.
@@ -208,20 +216,16 @@ class Tail:
 def read_tail(path: Path) -> Tail:
     """The last 64 KiB of `path`, from the last restart on. The tail of an unreadable file is empty."""
     try:
-        with os.fdopen(open_plain(path), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            data = file.read(_TAIL_BYTES)
+        lines = _decoded(*last_bytes(path, _TAIL_BYTES))
     except OSError:
         return Tail(())
-    lines = _decoded(data, cut=size > _TAIL_BYTES)
     last_start = max(
         (i for i, line in enumerate(lines) if line.startswith("--- fleetrun: restart ")), default=-1
     )
     return parse_tail(lines[last_start + 1 :])
 
 
-def _decoded(data: bytes, *, cut: bool) -> list[str]:
+def _decoded(data: bytes, cut: bool) -> list[str]:
     """Printable lines. If `cut`, the data begins within a line, perhaps within a character."""
     lines = data.split(b"\n")
     if cut and len(lines) > 1:

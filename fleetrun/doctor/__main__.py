@@ -7,11 +7,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from fleetrun.doctor import measure
 from fleetrun.doctor.facts import Folder, Machine, Torch
@@ -22,7 +21,7 @@ _PATIENCE = 1.0  # seconds
 
 def glance(log_dir: Path, devices: Sequence[str]) -> Machine:
     """Nothing is written, and torch is not imported."""
-    tasks: dict[str, Callable[[], Any]] = {
+    tasks: measure.Tasks = {
         **measure.OF_THE_HOST,
         "logs": lambda: Folder(path=str(log_dir), space=measure.space(log_dir)),
         "network": lambda: measure.network(os.uname().nodename),

@@ -14,9 +14,8 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from fleetrun.aliases import Callback, Fields
+from fleetrun.aliases import Callback, Document, Fields
 from fleetrun.doctor.links import LinkError, greeting, measure_link, open_door, serve_link
 from fleetrun.doctor.node_records import Link
 
@@ -152,7 +151,7 @@ def _serve(address: tuple[str, int], ticket: str, meet: Callback) -> None:
 def main() -> None:
     said = json.loads(sys.stdin.readline())
     full = said["full"]
-    found: dict[str, Any] = {}
+    found: Document = {}
     began = time.perf_counter()
     found["link"], found["link_error"] = way(said, said["within"])
     found["waited"] = time.perf_counter() - began

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar, dataclass_transform
 
 # ---- What is known of this machine and of the job that shall run here: values only. `measure` and `plan`
 # find them out, `judge_*` say what they mean.
@@ -14,7 +15,16 @@ from enum import StrEnum
 # Sizes are bytes, times seconds. None: not limited, or not known; each field says which.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def _facts(cls: type[T]) -> type[T]:
+    """Values by their names, for good."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+
+@_facts
 class Wanted:
     """What would run on this machine. `devices` are those chosen for the job, `named` how many were asked for
     by name. `threads` is the trainers' OMP_NUM_THREADS as it was set (None: it was not).
@@ -36,7 +46,7 @@ class Wanted:
     """Variables that name network interfaces, such as NCCL_SOCKET_IFNAME, with their values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Cores:
     """`visible` to this process, of `total`; `quota` of the cgroup (None: no limit); `load` over a minute."""
 
@@ -46,7 +56,7 @@ class Cores:
     load: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Memory:
     """`available` before the machine or its cgroup has none left; `strict`: the kernel promises no more
     address space than there is memory (vm.overcommit_memory is 2).
@@ -57,7 +67,7 @@ class Memory:
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Limits:
     """Of this user's processes; None: not limited. `tasks` are the threads that run now and count
     against it.
@@ -71,7 +81,7 @@ class Limits:
     infiniband: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Space:
     """A file system; one that has no bounds, or does not tell them, has a `total` of 0. `inodes` are those
     left (None: it does not count them).
@@ -83,7 +93,7 @@ class Space:
     inodes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Folder:
     """Where logs go. `error`: why nothing can be written there. `speed` in bytes/s, `sync` how long fsync
     took at the end of the write (None: not measured).
@@ -96,7 +106,7 @@ class Folder:
     sync: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Gpu:
     """One device: what NVML says. `ecc` counts memory errors that could not be corrected."""
 
@@ -107,7 +117,7 @@ class Gpu:
     ecc: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Driver:
     """`cuda` is the newest CUDA that the driver can run. `error`: why there is nothing to know."""
 
@@ -117,7 +127,7 @@ class Driver:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Torch:
     """What torch says in the Python that the job would run. `seconds` its import took; `cuda` is what it was
     built for; `kernels` has, for each device that torch sees, "" or why no kernel ran there.
@@ -132,7 +142,7 @@ class Torch:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Nic:
     """A network interface. `speed` in Mbit/s (None: it does not say)."""
 
@@ -143,7 +153,7 @@ class Nic:
     speed: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_facts
 class Network:
     """`resolved` are the addresses that this machine's own name stands for, found in `seconds`; `own` those
     of the address that the job uses for it, which may be a name too. `clients` are the ports from which

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, warned
 from fleetrun.doctor.node_records import Link, NodeRecord
-from fleetrun.envs.settings.parsing import plural
+from fleetrun.envs.settings.parsing import plural, some
 from fleetrun.host.software import differing_packages, kinds
 
 SLOW_TRIP = 0.005
@@ -22,7 +22,11 @@ def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
     yield _same(cards, "fleetrun", lambda card: card.fleetrun, failed, "Install the same version everywhere.")
     if any(card.torch for card in cards):
         yield _same(
-            cards, "torch", lambda card: _plain(card.torch), failed, "Install the same version everywhere."
+            cards,
+            "torch",
+            lambda card: card.torch.partition("+")[0],
+            failed,
+            "Install the same version everywhere.",
         )
     if any(card.nccl for card in cards):
         yield _same(
@@ -49,11 +53,6 @@ def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
         )
 
 
-def _plain(version: str) -> str:
-    """Builds of one version are compatible: 2.4.0+cu121 and 2.4.0+cpu use the same protocols."""
-    return version.partition("+")[0]
-
-
 def _counted(kinds: Sequence[str]) -> str:
     return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"
 
@@ -70,13 +69,8 @@ def _same(
         found.setdefault(of(card) or "unknown", []).append(card.title)
     if len(found) == 1:
         return passed(check, f"{next(iter(found))} everywhere")
-    parts = [f"{text} on {_some(titles)}" for text, titles in found.items()]
+    parts = [f"{text} on {some(titles, 3)}" for text, titles in found.items()]
     return otherwise(check, "; ".join(parts), mend)
-
-
-def _some(titles: Sequence[str]) -> str:
-    more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
-    return ", ".join(titles[:3]) + more
 
 
 def options(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
@@ -181,10 +175,10 @@ def others(cards: Sequence[NodeRecord], me: str) -> Iterator[Finding]:
             if each.verdict is not Verdict.PASS and each not in known:
                 said.setdefault(each, []).append(card.title)
     for each, titles in said.items():
-        yield Finding(each.check, each.verdict, f"{_some(titles)}: {each.found}", each.mend)
+        yield Finding(each.check, each.verdict, f"{some(titles, 3)}: {each.found}", each.mend)
 
 
 def counted(cards: Sequence[NodeRecord], fewest: int) -> Finding:
     """That enough came."""
-    found = f"{plural(len(cards), 'machine')}: {_some([card.title for card in cards])}"
+    found = f"{plural(len(cards), 'machine')}: {some([card.title for card in cards], 3)}"
     return passed("machines", found) if len(cards) >= fewest else failed("machines", found)

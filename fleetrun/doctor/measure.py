@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,10 @@ def shm() -> Space | None:
     return space(path) if path.is_dir() and os.access(path, os.W_OK) else None
 
 
-OF_THE_HOST: Mapping[str, Callable[[], Any]] = {
+Tasks = dict[str, Callable[[], Any]]
+"""What measures a part of a machine, by the name of that part."""
+
+OF_THE_HOST: Tasks = {
     "cores": cores,
     "memory": memory,
     "shm": shm,

@@ -8,7 +8,6 @@ import hashlib
 import os
 import secrets
 import shlex
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -283,18 +282,29 @@ def compare(
     say: Say,
 ) -> tuple[NodeGroup, list[Finding]]:
     """Meet the others; what all of them together come to."""
-    site = plan.site
+    settings, site = resolved.settings, plan.site
     assert site is not None
     loop = Loop()
     try:
-        door = _door(plan, ports)
+        # At a port that the job would use: what keeps others from it would keep them from the job.
+        port = split_endpoint(plan.offer.service)[1] if plan.offer is not None else ports.any()
+        door = open_door(site.address, port)
     except (OSError, LaunchError) as error:
         return NodeGroup(), [failed("connections", f"this machine cannot listen: {error}")]
     card = _card(resolved, plan, machine, findings, door.getsockname()[1])
     surveyor = Surveyor(door, card.ticket)
     try:
         check_meeting(site.master)
-        meeting = open_meeting(_meeting_options(resolved, site, card, environ), loop, ports)
+        options = MeetingOptions(
+            master=site.master,
+            address=site.address,
+            job_id=f"{settings.job_id[:120]}.doctor",
+            node_id=card.id,
+            lease=settings.heartbeat_timeout,
+            token=environ.get(TOKEN, ""),
+            late_names="KUBERNETES_SERVICE_HOST" in environ,
+        )
+        meeting = open_meeting(options, loop, ports)
     except LaunchError as error:
         surveyor.close()
         return NodeGroup(), [failed("rendezvous", error.message, error.hint or "")]
@@ -353,26 +363,6 @@ def _missing(site: Host, cards: Sequence[NodeRecord]) -> str:
     """Which of the listed machines are not here; empty when there is no list."""
     there = {card.rank for card in cards}
     return ", ".join(each for rank, each in enumerate(site.machines) if rank not in there)
-
-
-def _door(plan: Plan, ports: Ports) -> socket.socket:
-    """At a port that the job would use: what keeps others from it would keep them from the job."""
-    assert plan.site is not None
-    port = split_endpoint(plan.offer.service)[1] if plan.offer is not None else ports.any()
-    return open_door(plan.site.address, port)
-
-
-def _meeting_options(resolved: Resolved, site: Host, card: NodeRecord, environ: Environ) -> MeetingOptions:
-    settings = resolved.settings
-    return MeetingOptions(
-        master=site.master,
-        address=site.address,
-        job_id=f"{settings.job_id[:120]}.doctor",
-        node_id=card.id,
-        lease=settings.heartbeat_timeout,
-        token=environ.get(TOKEN, ""),
-        late_names="KUBERNETES_SERVICE_HOST" in environ,
-    )
 
 
 def _card(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import InvalidValue
@@ -137,7 +137,7 @@ def unpack_members(data: bytes) -> tuple[str, ...]:
     return tuple(row)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _object(data: bytes) -> Document:
     row = _json(data)
     if not isinstance(row, dict):
         raise BadNodeRecordError("it is not an object")

@@ -79,7 +79,8 @@ def make_plan(
     plan.offer = plan.attempt("ports", lambda: offer_of(settings, host, ports))
     if settings.metrics_port is not None:
         plan.attempt("metrics port", lambda: ports.fixed(settings.metrics_port or 0))
-    if not site.alone and not environ.get(TOKEN) and not _only_here(site):
+    only_here = (site.master or "").startswith(("127.", "localhost:", "[::1]:"))
+    if not site.alone and not environ.get(TOKEN) and not only_here:
         plan.findings.append(
             warned(
                 "secret",
@@ -94,11 +95,6 @@ def make_plan(
 def _script(settings: LaunchSettings) -> Finding:
     check_program(settings)
     return passed("script", settings.script)
-
-
-def _only_here(site: Host) -> bool:
-    """Whether only processes of this machine can come to the rendezvous store."""
-    return (site.master or "").startswith(("127.", "localhost:", "[::1]:"))
 
 
 def extras(settings: LaunchSettings, installed: Callable[[str], bool]) -> Iterator[Finding]:

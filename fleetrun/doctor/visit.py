@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun import __version__, files
-from fleetrun.aliases import Environ, Fields, Say
+from fleetrun.aliases import Document, Environ, Fields, Say
 from fleetrun.console.text import columns, printable, wrapped
 from fleetrun.doctor import judge_machine, measure
 from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, warned
@@ -41,7 +41,7 @@ PATIENCE = 20.0
 def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
     """Measure this machine. Torch is asked where trainers run Python."""
     wanted = plan.wanted
-    tasks: dict[str, Callable[[], Any]] = {
+    tasks: measure.Tasks = {
         **measure.OF_THE_HOST,
         "logs": lambda: measure.folder(Path(settings.log_dir)),
         "network": lambda: measure.network(wanted.address),
@@ -58,7 +58,7 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
     return observed(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
 
 
-def observed(tasks: Mapping[str, Callable[[], Any]], patience: Mapping[str, float]) -> Machine:
+def observed(tasks: measure.Tasks, patience: Mapping[str, float]) -> Machine:
     """What the tasks measure, each within its seconds of patience; `late` names the others."""
     found = at_once(tasks, patience)
     late = tuple(name for name in tasks if name not in found)
@@ -83,12 +83,12 @@ def _runtime_error(environ: Environ) -> str:
     return ""
 
 
-def at_once(tasks: Mapping[str, Callable[[], Any]], patience: Mapping[str, float]) -> dict[str, Any]:
+def at_once(tasks: measure.Tasks, patience: Mapping[str, float]) -> Document:
     """What each gives, by name; without those that take longer than `PATIENCE` or what `patience` says of
     them. They are left to themselves: a call that the kernel does not let return can only be waited for.
 
     """
-    found: dict[str, Any] = {}
+    found: Document = {}
 
     def run(name: str, act: Callable[[], Any]) -> None:
         found[name] = act()
@@ -107,16 +107,17 @@ def at_once(tasks: Mapping[str, Callable[[], Any]], patience: Mapping[str, float
 
 def findings_of(machine: Machine, plan: Plan) -> Iterator[Finding]:
     """What the facts mean for this job, in the order in which they are shown."""
+    wanted = plan.wanted
     yield judge_machine.python(machine)
     if machine.torch is not None:
-        yield from judge_machine.torch(machine.torch, plan.wanted)
+        yield from judge_machine.torch(machine.torch, wanted)
     if plan.host is not None:
-        yield from judge_machine.devices(machine.driver, machine.torch, plan.wanted)
-    yield from _host(machine, plan.wanted)
+        yield from judge_machine.devices(machine.driver, machine.torch, wanted)
+    yield from _host(machine, wanted)
     if machine.network is not None:
-        yield from judge_machine.network(machine.network, plan.wanted)
+        yield from judge_machine.network(machine.network, wanted)
     if plan.offer is not None:
-        yield judge_machine.ports(machine.network, plan.wanted)
+        yield judge_machine.ports(machine.network, wanted)
     for name in machine.late:
         yield warned(_NAMES.get(name, name), f"no answer within {PATIENCE:g} s", _LATE)
 
@@ -218,16 +219,7 @@ def _summary(sections: Sequence[Section]) -> str:
 def findings_json(sections: Sequence[Section], extra: Fields) -> str:
     """One JSON object: `ok`, `sections` with their findings, and what else is known."""
     findings = [each for section in sections for each in section.findings]
-    rows = [
-        {
-            "title": section.title,
-            "checks": [
-                {"check": each.check, "verdict": str(each.verdict), "found": each.found, "mend": each.mend}
-                for each in section.findings
-            ],
-        }
-        for section in sections
-    ]
+    rows = [{"title": section.title, "checks": list(map(asdict, section.findings))} for section in sections]
     return json.dumps({"version": 1, "ok": not exit_code(findings), "sections": rows, **extra}, indent=2)
 
 
@@ -253,7 +245,7 @@ class Visit:
         named = line if self._names_script else replace(line, script=_ANY_SCRIPT)
         self._resolved: Resolved = resolve(named, environ, place, file)
         self._machine: Machine | None = None
-        self._extra: dict[str, Any] = {}
+        self._extra: Document = {}
         engine = self._resolved.settings.scheduler
         if engine != "local":
             raise UsageError(
@@ -288,9 +280,6 @@ class Visit:
             if one in titles and other in titles
         ]
         return Section("All machines", tuple(found))
-
-    def table(self, sections: list[Section], width: int | None, *, colour: bool) -> list[str]:
-        return findings_table(sections, width, colour=colour)
 
     def document(self, sections: list[Section]) -> str:
         facts = asdict(self._machine) if self._machine is not None else None

@@ -179,7 +179,7 @@ def console_for(requested: str, level: str, environ: Environ, *, runs: bool = Tr
     no state to show, and there are no events.
     """
     out, err = sinks()
-    colour = wants_colour(environ)
+    colour = wants_colour(environ, 1, 2)
     display = choose_display(requested, environ, terminal=out is err and os.isatty(1))
     if display == "json" and runs:
         from fleetrun.console.jsonlines import JsonConsole  # late, as below: a launch needs one at most

@@ -262,9 +262,9 @@ class _Reader:
 
     def lateness(self, event: Event, at: float) -> None:
         shares = {
-            each["rank"]: _positive(each.get("share"))
+            rank: _positive(each.get("share"))
             for each in objects_in(event, "late")
-            if _is_rank(each.get("rank"))
+            if isinstance(rank := each.get("rank"), int) and 0 <= rank < _MOST_RANKS
         }
         self.course.late.append(
             (at, {rank: min(share, 1.0) for rank, share in shares.items() if share == share})
@@ -279,7 +279,8 @@ class _Reader:
         key = self._key(event)
         if key is None:
             return
-        at -= min(_positive_or_0(event.get("age")), _OLDEST)  # when it came, not when it was written
+        age = _positive(event.get("age"))
+        at -= 0.0 if math.isnan(age) else min(age, _OLDEST)  # when it came, not when it was written
         self._take_values(key, event, at)
         self._take_tables(key, event, at)
         if not any(event.get(name) is not None for name in ("step", "samples", "loss", "rate")):
@@ -354,15 +355,6 @@ def _number(value: object) -> float:
 def _positive(value: object) -> float:
     number = _number(value)
     return number if 0 <= number < _LARGEST else math.nan
-
-
-def _positive_or_0(value: object) -> float:
-    number = _positive(value)
-    return 0.0 if math.isnan(number) else number
-
-
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < _MOST_RANKS
 
 
 def _whole(value: object) -> int:

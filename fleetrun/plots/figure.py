@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     _Fill = Callable[[Axes, "_View"], None]
 
-KINDS = ("png", "svg", "pdf")
+ENDINGS = (".png", ".svg", ".pdf")
 _WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Source Han Sans SC", "SimHei")
 """Fonts for Chinese and Japanese names, if they are installed."""
 
@@ -112,22 +112,7 @@ STYLE: Any = {
 """For `matplotlib.rc_context`, around `draw` and saving."""
 
 
-def check_name(name: str) -> Path:
-    """The path of the file to write. Raises UsageError for an unknown suffix or a missing folder."""
-    path = Path(name)
-    if path.suffix.lower().removeprefix(".") not in KINDS:
-        kinds = ", ".join(f".{kind}" for kind in KINDS)
-        raise UsageError(f"--output {name}: the name must end in one of {kinds}")
-    if path.is_dir():
-        raise UsageError(f"--output {name} is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"--output {name}: no such folder: {path.parent}")
-    return path
-
-
-def write_plot(
-    history: History, to: Path, now: float | None, *, others: Sequence[Path] = (), dpi: int = 150
-) -> Course:
+def write_plot(history: History, to: Path, now: float | None, *, others: Sequence[Path] = ()) -> Course:
     """Write the plot to the file `to`, and return its data. `now` is given while the job runs; `others` are
     the records of the job's other nodes.
 
@@ -142,11 +127,12 @@ def write_plot(
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         matplotlib.rcParams["font.family"] = ["DejaVu Sans", *_fonts(), "sans-serif"]
-        figure = draw(found, _title(history), _subtitle(history, found))
+        title = f"{history.job}  ({history.pod})" if history.pod else history.job
+        figure = draw(found, _one_line(title), _subtitle(history, found))
         kind = to.suffix.lower().removeprefix(".")
         try:
             with replacing(to) as aside:
-                figure.savefig(aside, format=kind, dpi=dpi)
+                figure.savefig(aside, format=kind, dpi=150)
         except OSError as error:
             raise UsageError(f"cannot write {to}: {error.strerror}") from None
     return found
@@ -157,10 +143,6 @@ def _fonts() -> list[str]:
 
     there = {font.name for font in font_manager.fontManager.ttflist}
     return [name for name in _WIDE_FONTS if name in there]
-
-
-def _title(history: History) -> str:
-    return _one_line(f"{history.job}  ({history.pod})" if history.pod else history.job)
 
 
 def _subtitle(history: History, found: Course) -> str:
@@ -232,7 +214,8 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
         _marks(panel, view)
     if len(panels) > 1:
         _shade_start(panels[:-1], view)
-    panels[-1].set_xlabel(f"{unit} since {_began(course)}")
+    began = strftime("%Y-%m-%d %H:%M:%S", localtime(course.begin))
+    panels[-1].set_xlabel(f"{unit} since {began}")
     panels[-1].set_xlim(0, max(view.whole, 1e-3))
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
     has_legend = 0 < len(curves) <= FEW  # it is one line, below the subtitle
@@ -455,17 +438,19 @@ def _legends(figure: Figure, panels: Sequence[Axes], view: _View) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    mark = partial(Line2D, [], [])
+
     course, curves = view.course, view.curves
     fates = [
         fate for fate in Fate if any(life.fate is fate for each in course.lives.values() for life in each)
     ]
     marks: list[Any] = [Patch(color=FATES[fate], label=str(fate)) for fate in fates]
     if course.restarts:
-        marks.append(Line2D([], [], color=_RESTART, linestyle="--", label="restart"))
+        marks.append(mark(color=_RESTART, linestyle="--", label="restart"))
     if course.hangs:
-        marks.append(Line2D([], [], color=_HANG, linestyle=":", label="hang"))
+        marks.append(mark(color=_HANG, linestyle=":", label="hang"))
     if any(each.broken for each in curves):
-        marks.append(Line2D([], [], color=_INK, linestyle="", marker="x", label="loss is nan or inf"))
+        marks.append(mark(color=_INK, linestyle="", marker="x", label="loss is nan or inf"))
     if any(span.kind is Kind.STEPS for span in course.spans):
         whole = sum(span.end - span.begin for span in course.spans)
         for kind in Kind:
@@ -474,12 +459,11 @@ def _legends(figure: Figure, panels: Sequence[Axes], view: _View) -> None:
                 label = f"{kind} {100 * seconds / whole:.0f} %"
                 marks.append(Patch(color=SPENT[kind], label=label))
     if len(curves) > FEW:
-        marks.append(Line2D([], [], color="black", linewidth=1.6, label="median"))
+        marks.append(mark(color="black", linewidth=1.6, label="median"))
         _ladder(figure, panels, view)
     elif curves:
         named = [
-            Line2D([], [], color=colour, label=curve.title)
-            for curve, colour in zip(curves, view.colours, strict=True)
+            mark(color=colour, label=curve.title) for curve, colour in zip(curves, view.colours, strict=True)
         ]
         panels[0].legend(
             handles=named, loc="lower left", bbox_to_anchor=(0, 0.99), ncols=FEW, borderpad=0.2,
@@ -515,7 +499,3 @@ def _colours(count: int) -> list[str]:
 
 def _scale(seconds: float) -> tuple[float, str]:
     return next(((scale, unit) for most, scale, unit in _UNITS if seconds < most), (86400.0, "days"))
-
-
-def _began(course: Course) -> str:
-    return strftime("%Y-%m-%d %H:%M:%S", localtime(course.begin))

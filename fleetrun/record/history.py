@@ -10,7 +10,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -110,8 +110,8 @@ class History:
                 )
 
 
-def read(path: Path, but: Collection[str] = ()) -> History:
-    """The record in `path`; events named in `but` are left out (`progress` makes most of a long one).
+def read(path: Path) -> History:
+    """The record in `path`, without `progress`, which makes most of a long one: `events_of` has that too.
 
     Raises UnreadableError.
     """
@@ -120,7 +120,7 @@ def read(path: Path, but: Collection[str] = ()) -> History:
         events: list[Event] = []
         left_out = b""
         damaged = 0
-        skips = _begins(but)
+        skips = _begins("progress")
         for line in _lines(file):
             if skips(line) is not None:  # as a journal writes it; others are parsed
                 left_out = line
@@ -128,7 +128,7 @@ def read(path: Path, but: Collection[str] = ()) -> History:
             event = parsed(line)
             if event is None:
                 damaged += bool(line.strip())
-            elif event["event"] not in but:
+            elif event["event"] != "progress":
                 events.append(event)
         owner = os.fstat(file.fileno()).st_uid
     job, pod = names(path) or (path.name, "")
@@ -273,14 +273,13 @@ def says_its_end(file: IO[bytes]) -> bool:
     """Whether a record closes with how the launch ended. Looks at no more than its end."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL))
-    over = _begins(("over",))
+    over = _begins("over")
     return any(over(line) is not None for line in file.read().split(b"\n"))
 
 
-def _begins(events: Collection[str]) -> Callable[[bytes], object]:
-    """Tells lines of a journal that are one of these events, without parsing them."""
-    names = "|".join(map(re.escape, events)) or "(?!)"
-    return re.compile(rf'\{{"time": [-0-9.e]+, "event": "(?:{names})"'.encode()).match
+def _begins(event: str) -> Callable[[bytes], object]:
+    """Tells lines of a journal that are this event, without parsing them."""
+    return re.compile(rf'\{{"time": [-0-9.e]+, "event": "{event}"'.encode()).match
 
 
 def _is_written(file: IO[bytes]) -> bool | None:

@@ -111,6 +111,11 @@ class Submission:
         return token | ({NOTIFY: self.environ[NOTIFY]} if NOTIFY in self.environ else {})
 
     @property
+    def own_name(self) -> str:
+        """The name that the user gave the job, or that of its script."""
+        return self.settings.job_id if "job_id" in self.words else Path(self.settings.script).stem
+
+    @property
     def logs(self) -> str:
         """The absolute path of --log_dir."""
         return str(Path(self.settings.log_dir).absolute())

@@ -8,10 +8,9 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Environ, Fields
+from fleetrun.aliases import Document, Environ, Fields
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.options import NOTIFY
@@ -20,8 +19,7 @@ from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus, has_secrets
-from fleetrun.schedulers.tree import Tree
-from fleetrun.schedulers.tree import of_job as tree_of_job
+from fleetrun.schedulers.tree import Tree, tree_of_job
 
 # ---- The pod of a job
 
@@ -29,8 +27,8 @@ from fleetrun.schedulers.tree import of_job as tree_of_job
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm. It
-    is not placed on nodes of `but`. The variables `secrets` are in the Secret `env_secret`,
-    the archive of --sync in the ConfigMaps `code`.
+    is not placed on nodes of `but`. `hidden` names variables, with their Secrets (if any) and the keys there.
+    The archive of --sync is in the ConfigMaps `code`.
     """
 
     image: str
@@ -38,21 +36,18 @@ class Pod:
     environment: Environ
     resources: Fields
     grace: int
-    token_secret: str = ""
-    notify_secret: str = ""
-    env_secret: str = ""
-    secrets: tuple[str, ...] = ()
+    hidden: tuple[tuple[str, str, str], ...] = ()
     code: tuple[str, ...] = ()
     python: str | None = None
     shm: str = ""
     but: tuple[str, ...] = ()
 
-    def spec(self, *, subdomain: str | None) -> dict[str, Any]:
+    def spec(self, *, subdomain: str | None) -> Document:
         """With /dev/shm in memory: the 64 MB of a container are too few for data loaders."""
         memory = {"medium": "Memory"} | ({"sizeLimit": self.shm} if self.shm else {})
         container = self.container()
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
-        volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": memory}]
+        volumes: list[Document] = [{"name": "shm", "emptyDir": memory}]
         if self.code:
             container["volumeMounts"].append({"name": "code", "mountPath": _CODE, "readOnly": True})
             sources = [{"configMap": {"name": name}} for name in self.code]
@@ -66,14 +61,14 @@ class Pod:
             "volumes": volumes,
         }
 
-    def _affinity(self) -> dict[str, Any]:
+    def _affinity(self) -> Document:
         """A field takes one value for each expression."""
         fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in self.but]
         terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
         return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
-    def container(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def container(self) -> Document:
+        found: Document = {
             "name": "fleetrun",
             "image": self.image,
             "command": [_literal(word) for word in self.command],
@@ -83,28 +78,23 @@ class Pod:
             found["resources"] = dict(self.resources)
         return found | self._probes()
 
-    def _env(self) -> list[dict[str, Any]]:
-        env: list[dict[str, Any]] = [
+    def _env(self) -> list[Document]:
+        env: list[Document] = [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "FLEETRUN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ]
         env += [{"name": name, "value": _literal(value)} for name, value in self.environment.items()]
-        hidden = [
-            *((name, self.env_secret, name) for name in self.secrets),
-            (TOKEN, self.token_secret, "token"),
-            (NOTIFY, self.notify_secret, "notify"),
-        ]
-        for name, secret, key in hidden:
+        for name, secret, key in self.hidden:
             if secret:
                 env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
         return env
 
-    def _probes(self) -> dict[str, Any]:
+    def _probes(self) -> Document:
         """A minute to begin; then whether the launcher lives, and whether it runs processes."""
         if self.python is None:
             return {}
 
-        def probe(question: str, period: int, failures: int) -> dict[str, Any]:
+        def probe(question: str, period: int, failures: int) -> Document:
             command = [self.python, "-m", "fleetrun.schedulers.probe", question]
             return {
                 "exec": {"command": command},
@@ -131,7 +121,6 @@ def _literal(text: str) -> str:
 # `kind=job` is an indexed Job and a headless Service, `kind=jobset` a JobSet, `kind=trainjob` a TrainJob of
 # Kubeflow. Each pod runs one launcher; machines meet in the first pod, whose name DNS knows beforehand.
 
-Document = dict[str, Any]
 
 _SETTLED = ("nnodes", "ips", "master", "rank", "devices", "token_file", "nic", "host")
 _WORTH_ANOTHER_TRY = (123, 125, 129, 137, 143)
@@ -158,7 +147,7 @@ def build_manifests(job: Submission, options: Options) -> list[Document]:
     kind = options.take("kind", "job").lower()
     if kind not in _KINDS:
         raise UsageError(f"--scheduler_option kind={kind}: it must be job, jobset or trainjob")
-    name = _name(options.take("name") or _own_name(job))
+    name = _name(options.take("name") or job.own_name)
     namespace = options.take("namespace")
     if job.settings.sync is not None and kind == "trainjob":
         raise UsageError("--sync is for kind=job and jobset; a TrainJob needs the code in its image")
@@ -221,37 +210,29 @@ def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
     ]
 
 
-def _variables(job: Submission) -> dict[str, str]:
-    """Of --env and of the job file; what only that can say of roles is one. Raises UsageError."""
+def _variables(job: Submission) -> tuple[dict[str, str], dict[str, str]]:
+    """Those of --env and of the job file; what only that can say of roles is one. Return what a manifest may
+    show, and what looks like a secret. Raises UsageError.
+    """
     said = {name: value for name, value in job.job_file.items() if name != "environment"}
     rest = replace(job, passed_on={}, job_file=said).carried
     found = {**job.passed_on, **job.job_file.get("environment", {}), **rest}
     for name, value in found.items():
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             raise UsageError(f"{name} is not valid UTF-8, which a manifest must be")
-    return found
-
-
-def _secret_names(job: Submission) -> tuple[str, ...]:
-    hidden = has_secrets({"roles": job.job_file.get("roles", {})})
-    return tuple(each for each in _variables(job) if looks_secret(each) or (hidden and each == JOB_FILE))
+    secret = {JOB_FILE} if has_secrets({"roles": job.job_file.get("roles", {})}) else ()
+    hidden = {name: value for name, value in found.items() if looks_secret(name) or name in secret}
+    return {name: value for name, value in found.items() if name not in hidden}, hidden
 
 
 def _secret(job: Submission, name: str) -> list[Document]:
     """With the variables that look like secrets; --dry_run shows no value."""
-    found = _variables(job)
-    values = {each: found[each] for each in _secret_names(job)}
+    _, values = _variables(job)
     if not values:
         return []
     if job.settings.dry_run:
         values = dict.fromkeys(values, "******")
     return [_document("v1", "Secret", name, "-env", type="Opaque", stringData=values)]
-
-
-def _environment(job: Submission) -> dict[str, str]:
-    """Of the container, without secrets."""
-    hidden = _secret_names(job)
-    return {name: value for name, value in _variables(job).items() if name not in hidden}
 
 
 def manifests_text(documents: list[Document]) -> str:
@@ -266,10 +247,6 @@ def manifests_text(documents: list[Document]) -> str:
         )
         return json.dumps(one, indent=2) + "\n"
     return str(yaml.safe_dump_all(documents, sort_keys=False, width=100, explicit_start=True))
-
-
-def _own_name(job: Submission) -> str:
-    return job.settings.job_id if "job_id" in job.words else Path(job.settings.script).stem
 
 
 def _name(text: str) -> str:
@@ -315,17 +292,19 @@ def _pod(
         place["FLEETRUN_PLACE_MASTER"] = _store(settings.master or f"{host(0)}:{STORE_PORT}", host)
     place["FLEETRUN_PLACE_JOB"] = name
     # One group of processes after the other: trainers, then their servers.
+    shown, hidden = _variables(job)
     groups = 2 if settings.run_mode.has_servers else 1
     command = (*options.program(("fleetrun",)), *job.command(*_SETTLED))
     return Pod(
         image=settings.image or "",
         command=command if code is None else code.command(job, command),
         code=() if code is None else code.names,
-        environment=_environment(job) | place,
-        env_secret=f"{name}-env",
-        secrets=_secret_names(job),
-        token_secret=options.take("token-secret"),
-        notify_secret=options.take("notify-secret"),
+        environment=shown | place,
+        hidden=(
+            *((each, f"{name}-env", each) for each in hidden),
+            (TOKEN, options.take("token-secret"), "token"),
+            (NOTIFY, options.take("notify-secret"), "notify"),
+        ),
         resources=_resources(job, options),
         grace=math.ceil(groups * settings.stop_timeout) + 20,
         python=options.given.get("python", "python3") if options.take("probes") != "0" else None,

@@ -35,8 +35,7 @@ from fleetrun.schedulers.srun import (
     srun,
     unpacking,
 )
-from fleetrun.schedulers.tree import Tree
-from fleetrun.schedulers.tree import of_job as tree_of_job
+from fleetrun.schedulers.tree import Tree, tree_of_job
 
 # ---- Slurm's short way to write hosts: `n[1-2,07],m3` is n1, n2, n07 and m3. Pure.
 
@@ -270,7 +269,7 @@ def _carried(job: Submission) -> Iterator[str]:
 def _directives(job: Submission, options: Options) -> Iterator[str]:
     """The #SBATCH lines: ours, with those of --scheduler_option in their place or after them."""
     settings = job.settings
-    wanted: dict[str, str] = {"job-name": _name(job)}
+    wanted: dict[str, str] = {"job-name": job.own_name or "fleetrun"}
     nodes = [number + settings.spares for number in settings.nnodes]
     wanted["nodes"] = "-".join(map(str, dict.fromkeys(nodes)))
     bad = excluded_nodes(job)
@@ -304,11 +303,6 @@ def _directive(name: str, value: str) -> str:
     plain = re.fullmatch(r"[\w@%+=:,./^*\[\]&|~-]+", value)
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f"#SBATCH --{name}={value}" if plain else f'#SBATCH --{name}="{escaped}"'
-
-
-def _name(job: Submission) -> str:
-    named = "job_id" in job.words
-    return job.settings.job_id if named else Path(job.settings.script).stem or "fleetrun"
 
 
 def quoted(word: str) -> str:

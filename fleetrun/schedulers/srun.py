@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from fleetrun.aliases import Environ
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers.base import FLEETRUN, Submission, run_programs
-from fleetrun.schedulers.tree import Tree
-from fleetrun.schedulers.tree import of_job as tree_of_job
+from fleetrun.schedulers.tree import Tree, tree_of_job
 
 _SRUN = (
     "srun",
@@ -100,7 +99,7 @@ def sending(job: Submission, tree: Tree) -> tuple[str, ...]:
     return (first, f"--nodes={nodes}", f"--ntasks={nodes}", *_export(job), *rest)
 
 
-def _send(job: Submission, tree: Tree, environ: Mapping[str, str]) -> None:
+def _send(job: Submission, tree: Tree, environ: Environ) -> None:
     """With the variables of the step that follows: they say where a tree is kept. Raises LaunchError."""
     nodes, argv = nodes_of_allocation(job.environ), sending(job, tree)
     with tree.archive() as archive:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -26,27 +26,13 @@ from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Answer, Console, Options, Submission, asked_to_end, run_programs
 from fleetrun.schedulers.ssh_remote import BEGUN, ENDED, MARK
-from fleetrun.schedulers.tree import Tree
-from fleetrun.schedulers.tree import of_job as tree_of_job
+from fleetrun.schedulers.tree import Tree, tree_of_job
 from fleetrun.schedulers.tree_remote import NOT_HERE
 
 # ---- One host
 
 _LONGEST_LINE = 1 << 16
 _REMEMBERED = 8  # lines of what a host said before its fleetrun began
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
-    """The first line to the far end; see `ssh_remote.py`."""
-
-    env: dict[str, str] = field(default_factory=dict, repr=False)
-    patience: float
-    grace: float
-
-    def line(self) -> bytes:
-        text = json.dumps({"env": self.env, "patience": self.patience, "grace": self.grace})
-        return text.encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,7 @@ class Link:
         self._paused = False
         self._cut = False
 
-    def open(self, loop: Loop, argv: Sequence[str], orders: Orders) -> None:
+    def open(self, loop: Loop, argv: Sequence[str], orders: bytes) -> None:
         """Start the client. Raises LaunchError when there is none."""
         pipe = subprocess.PIPE
         try:
@@ -98,7 +84,7 @@ class Link:
         loop.add(self._pidfd, self._ended)
         loop.add(self._fds[1], partial(self._readable, 1))
         loop.add(self._fds[2], partial(self._readable, 2))
-        self._write(orders.line())
+        self._write(orders)
 
     def pause(self) -> None:
         """Stop reading the job's output for now: its reader is slow."""
@@ -288,7 +274,10 @@ class HostGroup:
         console.attach(loop, self._room)
         loop.add(self._signals.fileno(), self._signalled)
         loop.add(self._guard.fileno(), self._guard_lost)
-        orders = Orders(env=env, patience=self._pace.heartbeat_timeout, grace=self._pace.grace)
+        # The first line that the far end reads: the environment with the secrets of the job, how long it may
+        # hear nothing, and how long its processes have to end then.
+        told = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
+        orders = json.dumps(told).encode() + b"\n"
         for number, (host, argv) in enumerate(commands.items()):
             label = console.label(host, width, number) if len(commands) > 1 else b""
             link = Link(host, partial(self._show, label), self._over)
@@ -356,8 +345,9 @@ class HostGroup:
     def _signalled(self) -> None:
         numbers = self._signals.read()
         for number in numbers:
-            if number in PASSED_ON:
-                self._each(lambda link, number=number: link.signal(number))  # type: ignore[misc]
+            for link in self._alive if number in PASSED_ON else ():
+                if link.begun:
+                    link.signal(number)
         for number in asked_to_end(numbers):
             self._asked += 1
             self._code = self._code or 128 + number
@@ -365,11 +355,6 @@ class HostGroup:
                 self._cut()
             else:
                 self._ask(number)
-
-    def _each(self, act: Callable[[Link], None]) -> None:
-        for link in self._alive:
-            if link.begun:
-                act(link)
 
     def _guard_lost(self) -> None:
         self._loop.remove(self._guard.fileno())

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fleetrun import values
-from fleetrun.aliases import Callback, Fields
+from fleetrun.aliases import Callback, Document, Fields
 from fleetrun.envs.settings.options import OPTIONS
-from fleetrun.envs.settings.parsing import byte_size, plural
+from fleetrun.envs.settings.parsing import byte_size, plural, some
 from fleetrun.errors import UsageError
 from fleetrun.schedulers.base import Submission
 from fleetrun.schedulers.tree_remote import Digest
@@ -160,7 +160,7 @@ class _Hashed:
 # ---- The tree of a job
 
 
-def of_job(job: Submission) -> tuple[Submission, Tree | None]:
+def tree_of_job(job: Submission) -> tuple[Submission, Tree | None]:
     """The job as it runs in the tree, and the tree; None without --sync. Scripts in it are named from where
     the job runs. Raises UsageError.
     """
@@ -189,11 +189,10 @@ def of_job(job: Submission) -> tuple[Submission, Tree | None]:
 
 
 def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(name if name.isprintable() else ascii(name) for name in names[:5]) + more
+    return some([name if name.isprintable() else ascii(name) for name in names], 5)
 
 
-def _renamed_in(job_file: Fields, tree: Tree) -> dict[str, Any]:
+def _renamed_in(job_file: Fields, tree: Tree) -> Document:
     """The tables of a job file, whose `${here}` has been filled in."""
     found = dict(job_file)
     if "script" in found:

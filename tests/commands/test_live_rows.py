@@ -66,7 +66,7 @@ def test_a_bar_for_each_span(values, bars):
 def test_all_lines_have_one_scale():
     found = listed(container(0, step_seconds=0.1), container(1, step_seconds=0.8))
     slowest = slowest_step(found.all)
-    spark = [cells(each, slowest)[6].text for each in found.all]
+    spark = [cells(each, slowest)[6][0] for each in found.all]
     assert spark == ["▁", "█"]
 
 

@@ -1,5 +1,6 @@
 """The tables of a job out of what its servers have reported."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,14 @@ def test_a_table_without_requests():
     assert shown(user)["hottest"] is None
 
 
-def test_the_first_line_has_the_servers():
+def test_the_first_line_has_the_servers(monkeypatch):
     stale = {"stale_steps_p50": 1.0, "stale_steps_p99": 4.0, "stale_ms_p50": 12.0, "stale_ms_p99": 80.0}
     staler = {**stale, "stale_steps_p99": 7.0}
     one = {"step": 10, "log_bytes": 1024, "snapshot_time": 70.0, **stale}
     other = {"step": 1200, "log_bytes": 1024, "snapshot_time": 95.0, **staler}
     document = found(server(0, tables={}, server=one), server(1, tables={}, server=other), server(2))
-    assert heading(document, now=100.0) == (
+    monkeypatch.setattr(time, "time", lambda: 100.0)
+    assert heading(document) == (
         "ads (pod abcdef): 2 servers, step 10 to 1,200, log 2 KiB, oldest snapshot 30 s ago, pushes 1 step "
         "and 12 ms stale (p99: 7 and 80 ms), no report from server 2"
     )

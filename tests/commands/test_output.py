@@ -8,7 +8,6 @@ import pytest
 from rich.text import Text
 
 from fleetrun.commands.output import (
-    Cell,
     Column,
     filled,
     output_width,
@@ -100,8 +99,7 @@ COLUMNS = (
 
 
 def lines(rows, width=None):
-    cells = [[Cell(each) for each in row] for row in rows]
-    return [line.plain for line in table(COLUMNS, cells, width)]
+    return [line.plain for line in table(COLUMNS, rows, width)]
 
 
 ROWS = [("trainer.0", "7", "12", "x" * 50), ("ps.0", "4711", "", "short")]

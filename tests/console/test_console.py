@@ -146,7 +146,7 @@ def test_names_of_files_that_are_no_text(said):
     ],
 )
 def test_who_wants_colour(environ, wanted):
-    assert wants_colour(environ) is wanted
+    assert wants_colour(environ, 1, 2) is wanted
 
 
 # ---- An output that never blocks: real pipes, files, terminals and sockets.

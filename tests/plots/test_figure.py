@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from fleetrun.commands.output import output_path
 from fleetrun.errors import UsageError
 from fleetrun.plots.course import Fate, course
-from fleetrun.plots.figure import check_name, draw, write_plot
+from fleetrun.plots.figure import ENDINGS, draw, write_plot
 from fleetrun.record.history import read
 from tests.plots.record import containers, event, exited, launch, over, progress, started, training, write
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow  # matplotlib is imported
 
 def texts(tmp_path, events, *, job="ads", now=None):
     """What stands in the picture."""
-    history = read(write(tmp_path / "log", events, job), but=("progress",))  # as the command does
+    history = read(write(tmp_path / "log", events, job))
     to = tmp_path / "job.svg"
     write_plot(history, to, now)
     return [text.strip() for element in ET.parse(to).iter() for text in [element.text or ""] if text.strip()]
@@ -191,7 +192,7 @@ def test_kinds(tmp_path, name, begin):
     history = read(write(tmp_path / "log", training(["trainer.0"])))
     old = os.umask(0o027)
     try:
-        write_plot(history, check_name(str(tmp_path / name)), None)
+        write_plot(history, output_path(str(tmp_path / name), ENDINGS), None)
     finally:
         os.umask(old)
     assert (tmp_path / name).read_bytes().startswith(begin)
@@ -202,19 +203,19 @@ def test_kinds(tmp_path, name, begin):
 @pytest.mark.parametrize("name", ["job", "job.jpg", ".png", "no/such/folder/job.png"])
 def test_names_that_are_none(name):
     with pytest.raises(UsageError, match=f"--output {name}"):
-        check_name(name)
+        output_path(name, ENDINGS)
 
 
 def test_a_folder_in_its_place(tmp_path):
     (tmp_path / "a.png").mkdir()
     with pytest.raises(UsageError, match="is a folder"):
-        check_name(str(tmp_path / "a.png"))
+        output_path(str(tmp_path / "a.png"), ENDINGS)
 
 
 def test_a_place_that_takes_nothing(tmp_path):
     history = read(write(tmp_path / "log", training(["trainer.0"])))
     with pytest.raises(UsageError, match=r"cannot write /proc/a\.png"):
-        write_plot(history, check_name("/proc/a.png"), None)
+        write_plot(history, output_path("/proc/a.png", ENDINGS), None)
 
 
 @pytest.mark.parametrize("looks", [1, 3, 2000])

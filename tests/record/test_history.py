@@ -140,7 +140,7 @@ def test_an_empty_record_says_nothing(path: Path):
 
 def test_some_events_can_be_left_out(path: Path):
     path.write_bytes(line("launch") + line("progress") * 3)
-    assert [event["event"] for event in read(path, but=("progress",)).events] == ["launch"]
+    assert [event["event"] for event in read(path).events] == ["launch"]
 
 
 @pytest.mark.parametrize("kind", ["missing", "fifo", "folder"])

@@ -14,7 +14,7 @@ from fleetrun.errors import UsageError
 from fleetrun.record.faults import MachineFault, faults_path, keep
 from fleetrun.schedulers import srun
 from fleetrun.schedulers.slurm import HostlistError, batch_script, hosts, place, quoted
-from fleetrun.schedulers.tree import of_job
+from fleetrun.schedulers.tree import tree_of_job
 from tests.support.submissions import submission
 
 STEP = {
@@ -257,7 +257,7 @@ def test_the_tree_goes_to_every_node_that_the_step_may_get(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     words = ("--scheduler=srun", "--nnodes=2", "--sync=.", "train.py")
-    job, tree = of_job(submission(*words, environ={**BATCH, "SLURM_JOB_NUM_NODES": "4"}))
+    job, tree = tree_of_job(submission(*words, environ={**BATCH, "SLURM_JOB_NUM_NODES": "4"}))
     assert tree is not None
     assert {"--nodes=4", "--ntasks=4"} <= set(srun.sending(job, tree))
     assert {"--nodes=2", "--ntasks=2"} <= set(srun.command(job, tree))

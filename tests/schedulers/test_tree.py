@@ -19,7 +19,7 @@ import pytest
 
 from fleetrun.errors import UsageError
 from fleetrun.schedulers import tree as trees_module
-from fleetrun.schedulers.tree import Tree, of_job, read_tree
+from fleetrun.schedulers.tree import Tree, read_tree, tree_of_job
 from fleetrun.schedulers.tree_remote import TreeError, folder_of_trees, is_there, unpack
 from tests.support.submissions import Came, KeptConsole, submission
 from tests.support.waiting import eventually
@@ -82,7 +82,7 @@ def test_logs_of_earlier_launches_stay_here_too(project: Path):
 
 def test_code_in_the_log_directory_is_told(project: Path):
     make("train.py", "log/__init__.py", "log/default.abcdef.trainer.0.log")
-    job, found = of_job(submission("--scheduler=ssh", "--ips=h", "--sync=.", "train.py"))
+    job, found = tree_of_job(submission("--scheduler=ssh", "--ips=h", "--sync=.", "train.py"))
     assert found is not None
     assert [each.name for each in found.entries] == ["train.py"]
     assert isinstance(job.console, KeptConsole)
@@ -221,14 +221,14 @@ def test_what_cannot_be_is_an_error(project: Path, words: tuple[str, ...], messa
     make("a/f", "train.py", "ignored.py")
     Path(".gitignore").write_text("ignored.py\n")
     with pytest.raises(UsageError, match=message):
-        of_job(submission(*words))
+        tree_of_job(submission(*words))
 
 
 def test_scripts_are_named_from_where_the_job_runs(project: Path):
     make("train.py", "a/eval.py")
     roles = {"roles": {"evaluator": {"script": str(project / "a/eval.py"), "args": [str(project)]}}}
     words = ("--scheduler=ssh", "--ips=h", "--sync=.", "--log_dir=here", str(project / "train.py"))
-    job, found = of_job(submission(*words, job_file=roles))
+    job, found = tree_of_job(submission(*words, job_file=roles))
     assert job.settings.script == "train.py"
     assert job.job_file["roles"]["evaluator"] == {"script": "a/eval.py", "args": [str(project)]}
     assert "--log_dir=here" not in job.command()
@@ -329,10 +329,10 @@ def test_a_folder_that_a_job_has_replaced_is_sent_again(
 def test_a_signal_ends_reading_and_packing(project: Path):
     make("train.py")
     words = ("--scheduler=ssh", "--ips=h", "--sync=.", "train.py")
-    assert of_job(submission(*words, signals=Came(signal.SIGUSR1, signal.SIGCHLD)))[1] is not None
+    assert tree_of_job(submission(*words, signals=Came(signal.SIGUSR1, signal.SIGCHLD)))[1] is not None
     with pytest.raises(KeyboardInterrupt):
-        of_job(submission(*words, signals=Came(signal.SIGINT)))
-    _, found = of_job(submission(*words))
+        tree_of_job(submission(*words, signals=Came(signal.SIGINT)))
+    _, found = tree_of_job(submission(*words))
     assert found is not None
     interrupted = replace(found, heed=submission(*words, signals=Came(signal.SIGTERM)).heed)
     with pytest.raises(KeyboardInterrupt):

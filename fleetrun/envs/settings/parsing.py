@@ -8,7 +8,7 @@ the second half of a sentence: "--trainer_num is '0'; " + "it must be a whole nu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fleetrun import plugins
@@ -648,7 +648,13 @@ def byte_size(amount: float) -> str:
     return f"{amount:.3g} TiB"
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """`h1, h2 and 3 more`: the first of them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def plural(number: int, word: str) -> str:
     """`1 process`, `2 processes`."""
-    ending = "es" if word.endswith("s") else "s"
+    ending = "es" if word.endswith(("s", "ch")) else "s"
     return f"{number} {word}{'' if number == 1 else ending}"
