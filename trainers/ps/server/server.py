@@ -31,7 +31,7 @@ from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
 from trainers.ps.transport import CurveAuthenticator, CurveKeys, receive, send, server_socket
-from trainers.ps.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
+from trainers.ps.wire import ROW_DTYPES, Kind, Message, WireError, decode, encode
 from trainers.storage.folder import absolute_path
 
 
@@ -381,5 +381,4 @@ class Server:
 
 
 def _refused(message: Message, error: WireError) -> Message:
-    text = bytes_part(Field.TEXT, str(error).encode())
-    return message.reply(Kind.REFUSED, code=error.code, parts=(text,))
+    return message.reply(Kind.REFUSED, code=error.code, text=str(error))
