@@ -231,8 +231,7 @@ class Server:
         if names is not None:
             opened = opened.only(names)
             tables = [table for table in tables if name_of(table.spec) in names]
-        saved = [table.spec for table in opened.tables().values()]
-        check_small(saved, [table.spec for table in tables], opened.folder.where)
+        check_small(opened.specs().values(), [table.spec for table in tables], opened.folder.where)
         load_tables(opened, tables, place)
         rows = sum(len(table) for table in tables if isinstance(table, SparseTable))
         glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")

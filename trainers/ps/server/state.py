@@ -293,9 +293,8 @@ class StateSaver:
         snapshot = self._durable.snapshot
         try:
             if snapshot is not None:
-                by_name = {spec.name: spec for spec in snapshot.specs}
-                names = table_names(snapshot.blob)
-                store.make({number: by_name[name] for number, name in names.items()})
+                specs, names = snapshot.specs, table_names(snapshot.blob)
+                store.make({number: specs[name] for number, name in names.items()})
                 snapshot.load(list(store.tables.values()))
                 restore_state(snapshot.blob, members, store, steps)
             for frames in self._durable.records():
