@@ -168,7 +168,7 @@ def snapshots(folder: Path, rows: int) -> str:
             took = time.perf_counter() - began
             durable.end_snapshot()
             task.result()
-            figures.append((len(touched), task.progress.packed / 1e6, took))
+            figures.append((len(touched), task.packed / 1e6, took))
             if power is None:
                 break
         count, size, took = map(statistics.median, zip(*(figures[1:] or figures), strict=True))

@@ -1,7 +1,10 @@
-"""Processes of this machine as the kernel shows them: the only reader of `/proc/<pid>/stat` (proc(5))."""
+"""Processes of this machine as the kernel shows them: the only reader of `/proc/<pid>/stat` (proc(5)), and
+whether a descriptor, as that of a process, is readable.
+"""
 
 from __future__ import annotations
 
+import select
 from pathlib import Path
 
 from fleetrun.values import dataclass
@@ -20,6 +23,15 @@ class Stat:
     ticks: int
     started: int
     resident: int
+
+
+def readable(fd: int, within: float = 0.0) -> bool:
+    """Whether it is, or becomes so within these seconds (less than 0: without a limit). The descriptor of a
+    process is readable once that has ended.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within * 1000))
 
 
 def read_stat(pid: int | str, proc: Path = Path("/proc")) -> Stat:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import stat
@@ -22,7 +21,7 @@ from typing import Any
 from fleetrun import files
 from fleetrun.aliases import Environ, Fields
 from fleetrun.files import peer, short_socket_path
-from fleetrun.proc import read_stat
+from fleetrun.proc import read_stat, readable
 from fleetrun.record.history import names
 
 # ---- Asking a running launcher
@@ -351,27 +350,19 @@ class Watched:
     def wait(self) -> None:
         """Until both are gone: the guard ends what the launcher left."""
         for fd in self._pidfds:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll()
+            readable(fd, -1)
 
     def ending(self) -> bool:
         """Whether one of them is gone since: the other follows."""
-        return any(_readable(fd) for fd in self._pidfds)
+        return any(map(readable, self._pidfds))
 
     def over(self) -> bool:
-        return all(_readable(fd) for fd in self._pidfds)
+        return all(map(readable, self._pidfds))
 
     def close(self) -> None:
         for fd in self._pidfds:
             os.close(fd)
         self._pidfds.clear()
-
-
-def _readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def guard_of(launcher: int) -> int:

@@ -171,6 +171,9 @@ class Agent:
         self._node = node
         self._pods = pods
         self._events = events
+        # The membership calls these (membership.Events).
+        self.waiting, self.noted = events.waiting, events.noted
+        self.store_down, self.store_up = events.store_down, events.store_up
         self._timeout = timeout
         self._wall = wall
         self._next: Assignment | None = None
@@ -293,9 +296,6 @@ class Agent:
 
     # ---- called by the membership (membership.Events)
 
-    def waiting(self, note: Waiting) -> None:
-        self._events.waiting(note)
-
     def check(
         self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
     ) -> None:
@@ -353,15 +353,6 @@ class Agent:
                 self._events.ending(f"{error.message}; stopping the processes of this node")
             self._supervisor.stop_for(error.message, "stop")
         self._finish(error.exit_code, error=error)
-
-    def noted(self, faults: MachineFaults) -> None:
-        self._events.noted(faults)
-
-    def store_down(self, why: str) -> None:
-        self._events.store_down(why)
-
-    def store_up(self) -> None:
-        self._events.store_up()
 
     # ---- called by the supervisor (pod.events.Peers)
 

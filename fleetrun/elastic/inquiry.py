@@ -169,7 +169,8 @@ class Inquiry:
         limit = self._loop.after(RANKS_WITHIN if query.ranks else WITHIN, partial(self._over, name))
         self._questions[name] = _PendingQuestion(name, query, asked, limit, [then], self._wall())
         self._store.watch(records.answers_prefix(name))
-        self._store.put(records.ask_key(name), _pack(query), leased=True)
+        packed = json.dumps(asdict(query), separators=(",", ":")).encode()
+        self._store.put(records.ask_key(name), packed, leased=True)
 
     def _over(self, name: str) -> None:
         question = self._questions.pop(name)
@@ -232,10 +233,6 @@ class Inquiry:
         _, since = self._answered_questions.pop(name)
         if self._loop.clock() - since > 2 * RANKS_WITHIN:
             self._store.delete(records.answers_prefix(name) + self._me)
-
-
-def _pack(query: StatusQuery) -> bytes:
-    return json.dumps(asdict(query), separators=(",", ":")).encode()
 
 
 def _unpack(data: bytes) -> StatusQuery | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fleetrun.envs.channels import (
@@ -118,24 +118,9 @@ def read_report(datagram: bytes, received: float = 0.0) -> Report | None:
 
 def _report(fields: dict[str, Any], received: float) -> Report:
     pod, role, rank = _mark(fields.get("mark"))
-    return Report(
-        pod=pod,
-        role=role,
-        rank=rank,
-        step=_count(fields.get("step")),
-        of=_count(fields.get("of")),
-        samples=_count(fields.get("samples")),
-        loss=_number(fields.get("loss")),
-        values=_values(fields.get("values")),
-        activity=_activity(fields.get("activity")),
-        joined=_span(fields.get("joined")),
-        saved=fields.get("saved") is True,
-        server=_counts(fields.get("server")),
-        tables=_tables(fields.get("tables")),
-        hot=_tables(fields.get("hot")),
-        received=received,
-        time=_finite(fields.get("time")),
-    )
+    saved = fields.get("saved") is True
+    found = {name: read(fields[name]) for name, read in _READERS.items() if fields.get(name) is not None}
+    return Report(pod=pod, role=role, rank=rank, saved=saved, received=received, **found)
 
 
 def _mark(given: object) -> tuple[str, str, int]:
@@ -147,17 +132,13 @@ def _mark(given: object) -> tuple[str, str, int]:
     return parts[0], parts[1], int(parts[2])
 
 
-def _count(given: object) -> int | None:
-    if given is None:
-        return None
+def _count(given: object) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < _LARGEST_COUNT:
         raise _InvalidReport
     return given
 
 
-def _number(given: object) -> float | None:
-    if given is None:
-        return None
+def _number(given: object) -> float:
     if not isinstance(given, int | float) or isinstance(given, bool):
         raise _InvalidReport
     try:
@@ -166,40 +147,30 @@ def _number(given: object) -> float | None:
         raise _InvalidReport from None
 
 
-def _finite(given: object) -> float | None:
+def _finite(given: object) -> float:
     """A number that is finite and not negative."""
     number = _number(given)
-    if number is not None and not (math.isfinite(number) and number >= 0):
+    if not (math.isfinite(number) and number >= 0):
         raise _InvalidReport
     return number
 
 
-def _span(given: object) -> tuple[float, float] | None:
-    if given is None:
-        return None
-    begin, end = map(_finite, given) if isinstance(given, list) and len(given) == 2 else (None, None)
-    if begin is None or end is None or begin > end:
+def _span(given: object) -> tuple[float, float]:
+    if not isinstance(given, list) or len(given) != 2:
+        raise _InvalidReport
+    begin, end = map(_finite, given)
+    if begin > end:
         raise _InvalidReport
     return begin, end
 
 
 def _values(given: object) -> dict[str, float]:
-    if given is None:
-        return {}
     if not isinstance(given, dict) or len(given) > MOST_VALUES:
         raise _InvalidReport
-    values = {}
-    for name, value in given.items():
-        number = _number(value)
-        if number is None:
-            raise _InvalidReport
-        values[_text(name, LONGEST_NAME)] = number
-    return values
+    return {_text(name, LONGEST_NAME): _number(value) for name, value in given.items()}
 
 
 def _tables(given: object) -> dict[str, dict[str, float]]:
-    if given is None:
-        return {}
     if not isinstance(given, dict):
         raise _InvalidReport
     return {_text(name, LONGEST_TABLE): _counts(numbers) for name, numbers in given.items()}
@@ -210,13 +181,12 @@ def _counts(given: Any) -> dict[str, float]:
     return {name: given[name] for name in _values(given)}
 
 
-def _activity(given: object) -> Activity | None:
-    if given is None:
-        return None
+def _activity(given: object) -> Activity:
     if not isinstance(given, dict):
         raise _InvalidReport
     what = _text(given.get("what"), LONGEST_ACTIVITY)
-    return Activity(what, _finite(given.get("done")), _finite(given.get("of")))
+    parts = (given.get("done"), given.get("of"))
+    return Activity(what, *(None if each is None else _finite(each) for each in parts))
 
 
 def _text(given: object, longest: int) -> str:
@@ -224,3 +194,19 @@ def _text(given: object, longest: int) -> str:
     if not isinstance(given, str) or not 0 < len(given) <= longest or not given.isprintable():
         raise _InvalidReport
     return given
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "step": _count,
+    "of": _count,
+    "samples": _count,
+    "loss": _number,
+    "values": _values,
+    "activity": _activity,
+    "joined": _span,
+    "server": _counts,
+    "tables": _tables,
+    "hot": _tables,
+    "time": _finite,
+}
+"""The fields of a report that may be missing, each with what reads it or raises _InvalidReport."""

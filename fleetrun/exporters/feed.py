@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from fleetrun.pod.companion import Companion, Said
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
+from fleetrun.proc import readable
 from fleetrun.progress.receiver import ProgressReceiver
 
 
@@ -170,7 +170,8 @@ class Feed:
         if not companion.finish(_SILENT_WAIT, urgent):
             self._say(f"waiting until {self._what} are written; Ctrl-C stops waiting")
         if not companion.close(_FINISH_TIMEOUT, urgent):
-            why = "interrupted" if _readable(urgent) else f"not finished within {_FINISH_TIMEOUT:g} s"
+            interrupted = urgent is not None and readable(urgent)
+            why = "interrupted" if interrupted else f"not finished within {_FINISH_TIMEOUT:g} s"
             self._warn(f"{why}: the last reports may be missing in {self._what}")
         elif companion.exit is not None and not companion.exit.ok:
             self._warn(f"{self._exit_text(companion.exit)}; the last reports may be missing in {self._what}")
@@ -212,10 +213,3 @@ class Feed:
 
     def _exit_text(self, exit: Exit) -> str:
         return f"the exporter process {self._said.end(exit)}"
-
-
-def _readable(fd: int | None) -> bool:
-    poll = select.poll()
-    if fd is not None:
-        poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -26,6 +26,9 @@ _EVENTS = {
 }
 """The events of the record that are sent, and their fields."""
 
+_OF_REPORTS = ("step", "samples", "loss", "values", "server", "tables", "time")
+"""Fields of a report that are sent as they are."""
+
 
 def begin_message(facts: Mapping[str, str], exporters: Sequence[tuple[str, str]]) -> bytes:
     """The first message: names and arguments of the exporters, and what job this is."""
@@ -54,15 +57,9 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
         {
             "is": "report",
             "container": container,
-            "step": report.step,
-            "samples": report.samples,
-            "loss": report.loss,
-            "values": dict(report.values),
             "rate": rate,
             "activity": [activity.what, activity.done, activity.of] if activity is not None else None,
-            "server": dict(report.server),
-            "tables": {name: dict(numbers) for name, numbers in report.tables.items()},
-            "time": report.time,
+            **{name: getattr(report, name) for name in _OF_REPORTS},
         }
     )
 
@@ -74,21 +71,15 @@ def spent_message(seconds: Mapping[str, float]) -> bytes:
 
 def read_message(line: bytes) -> Line | None:
     """None if the line is not a message."""
-    message = _decoded(line)
-    return message if isinstance(message.get("is"), str) else None
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and isinstance(message.get("is"), str) else None
 
 
 def _encoded(line: Line) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-
-
-def _decoded(line: bytes) -> Line:
-    """Empty if the line is not a JSON object."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
 
 
 # ---- The state of the job, in no particular export format.
@@ -139,9 +130,9 @@ class ProcessState:
     def report(self, line: Line, time: float) -> None:
         """Fields that the report leaves out keep their values."""
         self.reported = time
-        self.step = self.step if line["step"] is None else line["step"]
-        self.samples = self.samples if line["samples"] is None else line["samples"]
-        self.loss = self.loss if line["loss"] is None else line["loss"]
+        for name in ("step", "samples", "loss"):
+            if line[name] is not None:
+                setattr(self, name, line[name])
         self.rate = line["rate"]
         activity = line["activity"]
         self.activity = (activity[0], activity[1], activity[2]) if activity else None

@@ -472,11 +472,12 @@ class NodeReporter:
 
     def missed(self, note: Waiting) -> str:
         """How many nodes there are, and which are missing."""
+        nodes = "1 node" if note.present == 1 else f"{note.present} nodes"
         if note.spare:
-            return f"the job runs on {_nodes(note.present)}; this node is a spare, and waits"
+            return f"the job runs on {nodes}; this node is a spare, and waits"
         missing = f"; missing: {_listed(note.missing)}" if note.missing else ""
         if note.fewest <= note.present < note.most:
-            joined = "1 node has joined" if note.present == 1 else f"{note.present} nodes have joined"
+            joined = f"{nodes} {'has' if note.present == 1 else 'have'} joined"
             text = f"{joined}; waiting {note.left:.0f} s for more, up to {note.most}"
         elif note.present >= note.most:
             text = f"all {note.present} nodes have joined"
@@ -545,10 +546,6 @@ def headline_on_node(node: str, rank: int, headline: str) -> str:
 def last_line(cause: Cause) -> str:
     """The cause in one line, and where it was."""
     return headline_on_node(cause.node, cause.rank, cause.summary or cause.headline)
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _listed(names: Sequence[str]) -> str:

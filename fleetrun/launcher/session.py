@@ -130,7 +130,17 @@ def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
 
 def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
     """The processes of a pod; one that runs before them has no rank."""
-    return [_fields_of(each) for each in _with_hook(spec)]
+    return [
+        {
+            "name": each.name,
+            "role": each.label or str(each.role),
+            "rank": None if each.label else each.rank,
+            "index": each.index,
+            "log": str(each.log),
+            "endpoint": each.endpoint,
+        }
+        for each in _with_hook(spec)
+    ]
 
 
 def logs_of(spec: PodSpec) -> dict[str, Path]:
@@ -140,17 +150,6 @@ def logs_of(spec: PodSpec) -> dict[str, Path]:
 
 def _with_hook(spec: PodSpec) -> Sequence[ContainerSpec]:
     return spec.containers if spec.pre_hook is None else (spec.pre_hook, *spec.containers)
-
-
-def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "role": spec.label or str(spec.role),
-        "rank": None if spec.label else spec.rank,
-        "index": spec.index,
-        "log": str(spec.log),
-        "endpoint": spec.endpoint,
-    }
 
 
 _SPENDING = frozenset({"ready", "progress", "exited", "over"})
@@ -275,7 +274,9 @@ class LaunchSession:
         if self.notices is not None:
             events.subscribe(partial(self.notices.handle, alone=alone))
         if not self._watches and self._has_ranks(spec.containers):
-            self._watches = self._watches_of_ranks(_has_first(spec))
+            # The warnings of one node, that of the job's first trainer, are enough for all.
+            first = any(each.role is Role.TRAINER and each.rank == 0 for each in spec.containers)
+            self._watches = self._watches_of_ranks(first)
         for watch in self._watches:
             events.subscribe(watch.handle)
         return events
@@ -515,11 +516,6 @@ class LaunchSession:
         self._feed = Feed(self._loop, self.companions, self.progress, self._console.info, self._warn)
         self._feed.open(self.settings, spec)
         self.journal.subscribe(self._exported)
-
-
-def _has_first(spec: PodSpec) -> bool:
-    """Whether the job's first trainer is on this node, whose warnings are enough for all nodes."""
-    return any(each.role is Role.TRAINER and each.rank == 0 for each in spec.containers)
 
 
 # ---- The runner: loop, signals and guard, log files, and what the console follows

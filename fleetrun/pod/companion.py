@@ -17,6 +17,7 @@ from fleetrun.aliases import Environ, Say
 from fleetrun.errors import SpawnError
 from fleetrun.pod.loop import WRITE, Loop
 from fleetrun.pod.process import Exit, Process
+from fleetrun.proc import readable
 
 _ROOM = 1 << 20  # bytes that wait for it at most
 _LONGEST_LINE = 1 << 20  # bytes from it that are not a whole line yet
@@ -149,7 +150,7 @@ class Companion:
         if not alone:
             self._ended = lambda exit: None
             self._process.signal_group(signal.SIGKILL)
-            if _readable(self._process.fileno(), _DEAF):
+            if readable(self._process.fileno(), _DEAF):
                 self._bury()
             else:
                 self._let_go()
@@ -243,12 +244,6 @@ def _spawned(argv: Sequence[str], env: Environ, keep: Sequence[int]) -> tuple[Pr
         raise
     _close((theirs, output))
     return process, write, read
-
-
-def _readable(fd: int, within: float) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(within * 1000))
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
-from fleetrun.proc import read_stat
+from fleetrun.proc import read_stat, readable
 from fleetrun.values import dataclass
 
 _ROUNDS = 500  # of killing, of a hundredth of a second each
@@ -127,9 +127,7 @@ class Process:
         """Whether it is over, reaped or not."""
         if self.exit is not None:
             return True
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return readable(self._pidfd)
 
     def program(self) -> str:
         """The kernel's name for what it runs, also once it has ended; empty after `reap`."""

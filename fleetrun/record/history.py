@@ -175,13 +175,14 @@ def glance(path: Path, end: bool = True) -> Glance:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
         events = [event for line in file.read().split(b"\n") if (event := parsed(line)) is not None]
-    last = {event["event"]: event for event in events if event["event"] == "over" or _of_trainer(event)}
+    last = {
+        event["event"]: event
+        for event in events
+        if event["event"] == "over"
+        or (event["event"] == "progress" and str(event.get("container")).startswith("trainer."))
+    }
     heard = float((events or [{"time": 0.0}])[-1]["time"])
     return replace(found, over=last.get("over"), progress=last.get("progress"), heard=heard)
-
-
-def _of_trainer(event: Event) -> bool:
-    return event["event"] == "progress" and str(event.get("container")).startswith("trainer.")
 
 
 def events_of(path: Path) -> Iterator[Event]:

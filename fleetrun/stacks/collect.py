@@ -169,8 +169,10 @@ def _left_running(pid: int) -> Iterator[tuple[str, ...]]:
     try:
         yield ("--nonblocking",) if before in ("T", "t", "D") else ()
     finally:
-        if before != "T" and _stops(pid):
-            _continue_process(pid)
+        # It is stopped, or will be once the kernel lets go of it.
+        if before != "T" and (waits_for(pid, signal.SIGSTOP) or state_of(pid) == "T"):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _run(argv: list[str], env: Environ, within: float) -> str:
@@ -203,16 +205,6 @@ def _why(said: str) -> str:
     found = next((why for sign, why in _WHY.items() if sign in said), None)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return found or f"py-spy: {lines[0] if lines else 'no word'}"[:_LONGEST]
-
-
-def _stops(pid: int) -> bool:
-    """Whether it is stopped, or will be once the kernel lets go of it."""
-    return waits_for(pid, signal.SIGSTOP) or state_of(pid) == "T"
-
-
-def _continue_process(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGCONT)
 
 
 # ---- Stacks of all processes of a job on this machine, within a time limit. Blocks: never called in the
@@ -296,14 +288,10 @@ def take(target: Target, pid: int, means: Means) -> Taken:
 def _look(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], str]:
     """Its threads, or why they are not known. One that has just begun gets some time to begin."""
     threads, note = _once(target, pid, means)
-    while not threads and means.left > _PAUSE and _young(means.age(pid)):
+    while not threads and means.left > _PAUSE and (age := means.age(pid)) is not None and age < _OLD:
         time.sleep(_PAUSE)
         threads, note = _once(target, pid, means)
     return threads, note
-
-
-def _young(age: float | None) -> bool:
-    return age is not None and age < _OLD
 
 
 def _once(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], str]:

@@ -162,15 +162,11 @@ def _append(log: Path, text: str) -> bool:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             return False
-        data = (_newline(fd, found.st_size) + text).encode("utf-8", "backslashreplace")
+        begins = not found.st_size or os.pread(fd, 1, found.st_size - 1) == b"\n"
+        data = (text if begins else f"\n{text}").encode("utf-8", "backslashreplace")
         return os.write(fd, data) == len(data)
     except OSError:
         return False
     finally:
         with contextlib.suppress(OSError):
             os.close(fd)
-
-
-def _newline(fd: int, size: int) -> str:
-    """What must precede the first line."""
-    return "" if size == 0 or os.pread(fd, 1, size - 1) == b"\n" else "\n"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,16 +14,7 @@ from numpy.typing import NDArray
 
 from trainers.inference_server.files import Cache, CacheFile
 from trainers.ps.saves.manifest import Manifest, current_manifest
-from trainers.ps.saves.read import (
-    OpenFolder,
-    OpenSave,
-    ShardToRead,
-    check_sizes,
-    chunk_of,
-    open_saves,
-    range_of,
-    read_shards,
-)
+from trainers.ps.saves.read import OpenFolder, OpenSave, chunks, open_saves, range_of
 from trainers.ps.saves.write import Removed
 from trainers.ps.tables.shared import SharedTable, SharedVersion
 from trainers.ps.tables.spec import TableKind, TableSpec
@@ -125,19 +116,14 @@ class Follower:
             self._tables[name] = SharedTable(spec, rows[name], files)
 
     def _apply(self, opened: OpenFolder, todo: Sequence[OpenSave], number: int) -> None:
-        wanted = [
-            ShardToRead(save.id, part, shard) for save in todo for part in save.parts for shard in part.shards
-        ]
-        check_sizes(opened.folder, wanted)
-        for item, tensors in read_shards(opened.folder, wanted):
-            for piece in item.shard.pieces:
-                chunk = chunk_of(opened.folder, item, piece, tensors)
-                if isinstance(chunk, DenseRows):
-                    self._put_dense(item.part.spec_of(piece.table), chunk.values)
-                elif isinstance(chunk, SparseRows):
-                    self._tables[piece.table].put(number, chunk.keys, chunk.values)
-                elif isinstance(chunk, Removed):
-                    self._tables[piece.table].remove(number, chunk.keys)
+        for each in chunks(replace(opened, saves=tuple(todo))):
+            chunk, name = each.chunk, each.spec.name
+            if isinstance(chunk, DenseRows):
+                self._put_dense(each.spec, chunk.values)
+            elif isinstance(chunk, SparseRows):
+                self._tables[name].put(number, chunk.keys, chunk.values)
+            elif isinstance(chunk, Removed):
+                self._tables[name].remove(number, chunk.keys)
 
     def _put_dense(self, spec: TableSpec, values: torch.Tensor) -> None:
         block = range_of(spec)
@@ -173,8 +159,7 @@ class Follower:
         self._unused = [each for each in self._unused if each[0] > oldest]
 
     def _specs(self, opened: OpenFolder) -> dict[str, TableSpec]:
-        found = (table.spec for table in opened.tables().values())
-        return {spec.name: spec for spec in found if spec.kind is TableKind.SPARSE}
+        return {name: spec for name, spec in opened.specs().items() if spec.kind is TableKind.SPARSE}
 
 
 class _TableFiles:

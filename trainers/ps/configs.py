@@ -17,13 +17,19 @@ from trainers.ps.tables.spec import Bound, Entry, Initializer
 
 SPLIT_METHODS = ("RoundRobin", "HashName")
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
-NONFINITE = ("refuse", "skip")
 DURABILITIES = ("none", "snapshot", "log")
-ROWS_AT_END = ("all", "first", "none")
 MAX_IN_FLIGHT = 1024
 """Pushes of one trainer; a server remembers the last 4096 applied ones, to recognize late repetitions."""
 LOG_FSYNCS = ("no", "everysec", "always")
-PUBLISH_DTYPES = ("", *WIRE_DTYPES, "int8")
+_CHOICES = {
+    "split_method": SPLIT_METHODS,
+    "wire_dtype": WIRE_DTYPES,
+    "nonfinite": ("refuse", "skip"),
+    "durability": DURABILITIES,
+    "log_fsync": LOG_FSYNCS,
+    "rows_at_end": ("all", "first", "none"),
+    "publish_dtype": ("", *WIRE_DTYPES, "int8"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +93,8 @@ class PsConfigs:
     read_ahead: bool = False
 
     def __post_init__(self) -> None:
-        one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
-        one_of("ps_configs wire_dtype", self.wire_dtype, WIRE_DTYPES)
-        one_of("ps_configs nonfinite", self.nonfinite, NONFINITE)
-        one_of("ps_configs durability", self.durability, DURABILITIES)
-        one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
-        one_of("ps_configs rows_at_end", self.rows_at_end, ROWS_AT_END)
+        for name, choices in _CHOICES.items():
+            one_of(f"ps_configs {name}", getattr(self, name), choices)
         flag("ps_configs slice_var_up", self.slice_var_up)
         flag("ps_configs read_ahead", self.read_ahead)
         number = self.table_mb_per_server
@@ -101,7 +103,6 @@ class PsConfigs:
         for field in fields(self):
             if field.name.endswith("_s"):
                 positive(f"ps_configs {field.name}", getattr(self, field.name))
-        one_of("ps_configs publish_dtype", self.publish_dtype, PUBLISH_DTYPES)
         whole("ps_configs server_threads", self.server_threads, 1)
         for name in ("durability_dir", "disk_dir", "publish"):
             if not isinstance(getattr(self, name), str):
@@ -195,16 +196,12 @@ def a_sync_configs(name: str, value: Any) -> Mapping[str, Any]:
                 f"NotSupported: strategy.{name} {key} has no effect here ({_WITHOUT_EFFECT[key]}); remove it"
             )
         value = {_ALIASES.get(key, key): each for key, each in value.items()}
-    configs = keys(name, value, [field.name for field in fields(AsyncConfigs)])
-    AsyncConfigs(**configs)
-    return configs
+    return _checked(name, value, AsyncConfigs)
 
 
 def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
     """The mapping, read-only and checked; raises UsageError."""
-    configs = keys(name, value, [field.name for field in fields(PsConfigs)])
-    PsConfigs(**configs)
-    return configs
+    return _checked(name, value, PsConfigs)
 
 
 EVERY_TABLE = "*"
@@ -273,8 +270,16 @@ def sparse_table_configs(name: str, value: Any) -> Mapping[str, Any]:
     """The mapping of mappings, read-only and checked; raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict of dicts")
-    known = [field.name for field in fields(TableConfigs)]
-    checked = {str(table): keys(f"{name}[{table!r}]", configs, known) for table, configs in value.items()}
-    for configs in checked.values():
-        TableConfigs(**configs)
-    return MappingProxyType(checked)
+    return MappingProxyType(
+        {
+            str(table): _checked(f"{name}[{table!r}]", configs, TableConfigs)
+            for table, configs in value.items()
+        }
+    )
+
+
+def _checked(name: str, value: Any, kind: type[AsyncConfigs | PsConfigs | TableConfigs]) -> Mapping[str, Any]:
+    """The mapping, once `kind`, a class with a field for each key, has accepted it."""
+    configs = keys(name, value, [field.name for field in fields(kind)])
+    kind(**configs)
+    return configs

@@ -20,7 +20,7 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.inspection import key_of
 from trainers.ps.transport import keys_of
-from trainers.ps.wire import NO_TRAINER, Field, Kind, Part, bytes_part
+from trainers.ps.wire import NO_TRAINER, Field, Kind, Part, text_part
 
 _WITHIN_S = 10.0
 
@@ -28,7 +28,7 @@ _WITHIN_S = 10.0
 def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> dict[str, Any]:
     """The row of each key, and its server. Raises FleetError."""
     keys = [key_of(word) for word in words]
-    parts = (bytes_part(Field.TEXT, name.encode()), Part(0, Field.KEYS, torch.tensor(keys)))
+    parts = (text_part(name), Part(0, Field.KEYS, torch.tensor(keys)))
     client = Client(endpoints, NO_TRAINER, PsConfigs(), keys=keys_of(os.environ), name="fleetrun tables")
     try:
         requests = [Request(server=number, kind=Kind.LOOK, parts=parts) for number in range(len(endpoints))]

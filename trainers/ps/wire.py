@@ -213,14 +213,28 @@ class Message(NamedTuple):
         return b" ".join(texts).decode("utf-8", "replace")
 
     def reply(
-        self, kind: Kind, *, number: int = 0, code: Code = Code.NONE, parts: tuple[Part, ...] = ()
+        self,
+        kind: Kind,
+        *,
+        number: int = 0,
+        code: Code = Code.NONE,
+        parts: tuple[Part, ...] = (),
+        text: str | bytes | None = None,
     ) -> Message:
+        """Answer this request, with these parts or a TEXT part."""
+        if text is not None:
+            parts = (text_part(text),)
         return Message(kind, self.rank, self.incarnation, self.sequence, number, code, parts)
 
 
 def bytes_part(field: Field, content: bytes, table: int = 0) -> Part:
-    """A part of raw bytes (SPEC or TEXT)."""
+    """A part of raw bytes (SPEC, TEXT or RECORDS)."""
     return Part(table, field, torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8)))
+
+
+def text_part(text: str | bytes) -> Part:
+    """Return a TEXT part."""
+    return bytes_part(Field.TEXT, text.encode() if isinstance(text, str) else text)
 
 
 def encode(message: Message, *, stored: bool = False) -> list[Buffer]:

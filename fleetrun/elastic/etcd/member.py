@@ -238,7 +238,8 @@ class Runner:
         self._folder = Path(said["folder"])
         self._data = self._folder / "data"
         self._log = self._folder / "etcd.log"
-        self._no_fsync = _knows(_NO_FSYNC)
+        asked = subprocess.run([PROGRAM, _NO_FSYNC, "--version"], check=False, capture_output=True)
+        self._no_fsync = asked.returncode == 0
         self._clients: dict[str, Client] = {}
 
     def run(self) -> None:
@@ -465,10 +466,6 @@ def _bound(endpoint: str) -> str:
     host, port = split_endpoint(endpoint)
     literal = host.replace(".", "").isdecimal() or ":" in host
     return endpoint if literal else f"0.0.0.0:{port}"
-
-
-def _knows(option: str) -> bool:
-    return subprocess.run([PROGRAM, option, "--version"], check=False, capture_output=True).returncode == 0
 
 
 def _say(text: str) -> None:

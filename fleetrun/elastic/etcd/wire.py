@@ -239,19 +239,16 @@ def _parameters(query: str) -> dict[str, str]:
     for name, value in pairs:
         if name not in _PARAMETERS:
             meant = closest(name, _PARAMETERS)
+            password = f"set the password in {PASSWORD_VARIABLE}" if name.startswith("pass") else None
             raise UsageError(
                 f"the address of the etcd has an unknown parameter {name!r}; "
                 f"known are {', '.join(_PARAMETERS)}",
-                hint=f"Did you mean {meant[0]}?" if meant else _password_hint(name),
+                hint=f"Did you mean {meant[0]}?" if meant else password,
             )
         if name in found or not value:
             raise UsageError(f"the address of the etcd must have {name} only once, with a value")
         found[name] = value
     return found
-
-
-def _password_hint(name: str) -> str | None:
-    return f"set the password in {PASSWORD_VARIABLE}" if name.startswith("pass") else None
 
 
 def password_for(address: EtcdAddress, environ: Environ) -> str:

@@ -65,7 +65,7 @@ class Answers:
 def expected(folder: Path) -> Tensors:
     """What the model gives with the values of a save of all rows."""
     values = read_values(folder)
-    options = {name: table.spec.rows for name, table in open_saves(folder).tables().items()}
+    options = {name: spec.rows for name, spec in open_saves(folder).specs().items()}
     model = Model().eval()
     for name, parameter in model.named_parameters():
         if name in values.dense:

@@ -167,7 +167,7 @@ def test_async_versions_lose_and_double_nothing_and_end_with_everything(
         assert len(values.sparse["tables.0.weight"].keys) <= ROOM + 2 * 2 * NEW
     mine = [10 * rank + key for rank in (0, 1) for key in range(4)]
     assert before == dict.fromkeys(mine, steps) | {SHARED + key: 2 * steps for key in range(4)}
-    assert {table.spec.rows.dtype for table in last.tables().values()} == {RowType.FLOAT16}
+    assert {spec.rows.dtype for spec in last.specs().values()} == {RowType.FLOAT16}
 
 
 @pytest.mark.parametrize("dense", ["servers", "allreduce"])

@@ -24,7 +24,7 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -132,8 +132,9 @@ class Snapshot:
     _opened: OpenFolder
 
     @property
-    def specs(self) -> list[TableSpec]:
-        return [table.spec for table in self._opened.tables().values()]
+    def specs(self) -> Mapping[str, TableSpec]:
+        """By name."""
+        return self._opened.specs()
 
     def load(self, tables: Sequence[Target]) -> None:
         """Load everything into empty tables of the snapshot's specs. Raises DamagedError."""
@@ -292,16 +293,6 @@ class DurableFolder:
         if self._journal is not None:
             self._journal.append(frames)
 
-    def write(self, frames: Sequence[Buffer]) -> None:
-        """As `append`, but several may share one `settle` before any of them is acknowledged."""
-        if self._journal is not None:
-            self._journal.write(frames)
-
-    def settle(self) -> None:
-        """Make what was written durable, if the fsync policy asks for it at once."""
-        if self._journal is not None:
-            self._journal.settle()
-
     def begin_snapshot(
         self,
         step: int,
@@ -369,7 +360,7 @@ class DurableFolder:
             return None
         chain, self._task, self._chain = self._chain, None, None
         if chain is not None and task.succeeded:
-            self._chain = chain.longer(task.progress.packed)
+            self._chain = chain.longer(task.packed)
         task.close(saved=task.succeeded)
         return task
 

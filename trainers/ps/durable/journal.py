@@ -321,12 +321,6 @@ class Journal:
         request may be acknowledged. Raises JournalFullError or DurabilityError; then the record was not
         appended.
         """
-        number = self.write(frames)
-        self.settle()
-        return number
-
-    def write(self, frames: Sequence[Buffer]) -> int:
-        """As `append`, but several records may share one `settle` before any of them is acknowledged."""
         self._require_usable()
         record = encode_record(self.number, self._salt, frames)
         try:
@@ -340,12 +334,9 @@ class Journal:
             ) from error
         self._sync.written()
         self.number += 1
-        return self.number - 1
-
-    def settle(self) -> None:
-        """With `always`: make everything written durable. Raises DurabilityError, which is final."""
         if self._sync.policy == "always":
             self._sync.sync()
+        return self.number - 1
 
     def rotate(self) -> int:
         """Continue in a new file; returns the number of its first record. After a snapshot of the current

@@ -10,8 +10,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,18 +22,9 @@ from numpy.typing import NDArray
 from trainers.checks import nearest
 from trainers.errors import FleetError, UsageError
 from trainers.ps.kernels.batch import owners
-from trainers.ps.saves.manifest import SavedPart, SavedTable
-from trainers.ps.saves.read import (
-    LaterKeys,
-    OpenFolder,
-    OpenSave,
-    ShardToRead,
-    check_sizes,
-    chunk_of,
-    open_saves,
-    read_shards,
-)
-from trainers.ps.saves.write import Chunk, Removed
+from trainers.ps.saves.manifest import SavedTable
+from trainers.ps.saves.read import LaterKeys, OpenFolder, OpenSave, chunks, open_saves
+from trainers.ps.saves.write import Removed
 from trainers.ps.tables.looking import described
 from trainers.ps.tables.spec import TableKind, TableSpec, holders
 from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
@@ -47,43 +37,6 @@ AT_ONCE = 1 << 28
 """Bytes of rows, about, that a comparison has in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A piece of a table; `save`: the place of its save in the chain. Valid until the next is read."""
-
-    save: int
-    part: SavedPart
-    spec: TableSpec
-    chunk: Chunk
-
-
-def chunks(
-    opened: OpenFolder,
-    names: Collection[str] | None = None,
-    *,
-    servers: Sequence[Collection[int]] | None = None,
-    backwards: bool = False,
-) -> Iterator[Found]:
-    """The pieces of these tables (None: of all), of the first save first, or `backwards`. `servers`: for each
-    save whose parts are wanted. Every file that is read is compared with its checksum. Raises LoadError.
-    """
-    places = {save.id: place for place, save in enumerate(opened.saves)}
-    wanted = [
-        ShardToRead(save.id, part, shard)
-        for save in (reversed(opened.saves) if backwards else opened.saves)
-        for part in save.parts
-        if servers is None or part.server in servers[places[save.id]]
-        for shard in part.shards
-        if names is None or any(piece.table in names for piece in shard.pieces)
-    ]
-    check_sizes(opened.folder, wanted)
-    for item, tensors in read_shards(opened.folder, wanted):
-        for piece in item.shard.pieces:
-            if names is None or piece.table in names:
-                chunk = chunk_of(opened.folder, item, piece, tensors)
-                yield Found(places[item.save], item.part, item.part.spec_of(piece.table), chunk)
-
-
 def saved_as(save: OpenSave, name: str) -> list[SavedTable]:
     """A table in the parts of a save: servers without rows of it have it too."""
     return [table for part in save.parts for table in part.tables if table.spec.name == name]
@@ -91,7 +44,7 @@ def saved_as(save: OpenSave, name: str) -> list[SavedTable]:
 
 def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
     """Raises UsageError unless the save has a sparse table of this name."""
-    specs = {each.spec.name: each.spec for each in opened.tables().values()}
+    specs = opened.specs()
     sparse = [each.name for each in specs.values() if each.kind is TableKind.SPARSE]
     if name not in sparse:
         what = "is dense" if name in specs else "is not there"
@@ -109,8 +62,7 @@ def listed(where: str) -> dict[str, Any]:
     """
     opened = open_saves(where)
     tables = []
-    specs = {table.spec.name: table.spec for table in opened.tables().values()}
-    for spec in sorted(specs.values(), key=lambda spec: (spec.kind is TableKind.DENSE, spec.name)):
+    for spec in sorted(opened.specs().values(), key=lambda spec: (spec.kind is TableKind.DENSE, spec.name)):
         saved = [saved_as(save, spec.name) for save in opened.saves]
         rows = [sum(each.rows for each in some) for some in saved]
         sparse = spec.kind is TableKind.SPARSE
@@ -186,8 +138,7 @@ def compared(where: str, other: str, *names: str) -> dict[str, Any]:
         for each in both:
             sparse_spec(each, name)
     mine, theirs = (
-        {name: t.spec for name, t in each.tables().items() if t.spec.kind is TableKind.SPARSE}
-        for each in both
+        {name: spec for name, spec in each.specs().items() if spec.kind is TableKind.SPARSE} for each in both
     )
     tables = []
     for name in sorted(names or mine.keys() | theirs.keys()):
@@ -225,7 +176,7 @@ def _in_parts(both: tuple[OpenFolder, OpenFolder], name: str) -> Iterator[tuple[
     """The rows of a table in both saves, some at a time: those of one server where both were saved by the
     same ones, and of a server with many those with some hash.
     """
-    spec = both[0].tables()[name].spec
+    spec = both[0].specs()[name]
     places = {_places(save, name) for opened in both for save in opened.saves}
     servers: Sequence[int | None] = places.pop() if len(places) == 1 else (None,)
     for server in servers:

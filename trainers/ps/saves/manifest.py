@@ -152,19 +152,15 @@ class SavedPart:
             }
             for table in self.tables
         ]
-        shards = [
-            {"file": asdict(shard.file), "pieces": [asdict(piece) for piece in shard.pieces]}
-            for shard in self.shards
-        ]
-        blob = None if self.blob is None else asdict(self.blob)
-        body = {
-            "server": self.server,
-            "servers": self.servers,
-            "tables": tables,
-            "shards": shards,
-            "blob": blob,
-        }
-        return _sealed(body)
+        return _sealed(
+            {
+                "server": self.server,
+                "servers": self.servers,
+                "tables": tables,
+                "shards": list(map(asdict, self.shards)),
+                "blob": None if self.blob is None else asdict(self.blob),
+            }
+        )
 
     @classmethod
     def decode(cls, text: bytes) -> SavedPart:
@@ -211,13 +207,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         saves = [
-            {
-                "id": save.id,
-                "mode": int(save.mode),
-                "step": save.step,
-                "parts": [asdict(part) for part in save.parts],
-                **({name: getattr(save, name) for name in _OF_VERSIONS} if self.stream else {}),
-            }
+            {name: each for name, each in asdict(save).items() if self.stream or name not in _OF_VERSIONS}
             for save in self.saves
         ]
         return _sealed({"saves": saves} | ({"stream": self.stream} if self.stream else {}))

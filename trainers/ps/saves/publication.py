@@ -39,7 +39,7 @@ from trainers.ps.saves.read import (
     OpenFolder,
     ShardToRead,
     check_sizes,
-    chunk_of,
+    chunks,
     open_saves,
     read_shards,
 )
@@ -186,21 +186,12 @@ def buffer_cuts(buffers: Buffers) -> list[TableCut]:
 def published_buffers(where: str) -> dict[str, torch.Tensor]:
     """Those of the last version. Raises LoadError."""
     opened = open_saves(where)
-    last = opened.saves[-1]
-    found = {}
-    wanted = [
-        ShardToRead(last.id, part, shard)
-        for part in last.parts
-        for shard in part.shards
-        if any(piece.table.startswith(BUFFER) for piece in shard.pieces)
-    ]
-    for item, tensors in read_shards(opened.folder, wanted):
-        for piece in item.shard.pieces:
-            if piece.table.startswith(BUFFER):
-                chunk = chunk_of(opened.folder, item, piece, tensors)
-                assert isinstance(chunk, DenseRows)
-                found[piece.table.removeprefix(BUFFER)] = chunk.values.clone()
-    return found
+    names = [name for name in opened.specs() if name.startswith(BUFFER)]
+    return {
+        each.spec.name.removeprefix(BUFFER): each.chunk.values.clone()
+        for each in chunks(replace(opened, saves=opened.saves[-1:]), names)
+        if isinstance(each.chunk, DenseRows)
+    }
 
 
 # ---- One server's part of a base, merged from its parts of the base before and of increments.

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -69,13 +69,13 @@ class OpenFolder:
     def values_only(self) -> bool:
         return self.saves[0].mode is SaveMode.VALUES
 
-    def tables(self) -> dict[str, SavedTable]:
+    def specs(self) -> dict[str, TableSpec]:
         """Every table by name, from the last save that has it; sparse tables from its first server."""
-        found: dict[str, SavedTable] = {}
+        found: dict[str, TableSpec] = {}
         for save in reversed(self.saves):
             for part in save.parts:
                 for table in part.tables:
-                    found.setdefault(table.spec.name, table)
+                    found.setdefault(table.spec.name, table.spec)
         return found
 
     def rows(self) -> dict[str, int]:
@@ -210,6 +210,44 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     if piece.kind is PieceKind.DENSE:
         return DenseRows(found["values"], state)
     return SparseRows(found["keys"], found["values"], state, found.get("statistics"))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A piece of a table; `save`: the place of its save in the chain. Valid until the next is read."""
+
+    save: int
+    part: SavedPart
+    spec: TableSpec
+    chunk: Chunk
+
+
+def chunks(
+    opened: OpenFolder,
+    names: Collection[str] | None = None,
+    *,
+    servers: Sequence[Collection[int]] | None = None,
+    backwards: bool = False,
+    verify: bool = True,
+) -> Iterator[Found]:
+    """The pieces of these tables (None: of all), of the first save first, or `backwards`. `servers`: for each
+    save whose parts are wanted. `verify`: compare checksums as well as sizes. Raises LoadError.
+    """
+    places = {save.id: place for place, save in enumerate(opened.saves)}
+    wanted = [
+        ShardToRead(save.id, part, shard)
+        for save in (reversed(opened.saves) if backwards else opened.saves)
+        for part in save.parts
+        if servers is None or part.server in servers[places[save.id]]
+        for shard in part.shards
+        if names is None or any(piece.table in names for piece in shard.pieces)
+    ]
+    check_sizes(opened.folder, wanted)
+    for item, tensors in read_shards(opened.folder, wanted, verify=verify):
+        for piece in item.shard.pieces:
+            if names is None or piece.table in names:
+                chunk = chunk_of(opened.folder, item, piece, tensors)
+                yield Found(places[item.save], item.part, item.part.spec_of(piece.table), chunk)
 
 
 class LaterKeys:
@@ -560,8 +598,9 @@ def owned_chunks(
     opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner, *, verify: bool = True
 ) -> Iterator[tuple[str, Chunk]]:
     """(table name, content) for these tables; valid until the next is requested. Raises LoadError."""
-    saved = [table.spec for table in opened.tables().values()]
-    check_fit(saved, specs, opened.folder.where, whole=False, values_only=opened.values_only)
+    check_fit(
+        opened.specs().values(), specs, opened.folder.where, whole=False, values_only=opened.values_only
+    )
     by_name = {spec.name: spec for spec in specs}
     blocks = BlockAssembler([spec for spec in specs if spec.kind is TableKind.DENSE])
     wanted = list(_wanted(opened, by_name, blocks, owner))
@@ -647,13 +686,9 @@ def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec) -> Chunk:
 
 def _steps(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> dict[str, int]:
     """Each table's number of updates: the largest among the saved tables of its rows."""
-    steps = dict.fromkeys((spec.name for spec in specs), 0)
-    for part in opened.saves[-1].parts:
-        for table in part.tables:
-            for spec in specs:
-                if _comes_from(spec, part, table.spec, owner):
-                    steps[spec.name] = max(steps[spec.name], table.step)
-    return steps
+    return {
+        spec.name: max((table.step for table in _sources(opened, spec, owner)), default=0) for spec in specs
+    }
 
 
 def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, owner: RowOwner) -> bool:
@@ -684,33 +719,26 @@ class ModelValues:
 def read_values(where: str | os.PathLike[str] | OpenFolder, *, verify: bool = True) -> ModelValues:
     """Every value of a save of any mode, from all servers, in memory at once. Raises LoadError."""
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
-    specs = [table.spec for table in opened.tables().values()]
-    blocks = BlockAssembler(_whole_parameters(specs))
-    found: dict[str, list[SparseValues | Removed]] = {s.name: [] for s in specs if s.kind is TableKind.SPARSE}
-    wanted = [
-        ShardToRead(save.id, part, shard)
-        for save in opened.saves
-        for part in save.parts
-        for shard in part.shards
-    ]
-    check_sizes(opened.folder, wanted)
-    for item, tensors in read_shards(opened.folder, wanted, verify=verify):
-        for piece in item.shard.pieces:
-            chunk = chunk_of(opened.folder, item, piece, tensors)
-            if isinstance(chunk, DenseRows):
-                blocks.add(item.part.spec_of(piece.table), chunk)
-            elif isinstance(chunk, SparseRows):
-                # Copies: a view would keep the whole shard, with its optimizer state, in memory.
-                values = chunk.values.to(torch.float32, copy=True)
-                found[piece.table].append(SparseValues(chunk.keys.clone(), values))
-            elif isinstance(chunk, Removed):
-                found[piece.table].append(Removed(chunk.keys.clone()))
+    specs = opened.specs()
+    blocks = BlockAssembler(_whole_parameters(specs.values()))
+    found: dict[str, list[SparseValues | Removed]] = {
+        name: [] for name, spec in specs.items() if spec.kind is TableKind.SPARSE
+    }
+    for each in chunks(opened, verify=verify):
+        chunk, name = each.chunk, each.spec.name
+        if isinstance(chunk, DenseRows):
+            blocks.add(each.spec, chunk)
+        elif isinstance(chunk, SparseRows):
+            # Copies: a view would keep the whole shard, with its optimizer state, in memory.
+            values = chunk.values.to(torch.float32, copy=True)
+            found[name].append(SparseValues(chunk.keys.clone(), values))
+        elif isinstance(chunk, Removed):
+            found[name].append(Removed(chunk.keys.clone()))
     dense = {name: rows.values for name, rows in blocks.whole(opened.folder.where)}
-    sizes = {spec.name: spec.size for spec in specs}
-    return ModelValues(dense, {name: _merged(pieces, sizes[name]) for name, pieces in found.items()})
+    return ModelValues(dense, {name: _merged(pieces, specs[name].size) for name, pieces in found.items()})
 
 
-def _whole_parameters(specs: list[TableSpec]) -> list[TableSpec]:
+def _whole_parameters(specs: Iterable[TableSpec]) -> list[TableSpec]:
     """One block per dense parameter, over all of its saved blocks."""
     stops: dict[str, int] = {}
     for block in (range_of(spec) for spec in specs if spec.kind is TableKind.DENSE):

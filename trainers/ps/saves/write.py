@@ -109,10 +109,6 @@ class TableCut:
     clock: Sequence[float] = ()
     candidate_clock: Sequence[float] = ()
 
-    @property
-    def slots(self) -> int:
-        return 1 if isinstance(self.cut, DenseCut) else self.cut.rows
-
     def close(self, *, saved: bool) -> None:
         if not isinstance(self.cut, DenseCut):
             self.cut.close(saved=saved)
@@ -187,18 +183,16 @@ class Packed:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-def pieces_of(
-    table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str = ""
-) -> Iterator[tuple[int, Packed]]:
-    """(slots read so far, piece) of one table; no piece is much larger than a shard. `row_type`: of the
-    values of rows, see SaveSpec.
+def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str = "") -> Iterator[Packed]:
+    """The pieces of one table; none is much larger than a shard. `row_type`: of the values of rows, see
+    SaveSpec.
     """
-    for number, (read, kind, chunk) in enumerate(_chunks(table, mode, shard_bytes)):
+    for number, (kind, chunk) in enumerate(_chunks(table, mode, shard_bytes)):
         tensors, error = _tensors(chunk, mode), 0.0
         rows = len(tensors["values" if kind is PieceKind.DENSE else "keys"])
         if kind is PieceKind.ROWS and row_type:
             error = _narrow(tensors, row_type)
-        yield read, Packed(Piece(table.spec.name, kind, number, rows), tensors, error)
+        yield Packed(Piece(table.spec.name, kind, number, rows), tensors, error)
 
 
 def codes_of(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -307,31 +301,26 @@ class _ShardBuffer:
         return copy
 
 
-def dense_first(cuts: Sequence[TableCut]) -> list[TableCut]:
-    return sorted(cuts, key=lambda table: table.spec.kind is TableKind.SPARSE)
-
-
-def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple[int, PieceKind, Chunk]]:
+def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple[PieceKind, Chunk]]:
     cut = table.cut
     if isinstance(cut, DenseCut):
-        yield 1, PieceKind.DENSE, cut.rows
+        yield PieceKind.DENSE, cut.rows
         return
     if mode.changes:  # first: some of these may have a row again
         for gone in torch.split(cut.removed, max(1, min(shard_bytes, _PIECE_BYTES) // 8)):
-            yield 0, PieceKind.REMOVED, Removed(gone)
+            yield PieceKind.REMOVED, Removed(gone)
     step = max(1, min(shard_bytes, _PIECE_BYTES) // row_bytes(table.spec))
     for start in range(0, cut.rows, step):
-        stop = min(start + step, cut.rows)
-        rows = cut.read(start, stop)
-        yield stop, PieceKind.ROWS, rows
+        rows = cut.read(start, min(start + step, cut.rows))
+        yield PieceKind.ROWS, rows
         if mode.changes and rows.removed is not None:
-            yield stop, PieceKind.REMOVED, Removed(rows.removed)
+            yield PieceKind.REMOVED, Removed(rows.removed)
     waiting = table.candidates
     if waiting is not None and not mode.values_only:
         step = max(1, shard_bytes // 16)
         for start in range(0, len(waiting.keys), step):
             some = slice(start, start + step)
-            yield cut.rows, PieceKind.CANDIDATES, waiting.at(some)
+            yield PieceKind.CANDIDATES, waiting.at(some)
 
 
 def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
@@ -384,8 +373,8 @@ class CancelledError(SaveError):
     """The save was abandoned."""
 
 
-Progressed = Callable[[int, int], None]
-"""Called regularly with (slots read, bytes packed); may raise CancelledError."""
+Progressed = Callable[[int], None]
+"""Called regularly with the bytes packed so far; may raise CancelledError."""
 
 
 def lower_priority() -> None:
@@ -406,7 +395,9 @@ def write_part(
     try:
         with contextlib.ExitStack() as undo:
             undo.callback(remove_part, folder, spec)
-            record = _write(folder, spec, cuts, blob, watch)
+            folder.make(spec.id)
+            tables: list[SavedTable] = []
+            record = write_pieces(folder, spec, _pieces(cuts, spec, tables, watch), tables, blob)
             undo.pop_all()
             return record
     except OSError as error:
@@ -423,14 +414,6 @@ def remove_part(folder: Folder, spec: SaveSpec) -> None:
     for name in folder.names(spec.id):
         if name.lstrip(".").startswith((f"{spec.part}.", f"{spec.part}-")):
             folder.remove(f"{spec.id}/{name}")
-
-
-def _write(
-    folder: Folder, spec: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Progressed
-) -> FileRecord:
-    folder.make(spec.id)
-    tables: list[SavedTable] = []
-    return write_pieces(folder, spec, _pieces(cuts, spec, tables, watch), tables, blob)
 
 
 def write_pieces(
@@ -477,17 +460,16 @@ _CONTENT = (PieceKind.DENSE, PieceKind.ROWS)
 def _pieces(
     cuts: Sequence[TableCut], spec: SaveSpec, tables: list[SavedTable], watch: Progressed
 ) -> Iterator[Packed]:
-    """Pieces of all tables; appends a record to `tables` after each."""
-    before = packed_bytes = 0
-    for table in dense_first(cuts):
+    """Pieces of all tables, of dense ones first; appends a record to `tables` after each."""
+    packed_bytes = 0
+    for table in sorted(cuts, key=lambda table: table.spec.kind is TableKind.SPARSE):
         rows, error = 0, 0.0
-        for read, packed in pieces_of(table, spec.mode, spec.shard_bytes, spec.row_type):
+        for packed in pieces_of(table, spec.mode, spec.shard_bytes, spec.row_type):
             packed_bytes, error = packed_bytes + packed.size, max(error, packed.error)
-            watch(before + read, packed_bytes)
+            watch(packed_bytes)
             rows += packed.piece.rows if packed.piece.kind in _CONTENT else 0
             if packed.piece.rows:
                 yield packed
-        before += table.slots
         clocks = tuple(table.clock), tuple(table.candidate_clock)
         written = _with_type(table.spec, spec.row_type)
         tables.append(SavedTable(written, table.cut.step, rows, *clocks, error))
@@ -499,15 +481,6 @@ def _with_type(spec: TableSpec, row_type: str) -> TableSpec:
         return spec
     dtype = RowType.FLOAT32 if row_type == "int8" else RowType.of(row_type)
     return replace(spec, rows=replace(spec.rows, dtype=dtype))
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Slots of the tables read so far, of how many, and bytes packed so far."""
-
-    read: int
-    slots: int
-    packed: int
 
 
 class SaveTask:
@@ -533,7 +506,8 @@ class SaveTask:
         self._folder = open_folder(where)
         self._cuts = cuts
         self._then = then
-        self._progress = Progress(0, sum(table.slots for table in cuts), 0)
+        self.packed = 0
+        """Bytes packed so far."""
         self._cancelled = threading.Event()
         thread = ThreadPoolExecutor(1, "save", initializer=lower_priority)
         try:
@@ -545,10 +519,6 @@ class SaveTask:
         if done is not None:
             self._future.add_done_callback(lambda _: done(self))
         thread.shutdown(wait=False)
-
-    @property
-    def progress(self) -> Progress:
-        return self._progress
 
     @property
     def ended(self) -> bool:
@@ -586,7 +556,7 @@ class SaveTask:
                 raise save_error(error, self._folder.where, self._folder.free()) from error
         return record
 
-    def _watch(self, read: int, packed: int) -> None:
+    def _watch(self, packed: int) -> None:
         if self._cancelled.is_set():
             raise CancelledError(f"the save to {self._folder.path(self.spec.id)} was abandoned and removed")
-        self._progress = Progress(read, self._progress.slots, packed)
+        self.packed = packed

@@ -36,7 +36,7 @@ from trainers.ps.saves.publication import (
 )
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.transport import CurveKeys
-from trainers.ps.wire import NO_TRAINER, Code, Field, Kind, Message, bytes_part
+from trainers.ps.wire import NO_TRAINER, Code, Kind, Message, text_part
 from trainers.storage.errors import SaveError
 from trainers.storage.manifest import FileRecord
 
@@ -297,7 +297,7 @@ class Publisher:
         return replies.replies
 
     def _send(self, kind: Kind, number: int = 0, text: bytes = b"") -> PendingReplies:
-        parts = (bytes_part(Field.TEXT, text),) if text else ()
+        parts = (text_part(text),) if text else ()
         servers = range(len(self._endpoints))
         return self._client_now().send(
             [Request(server=s, kind=kind, number=number, parts=parts) for s in servers]

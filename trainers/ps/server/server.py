@@ -32,7 +32,7 @@ from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
 from trainers.ps.transport import CurveAuthenticator, CurveKeys, receive, send, server_socket
-from trainers.ps.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
+from trainers.ps.wire import ROW_DTYPES, Kind, Message, WireError, decode, encode
 from trainers.storage.folder import absolute_path
 
 
@@ -232,8 +232,7 @@ class Server:
         if names is not None:
             opened = opened.only(names)
             tables = [table for table in tables if name_of(table.spec) in names]
-        saved = [table.spec for table in opened.tables().values()]
-        check_small(saved, [table.spec for table in tables], opened.folder.where)
+        check_small(opened.specs().values(), [table.spec for table in tables], opened.folder.where)
         load_tables(opened, tables, place)
         rows = sum(len(table) for table in tables if isinstance(table, SparseTable))
         glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
@@ -382,5 +381,4 @@ class Server:
 
 
 def _refused(message: Message, error: WireError) -> Message:
-    text = bytes_part(Field.TEXT, str(error).encode())
-    return message.reply(Kind.REFUSED, code=error.code, parts=(text,))
+    return message.reply(Kind.REFUSED, code=error.code, text=str(error))

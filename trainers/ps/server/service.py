@@ -22,9 +22,9 @@ from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest, SaveRunner, SaveTurns, Sender
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
-from trainers.ps.server.versions import OF_PUBLISHER, Versions
+from trainers.ps.server.versions import OF_PUBLISHER, Versions, done_with
 from trainers.ps.tables.spec import FullError
-from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, text_part
 
 MAX_PENDING = 4096
 """Pending requests of one trainer."""
@@ -120,13 +120,13 @@ class Service:
         self._members.mark_connected(route, request)
         repeats = self._pending.repeats(request)
         if repeats is None:
-            busy = _text(f"trainer {request.rank} already has {MAX_PENDING} pending requests")
-            return [(route, request.reply(Kind.REFUSED, code=Code.BAD_MESSAGE, parts=(busy,)))]
+            busy = f"trainer {request.rank} already has {MAX_PENDING} pending requests"
+            return [(route, request.reply(Kind.REFUSED, code=Code.BAD_MESSAGE, text=busy))]
         progress = self._steps.progress
         answer = self._answer(route, request, reachable)
         if answer is None:
             self._pending.add(route, request, repeats)
-            reply = request.reply(Kind.WAIT, parts=(_text(self._awaited(request)),))
+            reply = request.reply(Kind.WAIT, text=self._awaited(request))
         else:
             self._pending.remove(request)
             reply = answer
@@ -194,8 +194,7 @@ class Service:
             self._pending.remove(each.request)
         self._collectives.reset()
         return [
-            (each.route, each.request.reply(Kind.REFUSED, code=Code.DEADLOCK, parts=(_text(why),)))
-            for each in stopped
+            (each.route, each.request.reply(Kind.REFUSED, code=Code.DEADLOCK, text=why)) for each in stopped
         ]
 
     def _needs_others(self, request: Message) -> bool:
@@ -251,7 +250,7 @@ class Service:
                 raise Refusal(Code.BAD_MESSAGE, f"{request.kind.name} is not a request")
             return handler(self._members.sender_of(request), request)
         except Refusal as refusal:
-            return request.reply(Kind.REFUSED, code=refusal.code, parts=(_text(str(refusal)),))
+            return request.reply(Kind.REFUSED, code=refusal.code, text=str(refusal))
 
     def _hello(self, route: bytes, request: Message, reachable: Reachable) -> Message | None:
         if not request.parts or request.parts[0].field is not Field.TEXT:
@@ -270,8 +269,8 @@ class Service:
         if self._store.ready:
             return request.reply(Kind.DONE, number=member.step)
         loaded = self._store.loaded
-        parts = () if loaded is None else (bytes_part(Field.TEXT, loaded.encode()),)
-        return request.reply(Kind.DONE, number=member.step, code=Code.NOT_READY, parts=parts)
+        text = None if loaded is None else loaded.encode()
+        return request.reply(Kind.DONE, number=member.step, code=Code.NOT_READY, text=text)
 
     def _join(self, route: bytes, request: Message) -> Member:
         self._store.declare(request.rank, request.parts[1:])
@@ -296,7 +295,7 @@ class Service:
         snapshot, and what was pushed since follows on that save only.
         """
         source = self._source
-        self._record(request._replace(parts=(_text(source),)) if source else request)
+        self._record(request._replace(parts=(text_part(source),)) if source else request)
         self._store.ready = True
         return request.reply(Kind.DONE)
 
@@ -392,8 +391,8 @@ class Service:
 
     def _positions_of(self, member: Member, request: Message) -> Message:
         self._require_ready()
-        answer = bytes_part(Field.TEXT, self._members.positions.of(request.text))
-        return request.reply(Kind.DATA, number=self._steps.next_of(member), parts=(answer,))
+        answer = self._members.positions.of(request.text)
+        return request.reply(Kind.DATA, number=self._steps.next_of(member), text=answer)
 
     def _skip(self, member: Member, request: Message) -> Message:
         if request.number > member.step:
@@ -414,7 +413,7 @@ class Service:
             found = json.dumps(self._store.look(request.text, keys))
         except OSError as error:  # of rows on disk
             raise Refusal(Code.FAILED, str(error)) from error
-        return request.reply(Kind.DATA, number=self._steps.step, parts=(_text(found),))
+        return request.reply(Kind.DATA, number=self._steps.step, text=found)
 
     def _finish(self, member: Member, request: Message) -> Message | None:
         if not member.finished:
@@ -450,12 +449,12 @@ class Service:
         if save.turn:
             self._end_orphaned_turn()
             given = self._turns.take(save, requester, state)
-            return None if given is None else request.reply(Kind.DONE, parts=(_text(given),))
+            return done_with(request, given)
         self._refuse_if_not_its_turn(requester)
         if not self._saving.known(save.id):  # if the tables are cut, then now
             self._turns.state = state
         record = self._saving.run(save, requester, self._steps.step, list(self._store.tables.values()))
-        return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
+        return done_with(request, record)
 
     def _saved(self, member: Member, request: Message) -> Message:
         """A save was committed or abandoned, or a turn to save is over."""
@@ -735,15 +734,11 @@ def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]
 def _time_record(now: float, moved_by: float) -> Message:
     """Record a time, and by how many seconds the times of rows move, in whole milliseconds."""
     moved = round(moved_by * 1000)
-    return Message(kind=Kind.TIME, number=int(now * 1000), parts=(_text(str(moved)),) if moved else ())
+    return Message(kind=Kind.TIME, number=int(now * 1000), parts=(text_part(str(moved)),) if moved else ())
 
 
 def _time_of(record: Message) -> tuple[float, float]:
     return record.number / 1000, int(record.text or 0) / 1000
-
-
-def _text(text: str) -> Part:
-    return bytes_part(Field.TEXT, text.encode())
 
 
 def _record_nothing(request: Message) -> None:

@@ -30,7 +30,7 @@ from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.tables.run import Spans
 from trainers.ps.tables.spec import FullError, torch_memory
-from trainers.ps.wire import Buffer, Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
+from trainers.ps.wire import Buffer, Code, Field, Kind, Message, Part, WireError, decode, encode, text_part
 
 # ---- Members, step and pending pushes as bytes and back.
 
@@ -227,7 +227,7 @@ def _unpacked(content: bytes) -> Iterator[Message]:
 
 def new_trainers_record(count: int, start: str) -> Message:
     """The record that from here on there are `count` trainers, of this start of the job."""
-    return Message(kind=Kind.TRAINERS, number=count, parts=(bytes_part(Field.TEXT, start.encode()),))
+    return Message(kind=Kind.TRAINERS, number=count, parts=(text_part(start),))
 
 
 def apply_new_trainers(record: Message, members: Members, steps: Steps) -> None:
@@ -293,9 +293,8 @@ class StateSaver:
         snapshot = self._durable.snapshot
         try:
             if snapshot is not None:
-                by_name = {spec.name: spec for spec in snapshot.specs}
-                names = table_names(snapshot.blob)
-                store.make({number: by_name[name] for number, name in names.items()})
+                specs, names = snapshot.specs, table_names(snapshot.blob)
+                store.make({number: specs[name] for number, name in names.items()})
                 snapshot.load(list(store.tables.values()))
                 restore_state(snapshot.blob, members, store, steps)
             for frames in self._durable.records():

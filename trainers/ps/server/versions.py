@@ -13,7 +13,7 @@ from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRequest, SaveRunner
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Store
-from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.wire import Code, Field, Kind, Message, Part, text_part
 
 OF_PUBLISHER = (Kind.PUBLISH, Kind.WRITTEN, Kind.PUBLISHED, Kind.MERGE)
 """Requests of the publisher."""
@@ -54,7 +54,7 @@ class Versions:
             case Kind.PUBLISH:
                 return self._state(request)
             case Kind.WRITTEN:
-                return _with(request, self._saving.written(request.text))
+                return done_with(request, self._saving.written(request.text))
             case Kind.MERGE:
                 return self._merge(request)
             case _:
@@ -79,8 +79,7 @@ class Versions:
     def _state(self, request: Message) -> Message:
         busy = self._store.shrinking or (self._saving.tables_in_use and not self._saving.of_version)
         code = Code.NOT_READY if busy or not self._store.ready else Code.NONE
-        changes = bytes_part(Field.TEXT, str(self._store.changes).encode())
-        return request.reply(Kind.DONE, number=self._steps.step, code=code, parts=(changes,))
+        return request.reply(Kind.DONE, number=self._steps.step, code=code, text=str(self._store.changes))
 
     def _cut(self, request: Message) -> Message | None:
         """Cut the tables: in sync training as of the step that is asked for, which all servers have once."""
@@ -96,20 +95,20 @@ class Versions:
             return None
         tables = list(self._store.tables.values())
         buffers = {} if self._publisher is None else self._publisher.buffers
-        cut = Message(kind=Kind.PUBLISH, parts=(bytes_part(Field.TEXT, version.id.encode()),))
+        cut = Message(kind=Kind.PUBLISH, parts=(text_part(version.id),))
         follows = self._saving.publish(version, step, tables, buffers, lambda: self._record(cut))
         return request.reply(Kind.DONE, number=step, code=Code.NONE if follows else Code.MISMATCH)
 
     def _merge(self, request: Message) -> Message | None:
         try:
-            return _with(request, self._saving.merge(SaveRequest.decode(request.text)))
+            return done_with(request, self._saving.merge(SaveRequest.decode(request.text)))
         except Refusal as refusal:  # as an answer: the publisher has other requests under way
-            text = (bytes_part(Field.TEXT, str(refusal).encode()),)
-            return request.reply(Kind.DONE, code=Code.FAILED, parts=text)
+            return request.reply(Kind.DONE, code=Code.FAILED, text=str(refusal))
 
 
-def _with(request: Message, record: bytes | None) -> Message | None:
-    return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
+def done_with(request: Message, text: str | bytes | None) -> Message | None:
+    """Answer with this text; None: later."""
+    return None if text is None else request.reply(Kind.DONE, text=text)
 
 
 def _buffers(parts: Sequence[Part]) -> dict[str, torch.Tensor]:

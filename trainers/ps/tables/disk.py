@@ -19,8 +19,6 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
@@ -31,9 +29,7 @@ from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.process.log import glog
 from trainers.ps.kernels.eviction import FLOORS, GONE, REMOVAL, evicted_slots, find_evicted
 from trainers.ps.kernels.rows import (
-    NOTHING,
     VALUES,
-    Fresh,
     pull,
     read_records,
     remove_keys,
@@ -42,11 +38,10 @@ from trainers.ps.kernels.rows import (
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.removal import BoundedRows, all_will_change
 from trainers.ps.tables.spec import FullError, TableError
-from trainers.ps.tables.storage import Cut, SparseRows, Storage, keys_of, split_records
+from trainers.ps.tables.storage import NOTHING_NEW, Closing, Cut, SparseRows, Storage, keys_of, split_records
 
 _PLACE, _PAGE = 4, 4096  # bytes
 _UNREADABLE = "rows that were moved to disk_dir cannot be read from there any more"
-_KEPT = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 _LONGEST = 1 << 43
 """Bytes of the largest file, of which most are given back: less than any file system's limit."""
 _SPARE = 65_536
@@ -134,7 +129,7 @@ class RowsOnDisk(BoundedRows):
         mine, first = np.unique(keys[here], return_index=True)
         records = self._read(places[here][first], mine)
         try:
-            slots = storage.insert(mine, _KEPT)
+            slots = storage.insert(mine, NOTHING_NEW)
         except FullError:
             remove_keys(storage.index, storage.rows, mine)
             raise
@@ -182,7 +177,7 @@ class RowsOnDisk(BoundedRows):
         return TieredCut(self._storage, memory, self._cut, self._read, row_states)
 
     def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
-        slots = self.places.insert(keys, _KEPT)  # before `column`: it may grow
+        slots = self.places.insert(keys, NOTHING_NEW)  # before `column`: it may grow
         self.places.column(0).view(np.uint32)[slots] = places
 
     def _read(self, places: NDArray[np.uint32], keys: Keys) -> Floats:
@@ -256,7 +251,7 @@ class RowsOnDisk(BoundedRows):
             glog(f"rows cannot move to disk_dir ({why}); they stay in memory")
 
 
-class TieredCut:
+class TieredCut(Closing):
     """A cut of a table with rows in memory and on disk: as Cut, the slots of the latter behind the others."""
 
     def __init__(
@@ -286,14 +281,6 @@ class TieredCut:
         """See Cut.close."""
         self._memory.close(saved=saved)
         self._disk.close(saved=saved)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(saved=kind is None)
 
 
 def _joined(one: SparseRows, other: SparseRows) -> SparseRows:

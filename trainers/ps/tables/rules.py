@@ -1,7 +1,7 @@
 """Update rules: how a gradient changes values, in place on float32 tensors, by torch.optim's formulas.
 
-`update` works element by element (the row-wise rules: row by row), so a slice of a parameter or a selection
-of rows gets the same result as the whole. The order of operations is that of torch's single-tensor
+`update` works element by element, so a slice of a parameter or a selection of rows gets the same result as
+the whole. The order of operations is that of torch's single-tensor
 implementations (torch/optim/{sgd,adagrad,adam}.py and torch/optim/_functional.py), so that results agree bit
 for bit on most inputs.
 
@@ -197,16 +197,6 @@ class RowWiseAdagrad:
     def initial_state(self) -> float:
         return self.initial_accumulator_value
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
-        (total,) = state
-        lr = lr / (1 + (step - 1) * self.lr_decay)
-        if self.weight_decay and not self.decoupled:
-            grad = grad.add(values, alpha=self.weight_decay)
-        total.add_(grad.square().mean(-1, keepdim=True))
-        if self.decoupled:
-            values.mul_(1 - lr * self.weight_decay)
-        values.addcmul_(grad, lr / total.sqrt().add_(self.eps), value=-1)
-
 
 @dataclass(frozen=True, slots=True)
 class RowWiseAdam:
@@ -228,17 +218,6 @@ class RowWiseAdam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: float = 0.0
-
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
-        mean, square = state
-        if self.weight_decay and not self.decoupled:
-            grad = grad.add(values, alpha=self.weight_decay)
-        mean.lerp_(grad, 1 - self.beta1)
-        square.mul_(self.beta2).add_(grad.square().mean(-1, keepdim=True), alpha=1 - self.beta2)
-        if self.decoupled:
-            values.mul_(1 - lr * self.weight_decay)
-        scale = (square.sqrt() / math.sqrt(1 - self.beta2**step)).add_(self.eps)
-        values.addcdiv_(mean, scale, value=-lr / (1 - self.beta1**step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +262,8 @@ def ftrl_lr(lr: float) -> float:
 AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL | RMSprop | RowWiseAdagrad | RowWiseAdam
 """`states` is the number of state tensors that are as large as the values; a row-wise rule, which is for
 sparse tables only, has another `row_states` of one number a row. All are full of `initial_state` at first.
-`update` changes values and state in place; `step` counts the updates of the whole table, this one included.
+`update`, which only rules for dense tables have, changes values and state in place; `step` counts the updates
+of the whole table, this one included.
 """
 
 RULES: dict[int, type[AnyRule]] = {

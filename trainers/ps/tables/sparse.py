@@ -55,7 +55,7 @@ from trainers.ps.tables.spec import (
     TableKind,
     TableSpec,
 )
-from trainers.ps.tables.storage import Candidates, Cut, SparseRows, Storage
+from trainers.ps.tables.storage import NOTHING_NEW, Candidates, Cut, SparseRows, Storage
 
 # ---- Entry filters: which keys get a row.
 
@@ -214,7 +214,7 @@ class RemovedKeys:
         self.count = sum(map(len, self._since or []))
 
 
-_UNINITIALIZED = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
+_UNINITIALIZED = NOTHING_NEW._replace(kind=UNIFORM)
 
 
 def filter_of(options: RowOptions, budgets: Budgets) -> EntryFilter:

@@ -178,7 +178,7 @@ _PLACE = 4
 _NO_IMAGES = np.empty(0, np.float32), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
 
-_NOT_NEW = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
+NOTHING_NEW = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 
 
 def typed(places: torch.Tensor, dtype: torch.dtype, dim: int) -> torch.Tensor:
@@ -304,7 +304,7 @@ class Storage:
         here = np.ones(len(keys), np.bool_)
         here[missing[: without_row(self.index, self.rows, keys, missing)]] = False
         found = np.empty(np.count_nonzero(here), np.int64)
-        insert(self.index, self.rows, _NOT_NEW, keys[here], 0, found)
+        insert(self.index, self.rows, NOTHING_NEW, keys[here], 0, found)
         slots[here] = found
         return slots
 
@@ -484,7 +484,23 @@ class DenseCut:
     step: int
 
 
-class Cut:
+class Closing:
+    """A cut that a `with` block closes, as saved unless the block fails."""
+
+    def close(self, *, saved: bool = True) -> None:
+        """See Cut.close."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(saved=kind is None)
+
+
+class Cut(Closing):
     """Copy-on-write view of a sparse table as of the moment when `SparseTable.cut` was called.
 
     `rows` slots must be read upwards from 0; `step` is the table's at that moment, and `removed` are the keys
@@ -569,14 +585,6 @@ class Cut:
         if self._open:
             self._open = False
             self._ended(saved and int(self._storage.rows.cut[READ]) == self.rows)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(saved=kind is None)
 
 
 def _room_for(rows: int, stride: int) -> tuple[Arena, Arena]:

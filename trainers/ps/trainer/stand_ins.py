@@ -167,7 +167,7 @@ def stand_ins_of(
     try:
         save(folder.path(name))
         values = read_values(folder.path(name)).sparse
-        options = {table: saved.spec.rows for table, saved in open_saves(folder.path(name)).tables().items()}
+        options = {table: spec.rows for table, spec in open_saves(folder.path(name)).specs().items()}
     finally:
         folder.remove(name)
     found: StandIns = {}

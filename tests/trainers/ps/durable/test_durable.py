@@ -175,7 +175,7 @@ def test_the_tables_of_a_snapshot_are_described(tmp_path):
     durable = opened(tmp_path)
     assert durable.snapshot is not None
     assert (durable.snapshot.step, durable.snapshot.number) == (5, 5)
-    tables = [make_table(spec) for spec in durable.snapshot.specs]
+    tables = [make_table(spec) for spec in durable.snapshot.specs.values()]
     assert {table.spec for table in tables} == set(SPECS)
     durable.snapshot.load(tables)
     durable.close()
@@ -207,7 +207,7 @@ def test_snapshots_have_what_has_changed_until_that_is_as_much_as_a_whole_one(tm
         task.wait()
         durable.end_snapshot()
         bases.append(names(tmp_path)[-1])
-        sizes.append(task.progress.packed)
+        sizes.append(task.packed)
         if state.count % 14 == 0:  # from another process, as after a kill
             copy = tmp_path / "copy" / str(state.count)
             shutil.copytree(tmp_path / "server-0", copy / "server-0")

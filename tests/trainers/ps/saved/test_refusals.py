@@ -264,7 +264,7 @@ def test_a_save_can_be_given_up(saved):
     woken = threading.Event()
     order = SaveSpec(id="save-9", mode=SaveMode.ALL, step=1, server=0, servers=1, shard_bytes=4000)
     task = SaveTask(saved, order, [TableCut(USERS, cut)], done=lambda _: woken.set())
-    eventually(lambda: 0 < task.progress.read < task.progress.slots)
+    eventually(lambda: task.packed > 0)
     assert not task.ended
     task.cancel()
     assert woken.wait(60)

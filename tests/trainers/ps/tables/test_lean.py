@@ -156,7 +156,7 @@ def test_row_wise_rules_follow_their_formulas(rule: RowWiseAdagrad | RowWiseAdam
     assert float((pulled - values).abs().max()) <= 1e-5 * float(values.abs().max())
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if hasattr(rule, "update")])
 def test_the_same_formulas_as_torch_operations(rule: AnyRule) -> None:
     torch.manual_seed(0)
     table, values = SparseTable(spec(5, rule)), torch.randn(6, 5)
