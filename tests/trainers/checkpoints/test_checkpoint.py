@@ -279,7 +279,7 @@ named = []
 sys.addaudithook(lambda event, args: named.append(args) if event == "pickle.find_class" else None)
 assert checkpoint.load("saved", model, optimizer) == 1
 assert not named, named
-checkpoint.start("saved", 2, model, optimizer)
+checkpoint.save("saved", 2, model, optimizer, background=True)
 """
 
 
