@@ -60,7 +60,15 @@ class OptimizerState:
         self._mine = set(self._names) if owned is None else {names[id(param)] for param in owned}
 
     def tensors(self) -> Tensors:
-        return {key: value for key, value in self._flat().items() if isinstance(value, torch.Tensor)}
+        saved = self._optimizer.state_dict()
+        found = {
+            f"optimizer.state.{self._names[index]}.{key}": value
+            for index, entry in saved["state"].items()
+            for key, value in entry.items()
+        }
+        for place, group in enumerate(saved["param_groups"]):
+            found |= {f"optimizer.group.{place}.{key}": value for key, value in group.items()}
+        return {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
 
     def values(self) -> dict[str, Any]:
         saved = self._optimizer.state_dict()
@@ -94,16 +102,13 @@ class OptimizerState:
 
     def wanted(self, saved: Mapping[str, Any], index: Mapping[str, Any]) -> Tensors:
         by_name = dict(zip(self._names, self._params, strict=True))
-        found = {}
-        for name, entry in self._my_state(saved):
-            for key in map(_tensor_key, entry.values()):
-                if key is not None:
-                    found[key] = _empty(index[key], by_name[name])
-        for group in saved["groups"]:
-            for key in map(_tensor_key, group.values()):
-                if key is not None:
-                    found[key] = _empty(index[key], None)
-        return found
+        places = [(by_name[name], entry) for name, entry in self._my_state(saved)]
+        return {
+            key: _empty(index[key], like)
+            for like, entry in [*places, *((None, group) for group in saved["groups"])]
+            for key in map(_tensor_key, entry.values())
+            if key is not None
+        }
 
     def take(self, saved: Mapping[str, Any], tensors: Tensors) -> None:
         def value_of(value: Any) -> Any:
@@ -129,17 +134,6 @@ class OptimizerState:
 
     def _my_state(self, saved: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         return [(name, entry) for name, entry in saved["state"].items() if name in self._mine]
-
-    def _flat(self) -> dict[str, Any]:
-        saved = self._optimizer.state_dict()
-        found = {
-            f"optimizer.state.{self._names[index]}.{key}": value
-            for index, entry in saved["state"].items()
-            for key, value in entry.items()
-        }
-        for place, group in enumerate(saved["param_groups"]):
-            found |= {f"optimizer.group.{place}.{key}": value for key, value in group.items()}
-        return found
 
     def _json(self, key: str, value: Any) -> Any:
         return {"tensor": key} if isinstance(value, torch.Tensor) else to_json(key, value)
