@@ -64,7 +64,7 @@ PARTS = {
 }  # fmt: skip
 
 # What each part of the training runtime may import of it, and nothing else. The two runtimes are above the
-# folders that they are in: they implement `trainers.runtime` and take a strategy.
+# folders that they are in: they take a strategy, and `trainers.fleet` calls them.
 RUNTIME_PARTS = {
     "errors": set(),
     "checks": {"errors"},
@@ -72,7 +72,7 @@ RUNTIME_PARTS = {
     "metrics": {"process", "errors"},
     "notice": {"errors"},
     "zoo": {"errors"},
-    "roles": {"errors"},
+    "roles": {"checks", "errors"},
     "storage": {"errors"},
     "kernels": {"process"},
     "progress": {"process"},
@@ -80,7 +80,7 @@ RUNTIME_PARTS = {
     "checkpoints": {"storage", "progress", "process", "errors"},
     "serving": {"checkpoints", "storage", "errors"},
     "inference": {"serving", "storage", "errors"},
-    "data": {"kernels", "metrics", "progress", "process", "roles", "errors"},
+    "data": {"checks", "kernels", "metrics", "progress", "process", "roles", "storage", "errors"},
     "collective": {
         "checks", "checkpoints", "data", "notice", "optimizer", "process", "progress", "roles", "errors",
     },
@@ -89,22 +89,23 @@ RUNTIME_PARTS = {
         "checks", "collective", "data", "kernels", "notice", "optimizer", "process", "progress", "roles",
         "serving", "storage", "errors",
     },
-    "export": {"ps", "serving", "checkpoints", "errors"},
+    "export": {"inference", "ps", "serving", "storage", "checkpoints", "errors"},
     "inference_server": {"inference", "ps", "serving", "storage", "process", "errors"},
-    "strategy": {"collective", "ps", "checks", "errors"},
-    "runtime": {"strategy", "ps", "data", "notice", "optimizer", "errors"},
-    "util": {"runtime", "data", "roles", "errors"},
+    "strategy": {"collective", "ps", "checks", "storage", "errors"},
+    "runtime": {"errors"},
+    "util": {"data", "roles", "errors"},
     "collective.runtime": {
-        "collective", "runtime", "strategy", "checkpoints", "serving", "data", "notice", "optimizer",
+        "collective", "runtime", "strategy", "serving", "storage", "data", "notice", "optimizer",
         "progress", "roles", "errors",
     },
     "ps.runtime": {
-        "ps", "runtime", "strategy", "collective", "serving", "data", "notice", "optimizer", "process",
-        "progress", "roles", "errors",
+        "ps", "runtime", "strategy", "collective", "serving", "storage", "data", "notice", "optimizer",
+        "process", "progress", "roles", "errors",
     },
     "fleet": {
-        "collective.runtime", "ps.runtime", "ps", "runtime", "strategy", "util", "export", "serving", "data",
-        "metrics", "notice", "optimizer", "process", "progress", "roles", "errors",
+        "collective.runtime", "ps.runtime", "ps", "runtime", "strategy", "util", "export", "checkpoints",
+        "serving", "storage", "data", "metrics", "notice", "optimizer", "process", "progress", "roles",
+        "errors",
     },
     "": {"fleet", "static", "collective", "data", "process", "progress"},
     "examples": {

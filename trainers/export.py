@@ -5,7 +5,6 @@ leaves the program to `program`.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,17 +12,17 @@ import torch
 
 from trainers.checkpoints.state import bare
 from trainers.errors import NotSupportedError, UsageError
+from trainers.inference import KIND
 from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.serving.bundle import write_bundle
 from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Inputs, program_of
 from trainers.serving.weights import is_divided, safetensors
-
-KIND = "inference"
+from trainers.storage.folder import Where
 
 
 def save_program(
-    where: str | os.PathLike[str],
+    where: Where,
     model: torch.nn.Module,
     example: Inputs,
     dynamic_shapes: object,

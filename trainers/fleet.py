@@ -1,7 +1,9 @@
 """The fleet API: module-level functions that are the methods of one Fleet object.
 
-`init` finds this process's place in the job and makes its runtime: `CollectiveRuntime`, or that of a server
-or trainer of `trainers.ps`. The other calls check their arguments and leave the rest to the runtime.
+`init` finds this process's place in the job and makes its runtime: `CollectiveRuntime`, or `ServerRuntime` or
+`TrainerRuntime` of `trainers.ps`. The other calls check their arguments and leave the rest to the runtime. A
+runtime has only the calls that belong to it. `_collective_for`, `_worker_for`, `_trainer_for` and
+`_server_for` return the runtime that has a call, or refuse the call.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import torch
 
@@ -28,14 +30,18 @@ from trainers.process.hooks import install_exit_hooks
 from trainers.roles.environment import ask_first
 from trainers.roles.identity import Identity, Role, RoleMaker
 from trainers.roles.makers import MPISymmetricRoleMaker, PaddleCloudRoleMaker, UserDefinedRoleMaker, settle
-from trainers.runtime import Ids, Runtime, Where, check_model
+from trainers.runtime import Ids, check_model, on_a_server
+from trainers.storage.folder import Where
 from trainers.strategy import DistributedStrategy, DistributeTranspilerConfig, strategy_of
 from trainers.util import Util
 
 if TYPE_CHECKING:
     from trainers.data.stream import Source, Stream, Streaming
+    from trainers.ps.runtime import ServerRuntime, TrainerRuntime
     from trainers.ps.tables.spec import ShrinkPolicy
     from trainers.serving.program import Inputs
+
+    Runtime: TypeAlias = CollectiveRuntime | ServerRuntime | TrainerRuntime
 
 __all__ = [
     "DistributeTranspilerConfig",
@@ -231,11 +237,14 @@ class Fleet:
         """The scaler for a script that scales losses itself: all ranks skip a step in which one of them has
         found gradients that are not finite. It shares its state with the one given.
         """
-        return self._runtime_for("distributed_scaler").distributed_scaler(scaler)
+        runtime = self._runtime_for("distributed_scaler")
+        if not isinstance(scaler, torch.amp.GradScaler):
+            raise UsageError(f"distributed_scaler needs a torch.amp.GradScaler, not {scaler!r}")
+        return runtime.distributed_scaler(scaler)
 
     def barrier_worker(self) -> None:
         """Wait until every trainer is here."""
-        self._runtime_for("barrier_worker").barrier_worker()
+        self._worker_for("barrier_worker").barrier_worker()
 
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         """The same batches, while the rows of the next one are already fetched from the servers. Up to two
@@ -244,7 +253,10 @@ class Fleet:
         `ids(batch)` tells with which tensors (the very same objects) the served embeddings will be called:
         `{module: tensor or tensors}`, or just those when the model has one.
         """
-        return self._runtime_for("prefetch").prefetch(batches, ids)
+        runtime = self._worker_for("prefetch")
+        if runtime.is_collective:
+            return iter(batches)  # every row is here already
+        return runtime.prefetch(batches, ids)
 
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
         """The records of a source, batch by batch, each of which counts once in the tables of the parameter
@@ -256,7 +268,7 @@ class Fleet:
         looked for every `poll_s` seconds, until the function `until`, which another thread calls, says that
         no more come (or for ever), or this process is to stop. `queue_size`: batches that may wait.
         """
-        return self._runtime_for("stream").stream(source, **settings)
+        return self._worker_for("stream").stream(source, **settings)
 
     def train_from_dataset(
         self,
@@ -274,7 +286,10 @@ class Fleet:
         printed, under the names of `fetch_info` if given. With `ids`, rows are prefetched as by `prefetch`.
         Raises UsageError for a name that the step does not give.
         """
-        prefetch = self._prefetch("train_from_dataset", ids)
+        self._runtime_for("train_from_dataset")
+        prefetch: loop.Prefetch | None = None
+        if ids is not None:
+            prefetch = functools.partial(self.prefetch, ids=ids)
         return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)
 
     def infer_from_dataset(
@@ -286,8 +301,9 @@ class Fleet:
         **printing: Unpack[loop.Printing],
     ) -> Result:
         """The same without gradients; call `model.eval()` before it."""
-        prefetch = self._prefetch("infer_from_dataset", ids)
-        return loop.infer_from_dataset(step, dataset, prefetch=prefetch, **printing)
+        self._runtime_for("infer_from_dataset")
+        with torch.no_grad():
+            return self.train_from_dataset(step, dataset, ids=ids, **printing)
 
     # ---- jobs with parameter servers
 
@@ -299,15 +315,15 @@ class Fleet:
         optimizer state and statistics. All others begin with trainer 0's values, and so do rows of an
         nn.Embedding that the save does not have. Raises LoadError for a name that the save does not have.
         """
-        self._runtime_for("init_server").init_server(dirname, var_names)
+        self._server_for("init_server").init_server(dirname, var_names)
 
     def run_server(self) -> None:
         """Serve until every trainer has called stop_worker, or SIGTERM."""
-        self._runtime_for("run_server").run_server()
+        self._server_for("run_server").run_server()
 
     def init_worker(self) -> None:
         """Connect to the servers; all trainers start from trainer 0's initial values."""
-        self._runtime_for("init_worker").init_worker()
+        self._trainer_for("init_worker").init_worker()
 
     def publish(self, *, buffers: bool = False) -> int:
         """Publish a version of all tables for serving now, with everything that this trainer has pushed;
@@ -316,21 +332,21 @@ class Fleet:
         `buffers`: those of this trainer's model are in it and in later ones, as float32; so are its dense
         parameters where no server has them (`strategy.dense = "allreduce"`).
         """
-        return self._runtime_for("publish").publish(buffers=buffers)
+        return self._trainer_for("publish").publish(buffers=buffers)
 
     def shrink(self, policy: ShrinkPolicy | None = None) -> int:
         """A day has passed: age the statistics of all tables that keep them, remove the rows that are not
         worth their memory, and forget ids that a CountFilterEntry has not seen for long. For one trainer to
         call; returns how many rows went.
         """
-        return self._runtime_for("shrink").shrink(policy)
+        return self._trainer_for("shrink").shrink(policy)
 
     def stop_worker(self) -> None:
         """Say that this trainer has finished, wait for the others, and bring the trained values into the
         model. When fleetrun is ending this process (`stop_requested`), it has not finished: it waits for its
         own pushes only, not for the other trainers.
         """
-        self._runtime_for("stop_worker").stop_worker()
+        self._trainer_for("stop_worker").stop_worker()
 
     # ---- Saves of models and tables, for serving and for another job. The former save stays in the folder
     # until the new one is complete. A folder is a path, or a URL that fsspec supports.
@@ -349,7 +365,7 @@ class Fleet:
         Raises SaveError or ServerError; the former save stays current then.
         """
         _check_folder("save_persistables", dirname)
-        self._runtime_for("save_persistables").save("save_persistables", dirname, model, None, mode)
+        self._worker_for("save_persistables").save("save_persistables", dirname, model, None, mode)
 
     def save(
         self,
@@ -368,7 +384,7 @@ class Fleet:
         ServerError.
         """
         _check_folder("save", dirname)
-        self._runtime_for("save").save("save", dirname, model, optimizer, mode)
+        self._worker_for("save").save("save", dirname, model, optimizer, mode)
 
     def load(
         self,
@@ -383,7 +399,18 @@ class Fleet:
         Raises LoadError when it is damaged or of another model; nothing has changed then.
         """
         _check_folder("load", dirname)
-        self._runtime_for("load").load(dirname, model, optimizer)
+        runtime = self._runtime_for("load")
+        if runtime.is_collective:
+            optimizer = runtime.with_state(optimizer)
+        elif model is None or optimizer is not None:
+            raise UsageError(
+                "fleet.load() in a job with parameter servers brings values into a model before "
+                "fleet.init_worker(); tables and optimizer state are the servers': fleet.init_server(dirname)"
+            )
+        from trainers.serving.weights import load_state
+
+        with progress.activity("loading the model"):
+            load_state(dirname, check_model("load", model), optimizer)
 
     def save_inference_model(
         self,
@@ -414,8 +441,8 @@ class Fleet:
         raises for one that it cannot export.
         """
         _check_folder("save_inference_model", None if more else dirname)
-        runtime = self._runtime_for("save_inference_model")
-        if model is None and rows and not int8_rows:
+        runtime = self._worker_for("save_inference_model")
+        if model is None and rows and not int8_rows and not runtime.is_collective:
             runtime.save_table_values(dirname)
             return
         if int8_rows and not rows:
@@ -446,7 +473,7 @@ class Fleet:
         restart. When there are more trainers than before, or fewer: the share of each of what all had done,
         rounded down.
         """
-        return self._runtime_for("resume_step").resume_step()
+        return self._worker_for("resume_step").resume_step()
 
     def save_checkpoint(
         self,
@@ -469,8 +496,11 @@ class Fleet:
         of the process. Raises CheckpointError, then the former checkpoints are as they were; a save in the
         background that failed lets the next of these calls raise it, on all ranks.
         """
-        return self._runtime_for("save_checkpoint").save_checkpoint(
-            directory, step, model, optimizer, keep=keep, async_save=async_save, state=state
+        optimizer = self._collective_for("save_checkpoint").before_checkpoint(optimizer)
+        from trainers.checkpoints import checkpoint
+
+        return checkpoint.save(
+            directory, step, model, optimizer, keep=keep, state=state, background=async_save
         )
 
     def checkpoint(
@@ -495,7 +525,10 @@ class Fleet:
         At its end a script saves what it has by `save_checkpoint`. Raises CheckpointError for such a save
         that has failed.
         """
-        self._runtime_for("checkpoint").checkpoint(
+        optimizer = self._collective_for("checkpoint").before_checkpoint(optimizer)
+        from trainers.checkpoints import checkpoint
+
+        checkpoint.keep_newest(
             directory, step, model, optimizer, keep=keep, every=every, neighbour=neighbour, state=state
         )
 
@@ -503,7 +536,11 @@ class Fleet:
         """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable; its path, None
         when there is nothing to wait for; all ranks call it. Raises CheckpointError when it has failed.
         """
-        return self._runtime_for("wait_checkpoint").wait_checkpoint()
+        self._collective_for("wait_checkpoint")
+        from trainers.checkpoints import checkpoint
+
+        with progress.activity("waiting for the checkpoint"):
+            return checkpoint.wait()
 
     def load_checkpoint(
         self,
@@ -518,8 +555,14 @@ class Fleet:
         A damaged checkpoint is skipped for the one before. Raises CheckpointError when all are damaged,
         or when it is of another model.
         """
-        runtime = self._runtime_for("load_checkpoint")
-        return runtime.load_checkpoint(directory, model, optimizer, state=state)
+        runtime = self._collective_for("load_checkpoint")
+        from trainers.checkpoints import checkpoint
+
+        with progress.activity("loading the checkpoint"):
+            step = checkpoint.load(directory, model, runtime.with_state(optimizer), state=state)
+        runtime.resumed = step or 0
+        progress.meter.resumed(runtime.resumed)
+        return step
 
     load_latest = load_checkpoint
 
@@ -535,13 +578,13 @@ class Fleet:
         runtime = self._runtime_for("stop_requested")
         self._signals.listen((signal.SIGTERM, *signals), with_others=runtime.is_collective)
         notice = self._signals.notice()
-        return runtime.agree_to_stop(notice) if sync else notice
+        return runtime.agree_to_stop(notice) if sync and runtime.is_collective else notice
 
     # ---- values that trainers exchange; both are there before `init`, and raise UsageError until then
 
     @functools.cached_property
     def util(self) -> Util:
-        return Util(self._identity_for, self._runtime_for)
+        return Util(self._identity_for, self._worker_for)
 
     @functools.cached_property
     def metrics(self) -> DistributedMetrics:
@@ -567,9 +610,46 @@ class Fleet:
         runtime.strategy.fits(runtime.is_collective)
         return runtime
 
-    def _prefetch(self, call: str, ids: Callable[[DataBatch], Ids] | None) -> loop.Prefetch | None:
+    # ---- the runtimes that have a call; each raises UsageError where this process's runtime is another
+
+    def _collective_for(self, call: str) -> CollectiveRuntime:
         runtime = self._runtime_for(call)
-        return None if ids is None else lambda batches: runtime.prefetch(batches, ids)
+        if not runtime.is_collective:
+            raise UsageError(
+                f"fleet.{call}() belongs to collective training, and this job has parameter servers: they "
+                "keep their tables by strategy.ps_configs durability, and by fleet.save_persistables()"
+            )
+        return runtime
+
+    def _worker_for(self, call: str) -> CollectiveRuntime | TrainerRuntime:
+        runtime = self._runtime_for(call)
+        if runtime.is_server:
+            raise on_a_server(call)
+        return runtime
+
+    def _trainer_for(self, call: str) -> TrainerRuntime:
+        runtime = self._served_for(call)
+        if runtime.is_server:
+            raise on_a_server(call)
+        return runtime
+
+    def _server_for(self, call: str) -> ServerRuntime:
+        runtime = self._served_for(call)
+        if not runtime.is_server:
+            raise UsageError(
+                f"fleet.{call}() was called on a trainer; move the servers' code under "
+                "`if fleet.is_server():`"
+            )
+        return runtime
+
+    def _served_for(self, call: str) -> ServerRuntime | TrainerRuntime:
+        runtime = self._runtime_for(call)
+        if runtime.is_collective:
+            raise UsageError(
+                f"fleet.{call}() belongs to parameter-server training, and this job is collective; "
+                "remove the call, or use fleet.init(is_collective=False) and start with --server_num"
+            )
+        return runtime
 
 
 def _make_runtime(is_collective: bool, identity: Identity, strategy: DistributedStrategy) -> Runtime:

@@ -5,16 +5,16 @@ program and its weights. `fleet.save_inference_model` writes them.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from trainers.errors import UsageError
-from trainers.serving.bundle import read_bundle
+from trainers.serving.bundle import Bundle, read_bundle
 from trainers.serving.program import pickled
 from trainers.storage.errors import LoadError
+from trainers.storage.folder import Where
 from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
 
 KIND = "inference"
@@ -58,9 +58,7 @@ class InferenceModel:
         return tuple(given[name] for name in self.inputs)
 
 
-def load_inference_model(
-    dirname: str | os.PathLike[str], device: torch.device | str = "cpu"
-) -> InferenceModel:
+def load_inference_model(dirname: Where, device: torch.device | str = "cpu") -> InferenceModel:
     """The model that `fleet.save_inference_model(dirname, model, inputs)` has saved: a folder, or a URL that
     fsspec knows. Raises LoadError when there is none, or when it is damaged.
 
@@ -73,10 +71,8 @@ def load_inference_model(
             f"{bundle.where} was saved without rows of its tables (rows=False): `fleetrun serve --follow` "
             "reads them from a published folder"
         )
-    file = bundle.contents["program"].numpy().tobytes()
+    file = checked_program(bundle)
     try:
-        if suspects := pickled(file):
-            raise LoadError(f"the program in {bundle.where} has pickled parts: {', '.join(suspects[:3])}")
         weights = unpack(bundle.contents["weights"], EVERY_TYPE)
         order, inputs = list(bundle.about["weights"]), list(bundle.about["inputs"])
         ordered = {name: weights[name].to(device) for name in order}
@@ -88,6 +84,18 @@ def load_inference_model(
 
         exported = move_to_device_pass(exported, str(device))
     return InferenceModel(exported.module(), ordered, inputs)
+
+
+def checked_program(bundle: Bundle) -> bytes:
+    """Return the file of a bundle's program. Raises LoadError for one that torch would unpickle."""
+    file = bundle.contents["program"].numpy().tobytes()
+    try:
+        suspects = pickled(file)
+    except ValueError as error:
+        raise LoadError(f"{bundle.where} cannot be used: {error}") from error
+    if suspects:
+        raise LoadError(f"the program in {bundle.where} has pickled parts: {', '.join(suspects[:3])}")
+    return file
 
 
 def _check(wanted: Mapping[str, Any], given: torch.Tensor) -> None:

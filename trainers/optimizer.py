@@ -13,15 +13,36 @@ import torch
 from trainers import progress
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
-    """A torch optimizer, wrapped for the fleet API. It shares groups and state with the one it wraps, so that
-    learning rate schedulers may be given either of the two.
+class WrappingOptimizer(torch.optim.Optimizer):
+    """An optimizer around another one. Both share groups and state, so that learning rate schedulers may be
+    given either of the two.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
         self.inner = inner
         self.state = inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if "inner" in self.__dict__ and all(param_group is not group for group in self.inner.param_groups):
+            self.inner.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def _share(self, loaded: torch.optim.Optimizer) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+class DistributedOptimizer(WrappingOptimizer):
+    """A torch optimizer, wrapped for the fleet API."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
         below: Any = inner
         while isinstance(below, torch.optim.Optimizer):  # each may be loaded, which gives it other groups
             below.register_load_state_dict_post_hook(self._share)
@@ -60,25 +81,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         return self.inner.step(closure)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        if "inner" in self.__dict__ and all(param_group is not group for group in self.inner.param_groups):
-            self.inner.add_param_group(param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict)
 
     def before_checkpoint(self) -> None:
         """All ranks call it before model and state are taken: they are alike on all of them after it."""
-
-    def _share(self, loaded: torch.optim.Optimizer) -> None:
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
 
 def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -7,14 +7,14 @@ Paddle 1.x's DistributeTranspilerConfig becomes an ordinary strategy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
-from trainers.checks import flag, nearest, positive
+from trainers.checks import flag, nearest, one_of, positive
 from trainers.collective.configs import (
     BUCKET_MB,
     AmpConfigs,
@@ -29,9 +29,6 @@ from trainers.collective.configs import (
     ShardingConfigs,
     amp_configs,
     checker,
-    compile_configs,
-    recompute_configs,
-    sharding_configs,
 )
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.configs import (
@@ -45,6 +42,7 @@ from trainers.ps.configs import (
 )
 from trainers.ps.tables.rules import RULES
 from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind
+from trainers.storage.folder import Where
 
 # ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) that have no effect here.
 
@@ -136,6 +134,7 @@ def off_value(name: str) -> Any:
 DENSE = ("servers", "allreduce")
 
 Configs: TypeAlias = Mapping[str, Any]
+_NONE: Configs = MappingProxyType({})
 
 
 class DistributedStrategy:
@@ -162,36 +161,32 @@ class DistributedStrategy:
     passed to torch's DistributedDataParallel.
     """
 
-    a_sync: bool
-    a_sync_configs: Configs
-    ps_configs: Configs
-    sparse_table_configs: Configs
-    dense: str
-    amp: bool
-    amp_configs: Configs
-    gradient_merge: bool
-    gradient_merge_configs: Configs
-    localsgd: bool
-    localsgd_configs: Configs
-    gradient_scale_configs: Configs
-    fp16_allreduce: bool
-    lars: bool
-    lars_configs: Configs
-    lamb: bool
-    lamb_configs: Configs
-    sharding: bool
-    sharding_configs: Configs
-    recompute: bool
-    recompute_configs: Configs
-    sync_batch_norm: bool
-    compile: bool
-    compile_configs: Configs
-    find_unused_parameters: bool
-    fuse_grad_size_in_MB: float
-
-    def __init__(self) -> None:
-        for name, default in _DEFAULTS.items():
-            setattr(self, name, default)
+    a_sync: bool = False
+    a_sync_configs: Configs = _NONE
+    ps_configs: Configs = _NONE
+    sparse_table_configs: Configs = _NONE
+    dense: str = "servers"
+    amp: bool = False
+    amp_configs: Configs = _NONE
+    gradient_merge: bool = False
+    gradient_merge_configs: Configs = _NONE
+    localsgd: bool = False
+    localsgd_configs: Configs = _NONE
+    gradient_scale_configs: Configs = _NONE
+    fp16_allreduce: bool = False
+    lars: bool = False
+    lars_configs: Configs = _NONE
+    lamb: bool = False
+    lamb_configs: Configs = _NONE
+    sharding: bool = False
+    sharding_configs: Configs = _NONE
+    recompute: bool = False
+    recompute_configs: Configs = _NONE
+    sync_batch_norm: bool = False
+    compile: bool = False
+    compile_configs: Configs = _NONE
+    find_unused_parameters: bool = False
+    fuse_grad_size_in_MB: float = BUCKET_MB
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in UNSUPPORTED:
@@ -229,22 +224,14 @@ class DistributedStrategy:
         """What is asked of collective training, with the defaults filled in. Raises NotSupportedError for
         options that exclude each other.
         """
-        merge = GradientMergeConfigs(**self.gradient_merge_configs) if self.gradient_merge else None
-        return CollectiveSettings(
-            amp=self.half_precision(),
-            gradient_merge=merge,
-            localsgd=LocalSGDConfigs(**self.localsgd_configs) if self.localsgd else None,
-            sharding=ShardingConfigs(**self.sharding_configs) if self.sharding else None,
-            recompute=RecomputeConfigs(**self.recompute_configs) if self.recompute else None,
-            compile=CompileConfigs(**self.compile_configs) if self.compile else None,
-            lars=LarsConfigs(**self.lars_configs) if self.lars else None,
-            lamb=LambConfigs(**self.lamb_configs) if self.lamb else None,
-            scale_strategy=GradientScaleConfigs(**self.gradient_scale_configs).scale_strategy,
-            fp16_allreduce=self.fp16_allreduce,
-            sync_batch_norm=self.sync_batch_norm,
-            find_unused_parameters=self.find_unused_parameters,
-            fuse_grad_size_in_MB=self.fuse_grad_size_in_MB,
-        )
+        chosen = {
+            name: make(**getattr(self, f"{name}_configs"))
+            for name, make in _CHOICES.items()
+            if getattr(self, name)
+        }
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        scale_strategy = GradientScaleConfigs(**self.gradient_scale_configs).scale_strategy
+        return CollectiveSettings(**chosen, **plain, scale_strategy=scale_strategy)
 
     def ps(self) -> PsConfigs:
         """`ps_configs` with the defaults filled in. Raises NotSupportedError for settings that contradict."""
@@ -279,14 +266,14 @@ class DistributedStrategy:
     def agreed(self) -> str:
         """The settings that servers and trainers must have alike, as far as they are not the defaults."""
         configs, asynchronous = self.ps(), self.asynchronous()
-        mine: dict[str, Any] = {}
-        for name in ("durability", "nonfinite", "wire_dtype"):
-            mine[name] = getattr(configs, name)
-        mine["max_staleness"] = asynchronous.max_staleness if self.a_sync else None
-        mine["geo"] = asynchronous.k_steps > 0
-        usual: dict[str, Any] = {"durability": "none", "nonfinite": "refuse", "wire_dtype": "float32"}
-        usual |= {"max_staleness": None, "geo": False}
-        return ", ".join(f"{name} {value}" for name, value in mine.items() if value != usual[name])
+        found: tuple[tuple[str, object, object], ...] = (
+            ("durability", configs.durability, "none"),
+            ("nonfinite", configs.nonfinite, "refuse"),
+            ("wire_dtype", configs.wire_dtype, "float32"),
+            ("max_staleness", asynchronous.max_staleness if self.a_sync else None, None),
+            ("geo", asynchronous.k_steps > 0, False),
+        )
+        return ", ".join(f"{name} {value}" for name, value, usual in found if value != usual)
 
     def tables(self) -> Mapping[str, TableConfigs]:
         """`sparse_table_configs` by the name of the embedding's weight."""
@@ -306,11 +293,11 @@ class DistributedStrategy:
         made._take(text, "the text")
         return made
 
-    def save_to_prototxt(self, output: str | os.PathLike[str]) -> None:
+    def save_to_prototxt(self, output: Where) -> None:
         """Write all fields to a file: Paddle's name, but YAML."""
         Path(output).write_text(self.to_yaml(), encoding="utf-8")
 
-    def load_from_prototxt(self, pb_file: str | os.PathLike[str]) -> None:
+    def load_from_prototxt(self, pb_file: Where) -> None:
         """Set the fields that such a file has; the others stay. Nothing changes when one of them is wrong."""
         self._take(Path(pb_file).read_text(encoding="utf-8"), str(pb_file))
 
@@ -334,8 +321,7 @@ def _shown(value: Any) -> str:
 
 
 def _dense(name: str, value: Any) -> str:
-    if value not in DENSE:
-        raise UsageError(f"strategy.{name} is {value!r}; it must be one of {', '.join(DENSE)}")
+    one_of(f"strategy.{name}", value, DENSE)
     return str(value)
 
 
@@ -348,52 +334,33 @@ _SERVERS = ("a_sync", "a_sync_configs", "ps_configs", "sparse_table_configs", "d
 _BOTH = ("amp", "amp_configs")
 """All the rest is for collective jobs only."""
 
-_DEFAULTS: dict[str, Any] = {
-    "a_sync": False,
-    "a_sync_configs": {},
-    "ps_configs": {},
-    "sparse_table_configs": {},
-    "dense": "servers",
-    "amp": False,
-    "amp_configs": {},
-    "gradient_merge": False,
-    "gradient_merge_configs": {},
-    "localsgd": False,
-    "localsgd_configs": {},
-    "gradient_scale_configs": {},
-    "fp16_allreduce": False,
-    "lars": False,
-    "lars_configs": {},
-    "lamb": False,
-    "lamb_configs": {},
-    "sharding": False,
-    "sharding_configs": {},
-    "recompute": False,
-    "recompute_configs": {},
-    "sync_batch_norm": False,
-    "compile": False,
-    "compile_configs": {},
-    "find_unused_parameters": False,
-    "fuse_grad_size_in_MB": BUCKET_MB,
+_DEFAULTS = {name: getattr(DistributedStrategy, name) for name in DistributedStrategy.__annotations__}
+
+_CHOICES: dict[str, type[Any]] = {
+    "amp": AmpConfigs,
+    "gradient_merge": GradientMergeConfigs,
+    "localsgd": LocalSGDConfigs,
+    "lars": LarsConfigs,
+    "lamb": LambConfigs,
+    "sharding": ShardingConfigs,
+    "recompute": RecomputeConfigs,
+    "compile": CompileConfigs,
 }
+"""Flags of collective training, and what their `_configs` say."""
+_PLAIN = ("fp16_allreduce", "sync_batch_norm", "find_unused_parameters", "fuse_grad_size_in_MB")
+"""Fields of collective training without `_configs`."""
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     name: _flag for name, default in _DEFAULTS.items() if isinstance(default, bool)
 }
+_CHECKS |= {f"{name}_configs": checker(make) for name, make in _CHOICES.items()}
 _CHECKS |= {
+    "amp_configs": amp_configs,
     "a_sync_configs": a_sync_configs,
     "ps_configs": ps_configs,
     "sparse_table_configs": sparse_table_configs,
     "dense": _dense,
-    "amp_configs": amp_configs,
-    "gradient_merge_configs": checker(GradientMergeConfigs),
-    "localsgd_configs": checker(LocalSGDConfigs),
     "gradient_scale_configs": checker(GradientScaleConfigs),
-    "lars_configs": checker(LarsConfigs),
-    "lamb_configs": checker(LambConfigs),
-    "sharding_configs": sharding_configs,
-    "recompute_configs": recompute_configs,
-    "compile_configs": compile_configs,
     "fuse_grad_size_in_MB": lambda name, value: positive(f"strategy.{name}", value),
 }
 
@@ -501,14 +468,9 @@ class DistributeTranspilerConfig:
     the servers. Another field is an error that says what to use.
     """
 
-    sync_mode: bool
-    split_method: str
-    slice_var_up: bool
-
-    def __init__(self) -> None:
-        self.sync_mode = True
-        self.split_method = "RoundRobin"
-        self.slice_var_up = True
+    sync_mode: bool = True
+    split_method: str = "RoundRobin"
+    slice_var_up: bool = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _TRANSPILER_INSTEAD:
@@ -517,8 +479,8 @@ class DistributeTranspilerConfig:
             raise UsageError(f"{_WHOSE} has no field {name!r}{nearest(name, _TRANSPILER_FIELDS)}")
         if name != "split_method":
             flag(f"{_WHOSE}.{name}", value)
-        elif value not in SPLIT_METHODS:
-            raise UsageError(f"{_WHOSE}.{name} is {value!r}; it must be one of {', '.join(SPLIT_METHODS)}")
+        else:
+            one_of(f"{_WHOSE}.{name}", value, SPLIT_METHODS)
         object.__setattr__(self, name, value)
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ import torch
 from trainers.data.shard import get_file_shard
 from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import Identity
-from trainers.runtime import Runtime
 
 # ---- Values on the way: as a line of JSON and bytes
 
@@ -42,7 +41,7 @@ class Payload:
     kind: str
     type: str
     shape: tuple[int, ...]
-    value: Any
+    value: Any = field(compare=False)
 
     @property
     def words(self) -> str:
@@ -85,7 +84,11 @@ def unpacked(data: bytes) -> Payload:
     value = header.get("value")
     if kind == "tensor":
         raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
-        value = raw.view(getattr(torch, name)).reshape(shape) if content else _empty(name, shape)
+        value = (
+            raw.view(getattr(torch, name)).reshape(shape)
+            if content
+            else torch.empty(shape, dtype=getattr(torch, name))
+        )
     elif kind == "array":
         value = np.frombuffer(bytearray(content), np.dtype(name)).reshape(shape)
         value = value if shape else value[()]  # a numpy number
@@ -98,12 +101,7 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
     """
     first = each[0]
     for rank, other in enumerate(each):
-        if (other.call, other.kind, other.type, other.shape) != (
-            first.call,
-            first.kind,
-            first.type,
-            first.shape,
-        ):
+        if other != first:
             raise UsageError(
                 f"fleet.util.{first.call} was given {first.words} by trainer 0, and trainer {rank} called "
                 f"{other.call} with {other.words}; all must do the same"
@@ -161,10 +159,6 @@ def _arrays(values: Sequence[Any], mode: str) -> Any:
     return total.astype(dtype)
 
 
-def _empty(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(shape, dtype=getattr(torch, name))
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -174,12 +168,20 @@ def _name(dtype: torch.dtype) -> str:
 T = TypeVar("T")
 
 
+class _Worker(Protocol):
+    """The runtime of a trainer."""
+
+    def barrier_worker(self) -> None: ...
+
+    def gather(self, mine: bytes, call: str) -> list[bytes]: ...
+
+
 class Util:
     """For the trainers of a job; with parameter servers between init_worker and stop_worker. All trainers
     must come to a call, after the same steps where training is synchronous, and each gets the same answer.
     """
 
-    def __init__(self, who: Callable[[str], Identity], ready: Callable[[str], Runtime]) -> None:
+    def __init__(self, who: Callable[[str], Identity], ready: Callable[[str], _Worker]) -> None:
         self._who = who
         self._ready = ready
 

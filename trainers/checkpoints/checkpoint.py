@@ -24,14 +24,15 @@ from trainers import progress
 from trainers.checkpoints import directory as checkpoint_directory
 from trainers.checkpoints import memory
 from trainers.checkpoints import tensors as checkpoint_tensors
-from trainers.checkpoints.directory import CheckpointDirectory, open_directory, step_of
-from trainers.checkpoints.manifest import CheckpointError, Manifest
+from trainers.checkpoints.directory import CheckpointDirectory, open_directory
+from trainers.checkpoints.manifest import CheckpointError, Manifest, step_of
 from trainers.checkpoints.ranks import Ranks, done
 from trainers.checkpoints.state import Contents
 from trainers.checkpoints.tensors import Staging
 from trainers.errors import FleetError, UsageError
 from trainers.process.hooks import at_exit, failed
 from trainers.process.log import glog
+from trainers.storage.folder import Where
 
 # ---- One save at a time in the background: in a thread, with a process group of its own
 
@@ -110,44 +111,45 @@ class _Order:
 
 
 def save(
-    directory: str | os.PathLike[str],
+    directory: Where,
     step: int,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
     keep: int = KEEP,
     state: Mapping[str, Any] | None = None,
-) -> str:
+    background: bool = False,
+) -> str | None:
     """Save all of it as `directory/step-XXXXXXXX`, and remove what is older than the newest `keep`. When it
     returns its path, on any rank, the checkpoint is complete and durable.
 
     A step that is saved already is not saved again. `state`: by name, dicts and objects with `state_dict` and
     `load_state_dict`; rank 0's count. Raises CheckpointError, then nothing has changed, also for a save in
     the background that has failed; UsageError.
-    """
-    wait()
-    ranks = Ranks()
-    contents = Contents(model, optimizer, state or {})
-    return _write(_order(directory, step, keep, contents, ranks), ranks)
 
-
-def start(
-    directory: str | os.PathLike[str],
-    step: int,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    keep: int = KEEP,
-    state: Mapping[str, Any] | None = None,
-) -> None:
-    """As `save`, of a copy that is made now and written while training continues. The next call of this
+    background: make a copy now and write it while training continues, and return None. The next call of this
     module raises what went wrong meanwhile, on all ranks.
     """
     wait()
-    ranks = Ranks(_background.group())
+    ranks = Ranks(_background.group() if background else None)
     contents = Contents(model, optimizer, state or {})
-    order = _order(directory, step, keep, contents, ranks, _staging.copies)
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
+    if keep < 1:
+        raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
+    checkpoints, tensors = open_directory(directory), contents.tensors(ranks.rank, ranks.world)
+    order = _Order(
+        checkpoints=checkpoints,
+        step=step,
+        keep=keep,
+        tensors=_staging.copies(tensors) if background else tensors,
+        keys=contents.keys(),
+        parts=done(lambda: contents.parts(ranks.rank)),
+    )
+    if not background:
+        return _write(order, ranks)
     _background.start(partial(_write, order, ranks))
+    return None
 
 
 _written = float("-inf")
@@ -155,7 +157,7 @@ _written = float("-inf")
 
 
 def keep_newest(
-    directory: str | os.PathLike[str],
+    directory: Where,
     step: int,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
@@ -165,8 +167,9 @@ def keep_newest(
     neighbour: bool = False,
     state: Mapping[str, Any] | None = None,
 ) -> None:
-    """Keep all of it in memory that outlives this process (`memory.save`), for `load` of the same directory;
-    and as `start`, if no such save is under way and the last one began `every` seconds ago (None: never).
+    """Keep all of it in memory that outlives this process (`memory.save`), for `load` of the same directory.
+    Save it in the background too, as `save`, if no such save is under way and the last one began `every`
+    seconds ago (None: never).
     """
     global _written
     ranks, contents = Ranks(), Contents(model, optimizer, state or {})
@@ -177,7 +180,7 @@ def keep_newest(
     since = time.monotonic() - _written
     if ranks.first_tells(lambda: since >= every and not _background.busy):
         _written = time.monotonic()
-        start(directory, step, model, optimizer, keep=keep, state=state)
+        save(directory, step, model, optimizer, keep=keep, state=state, background=True)
 
 
 def wait() -> str | None:
@@ -188,7 +191,7 @@ def wait() -> str | None:
 
 
 def load(
-    directory: str | os.PathLike[str],
+    directory: Where,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
@@ -242,28 +245,6 @@ def _take_kept(kept: memory.Version, contents: Contents, ranks: Ranks) -> None:
 
 
 # ---- writing
-
-
-def _order(
-    directory: str | os.PathLike[str],
-    step: int,
-    keep: int,
-    contents: Contents,
-    ranks: Ranks,
-    copies: Callable[[checkpoint_tensors.Tensors], checkpoint_tensors.Tensors] = lambda tensors: tensors,
-) -> _Order:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
-    if keep < 1:
-        raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
-    return _Order(
-        checkpoints=open_directory(directory),
-        step=step,
-        keep=keep,
-        tensors=copies(contents.tensors(ranks.rank, ranks.world)),
-        keys=contents.keys(),
-        parts=done(lambda: contents.parts(ranks.rank)),
-    )
 
 
 def _write(order: _Order, ranks: Ranks) -> str:

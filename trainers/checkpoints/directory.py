@@ -14,14 +14,15 @@ import shutil
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 import xxhash
 
 from trainers.checkpoints import manifest
-from trainers.checkpoints.manifest import MANIFEST, CheckpointError, Manifest
+from trainers.checkpoints.manifest import MANIFEST, CheckpointError, Manifest, step_of
+from trainers.checkpoints.remote import RemoteDirectory
 from trainers.errors import NotSupportedError, UsageError
-from trainers.storage.folder import sync_folder, write_file
+from trainers.storage.folder import Where, sync_folder, write_file
 
 # ---- Checkpoints on a local file system
 
@@ -30,7 +31,7 @@ _ASIDE = re.compile(r"step-\d{8,}\.[0-9a-f]{8}\.tmp")
 
 
 class LocalDirectory:
-    """Implements `CheckpointDirectory`."""
+    """Checkpoints by their names, and files in them by theirs. Every method raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,16 +41,22 @@ class LocalDirectory:
         return str(self._folder)
 
     def path(self, name: str, file: str = "") -> str:
+        """Return the whole path or URL."""
         return str(self._folder / name / file)
 
     def complete(self) -> list[str]:
-        found = filter(_NAME.fullmatch, self._names())
-        return sorted(found, key=lambda name: int(name.removeprefix("step-")), reverse=True)
+        """Return the names of the checkpoints, the newest first. Their content has not been checked."""
+        return sorted(filter(_NAME.fullmatch, self._names()), key=step_of, reverse=True)
 
     def interrupted(self) -> list[str]:
+        """Return the names of saves that have not come to their end, also of one that is under way."""
         return sorted(filter(_ASIDE.fullmatch, self._names()))
 
     def begin(self, step: int) -> str:
+        """Return a new name to write under, which is not a checkpoint yet, and unique: an earlier process of
+        this job that still writes, on a machine that was thought dead, writes elsewhere. Removes what is
+        `interrupted`.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         for name in self.interrupted():
             shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -58,6 +65,9 @@ class LocalDirectory:
         return name
 
     def publish(self, name: str, content: bytes) -> str:
+        """Make what was begun under `name` a checkpoint, all at once, in place of one of the same step.
+        Return its name from then on. `content`: its manifest.
+        """
         aside, final = self._folder / name, self._folder / name.partition(".")[0]
         write_file(aside / MANIFEST, [content])  # durable, and so are all other names in its folder
         if final.exists():
@@ -67,13 +77,16 @@ class LocalDirectory:
         return final.name
 
     def discard(self, name: str) -> None:
-        """Take its name from it, then its files: half of it is never a checkpoint."""
+        """Remove a checkpoint: first its name, then its files. If that is interrupted, the rest is not
+        a checkpoint.
+        """
         path = self._folder / name
         if _ASIDE.fullmatch(name) is None:
             path = path.rename(self._folder / _aside(name))
         shutil.rmtree(path, ignore_errors=True)
 
     def open(self, name: str, file: str, mode: str) -> BinaryIO:
+        """`mode` is "rb" or "wb". What was written is durable when the file is closed."""
         path = self._folder / name / file
         if mode == "wb":
             return cast(BinaryIO, _Durable(io.FileIO(path, mode)))
@@ -83,12 +96,14 @@ class LocalDirectory:
         (self._folder / name / file).rename(self._folder / name / to)
 
     def size(self, name: str, file: str) -> int | None:
+        """Return the number of bytes, None if the file does not exist."""
         try:
             return (self._folder / name / file).stat().st_size
         except OSError:
             return None
 
     def free(self) -> int | None:
+        """Return the number of free bytes, None if unknown."""
         return shutil.disk_usage(self._folder).free
 
     def _names(self) -> list[str]:
@@ -117,57 +132,10 @@ def _aside(name: str) -> str:
 _PIECE = 1 << 22
 
 
-class CheckpointDirectory(Protocol):
-    """Checkpoints by their names, and files in them by theirs. Every method raises OSError."""
-
-    @property
-    def where(self) -> str: ...
-
-    def path(self, name: str, file: str = "") -> str:
-        """The whole path or URL."""
-        ...
-
-    def complete(self) -> list[str]:
-        """The newest first; their content has not been checked."""
-        ...
-
-    def interrupted(self) -> list[str]:
-        """What saves have left that did not come to their end; also one that is under way."""
-        ...
-
-    def begin(self, step: int) -> str:
-        """A new name to write under, which is not a checkpoint yet, and unique: an earlier process of this
-        job that still writes, on a machine that was thought dead, writes elsewhere. Removes what is
-        `interrupted`.
-        """
-        ...
-
-    def publish(self, name: str, content: bytes) -> str:
-        """Make what was begun under `name` a checkpoint, all at once, in place of one of the same step; its
-        name from then on. `content`: its manifest.
-        """
-        ...
-
-    def discard(self, name: str) -> None:
-        """Remove one; if that is interrupted, the rest of it is not a checkpoint."""
-        ...
-
-    def open(self, name: str, file: str, mode: str) -> BinaryIO:
-        """`mode` is "rb" or "wb". What was written is durable when it is closed."""
-        ...
-
-    def rename(self, name: str, file: str, to: str) -> None: ...
-
-    def size(self, name: str, file: str) -> int | None:
-        """None when it is not there."""
-        ...
-
-    def free(self) -> int | None:
-        """Bytes of free space, None where that is unknown."""
-        ...
+CheckpointDirectory = LocalDirectory | RemoteDirectory
 
 
-def open_directory(directory: str | os.PathLike[str]) -> CheckpointDirectory:
+def open_directory(directory: Where) -> CheckpointDirectory:
     """A path of this machine, or a URL of fsspec (`s3://bucket/run`). Raises UsageError."""
     text = os.fspath(directory)
     for protocol in ("file://", "local://"):
@@ -176,13 +144,7 @@ def open_directory(directory: str | os.PathLike[str]) -> CheckpointDirectory:
         raise UsageError("the directory of the checkpoints is empty; give a path or a URL")
     if "://" not in text:
         return LocalDirectory(Path(text))
-    from trainers.checkpoints.remote import RemoteDirectory  # late: few jobs use fsspec
-
     return RemoteDirectory(text)
-
-
-def step_of(name: str) -> int:
-    return int(name.removeprefix("step-").partition(".")[0])
 
 
 def commit(checkpoints: CheckpointDirectory, name: str, about: Manifest) -> str:

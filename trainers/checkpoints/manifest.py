@@ -65,6 +65,32 @@ def manifest_from_bytes(content: bytes) -> Manifest:
         raise CheckpointError(f"is damaged: {error!r}") from error
 
 
+def step_of(name: str) -> int:
+    """Return the step that the name of a checkpoint says."""
+    return int(name.removeprefix("step-").partition(".")[0])
+
+
+# ---- States of objects and dicts
+
+
+def is_stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def values_of(value: Any) -> Any:
+    return value.state_dict() if is_stateful(value) else value
+
+
+def put_values(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Bring the objects and dicts of `state` to what was saved under the same names."""
+    for name, value in state.items():
+        if is_stateful(value):
+            value.load_state_dict(saved[name])
+        else:
+            value.clear()
+            value.update(saved[name])
+
+
 # ---- Small values as JSON
 
 _ITEMS = "__items__"

@@ -29,10 +29,10 @@ import xxhash
 
 from fleetrun.envs.channels import MEMORY_VARIABLE
 from trainers import progress
-from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.manifest import CheckpointError, put_values
 from trainers.checkpoints.neighbour import Neighbour, NoNeighbour, neighbours, place_on_node
 from trainers.checkpoints.ranks import Ranks
-from trainers.checkpoints.slots import Head, Packed, Slot, Store, is_stateful, meshes_of
+from trainers.checkpoints.slots import Head, Packed, Slot, Store, meshes_of
 from trainers.errors import UsageError
 from trainers.process.log import glog
 
@@ -76,12 +76,7 @@ def _take(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Put what was saved where it belongs. Raises CheckpointError."""
     if missing := sorted(state.keys() - saved.keys()):
         raise CheckpointError(f"the state in memory has no {', '.join(missing)}; it was saved without")
-    for name, value in state.items():
-        if is_stateful(value):
-            value.load_state_dict(saved[name])
-        else:
-            value.clear()
-            value.update(saved[name])
+    put_values(state, saved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,31 +15,28 @@ import re
 import uuid
 from typing import BinaryIO, cast
 
-from trainers.checkpoints.manifest import MANIFEST, is_ended
-from trainers.storage.folder import file_system
+from trainers.checkpoints.manifest import MANIFEST, is_ended, step_of
+from trainers.storage.folder import RemoteFolder
 
 _NAME = re.compile(r"step-(\d{8,})(\.[0-9a-f]{8})?")
 
 
 class RemoteDirectory:
-    """Implements `CheckpointDirectory`. The URL's options come from fsspec's configuration and the
+    """Does what `LocalDirectory` does. The URL's options come from fsspec's configuration and the
     environment.
     """
 
     def __init__(self, url: str) -> None:
-        self._files, self._root = file_system(url)
-        self._url = url.rstrip("/")
-
-    @property
-    def where(self) -> str:
-        return self._url
+        self._folder = RemoteFolder(url)
+        self._files = self._folder.files
+        self.where = self._folder.where
 
     def path(self, name: str, file: str = "") -> str:
-        return f"{self._url}/{name}/{file}".rstrip("/")
+        return self._folder.path(f"{name}/{file}").rstrip("/")
 
     def complete(self) -> list[str]:
         found = filter(self._is_complete, self._names())
-        return sorted(found, key=lambda name: (_step(name), name), reverse=True)
+        return sorted(found, key=lambda name: (step_of(name), name), reverse=True)
 
     def interrupted(self) -> list[str]:
         return sorted(name for name in self._names() if not self._is_complete(name))
@@ -49,11 +46,11 @@ class RemoteDirectory:
             with contextlib.suppress(OSError):
                 self.discard(name)
         name = f"step-{step:08d}.{uuid.uuid4().hex[:8]}"
-        self._files.makedirs(self._inside(name), exist_ok=True)
+        self._folder.make(name)
         return name
 
     def publish(self, name: str, content: bytes) -> str:
-        others = [other for other in self.complete() if _step(other) == _step(name)]
+        others = [other for other in self.complete() if step_of(other) == step_of(name)]
         with self.open(name, MANIFEST, "wb") as file:
             file.write(content)
         for other in others:
@@ -79,9 +76,8 @@ class RemoteDirectory:
         self._files.mv(self._inside(name, file), self._inside(name, to))
 
     def size(self, name: str, file: str) -> int | None:
-        self._files.invalidate_cache()  # another machine may have written since
         try:
-            return int(self._files.info(self._inside(name, file))["size"])
+            return self._folder.size(f"{name}/{file}")
         except FileNotFoundError:
             return None
 
@@ -98,17 +94,7 @@ class RemoteDirectory:
             return False  # removed meanwhile
 
     def _names(self) -> list[str]:
-        self._files.invalidate_cache()
-        try:
-            found = self._files.ls(self._root, detail=False)
-        except FileNotFoundError:
-            return []
-        names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
-        return [name for name in names if _NAME.fullmatch(name)]
+        return [name for name in self._folder.names() if _NAME.fullmatch(name)]
 
     def _inside(self, name: str, file: str = "") -> str:
-        return f"{self._root.rstrip('/')}/{name}/{file}".rstrip("/")
-
-
-def _step(name: str) -> int:
-    return int(name.removeprefix("step-").partition(".")[0])
+        return self._folder.inside(f"{name}/{file}")

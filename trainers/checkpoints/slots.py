@@ -24,7 +24,7 @@ import numpy
 import torch
 
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
-from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.manifest import CheckpointError, values_of
 from trainers.checkpoints.tensors import is_sharded, local_part
 from trainers.errors import UsageError
 
@@ -377,11 +377,3 @@ def meshes_of(state: Mapping[str, Any]) -> Meshes:
 
     collect({name: values_of(value) for name, value in state.items()})
     return meshes
-
-
-def values_of(value: Any) -> Any:
-    return value.state_dict() if is_stateful(value) else value
-
-
-def is_stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))

@@ -18,7 +18,15 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.checkpoints.manifest import CheckpointError, Manifest, from_json, to_json
+from trainers.checkpoints.manifest import (
+    CheckpointError,
+    Manifest,
+    from_json,
+    is_stateful,
+    put_values,
+    to_json,
+    values_of,
+)
 from trainers.checkpoints.tensors import Tensors, is_sharded
 from trainers.errors import NotSupportedError, UsageError
 
@@ -52,7 +60,15 @@ class OptimizerState:
         self._mine = set(self._names) if owned is None else {names[id(param)] for param in owned}
 
     def tensors(self) -> Tensors:
-        return {key: value for key, value in self._flat().items() if isinstance(value, torch.Tensor)}
+        saved = self._optimizer.state_dict()
+        found = {
+            f"optimizer.state.{self._names[index]}.{key}": value
+            for index, entry in saved["state"].items()
+            for key, value in entry.items()
+        }
+        for place, group in enumerate(saved["param_groups"]):
+            found |= {f"optimizer.group.{place}.{key}": value for key, value in group.items()}
+        return {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
 
     def values(self) -> dict[str, Any]:
         saved = self._optimizer.state_dict()
@@ -86,16 +102,13 @@ class OptimizerState:
 
     def wanted(self, saved: Mapping[str, Any], index: Mapping[str, Any]) -> Tensors:
         by_name = dict(zip(self._names, self._params, strict=True))
-        found = {}
-        for name, entry in self._my_state(saved):
-            for key in map(_tensor_key, entry.values()):
-                if key is not None:
-                    found[key] = _empty(index[key], by_name[name])
-        for group in saved["groups"]:
-            for key in map(_tensor_key, group.values()):
-                if key is not None:
-                    found[key] = _empty(index[key], None)
-        return found
+        places = [(by_name[name], entry) for name, entry in self._my_state(saved)]
+        return {
+            key: _empty(index[key], like)
+            for like, entry in [*places, *((None, group) for group in saved["groups"])]
+            for key in map(_tensor_key, entry.values())
+            if key is not None
+        }
 
     def take(self, saved: Mapping[str, Any], tensors: Tensors) -> None:
         def value_of(value: Any) -> Any:
@@ -121,17 +134,6 @@ class OptimizerState:
 
     def _my_state(self, saved: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         return [(name, entry) for name, entry in saved["state"].items() if name in self._mine]
-
-    def _flat(self) -> dict[str, Any]:
-        saved = self._optimizer.state_dict()
-        found = {
-            f"optimizer.state.{self._names[index]}.{key}": value
-            for index, entry in saved["state"].items()
-            for key, value in entry.items()
-        }
-        for place, group in enumerate(saved["param_groups"]):
-            found |= {f"optimizer.group.{place}.{key}": value for key, value in group.items()}
-        return found
 
     def _json(self, key: str, value: Any) -> Any:
         return {"tensor": key} if isinstance(value, torch.Tensor) else to_json(key, value)
@@ -192,6 +194,19 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
         model = inner
 
 
+def differences(saved: Mapping[str, Sequence[int]], here: Mapping[str, Sequence[int]]) -> str:
+    """Describe how the names and shapes of a saved model differ from those of the model here."""
+    wrong = [f"{name} is not in it" for name in here.keys() - saved.keys()]
+    wrong += [f"{name} is not in the model" for name in saved.keys() - here.keys()]
+    wrong += [
+        f"{name} is {list(saved[name])} in it and {list(here[name])} here"
+        for name in here.keys() & saved.keys()
+        if list(here[name]) != list(saved[name])
+    ]
+    more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return "; ".join(sorted(wrong)[:3]) + more
+
+
 class Contents:
     """The things that one call of save or load is about, and their tensors by name."""
 
@@ -206,7 +221,7 @@ class Contents:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"the optimizer of a checkpoint must be one of torch's, not {optimizer!r}")
         for name, value in state.items():
-            if not _is_stateful(value) and not isinstance(value, dict):
+            if not is_stateful(value) and not isinstance(value, dict):
                 raise UsageError(
                     f"{name}={value!r} cannot be kept in a checkpoint: give a dict, or an object with "
                     "state_dict() and load_state_dict()"
@@ -260,10 +275,7 @@ class Contents:
 
     def all_parts(self) -> dict[str, Any]:
         """Values other than tensors, as this rank has them. Raises UsageError for what JSON cannot hold."""
-        state = {
-            name: to_json(name, value.state_dict() if _is_stateful(value) else value)
-            for name, value in self._state.items()
-        }
+        state = {name: to_json(name, values_of(value)) for name, value in self._state.items()}
         optimizer = None if self._optimizer is None else self._optimizer.values()
         return {"optimizer": optimizer, "state": state}
 
@@ -282,21 +294,12 @@ class Contents:
     def check(self, manifest: Manifest) -> None:
         """Raises CheckpointError when the checkpoint is of something else than this."""
         saved = {
-            key.removeprefix("model."): tuple(entry["shape"])
+            key.removeprefix("model."): entry["shape"]
             for key, entry in manifest.index.items()
             if key.startswith("model.")
         }
-        here = {name: tuple(value.shape) for name, value in self._model_tensors().items()}
-        wrong = [f"{name} is missing in it" for name in here.keys() - saved.keys()]
-        wrong += [f"{name} is not in the model" for name in saved.keys() - here.keys()]
-        wrong += [
-            f"{name} is {saved[name]} in it and {here[name]} here"
-            for name in here.keys() & saved.keys()
-            if here[name] != saved[name]
-        ]
-        if wrong:
-            more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise CheckpointError(f"the checkpoint is of another model: {', '.join(sorted(wrong)[:3])}{more}")
+        if wrong := differences(saved, {name: value.shape for name, value in self._model_tensors().items()}):
+            raise CheckpointError(f"the checkpoint is of another model: {wrong}")
         if self._optimizer is not None:
             self._optimizer.check(manifest.parts["optimizer"])
         if missing := self._state.keys() - manifest.parts["state"].keys():
@@ -317,13 +320,7 @@ class Contents:
         self._model.load_state_dict(model)
         if self._optimizer is not None:
             self._optimizer.take(manifest.parts["optimizer"], tensors)
-        for name, value in self._state.items():
-            saved = from_json(manifest.parts["state"][name])
-            if _is_stateful(value):
-                value.load_state_dict(saved)
-            else:
-                value.clear()
-                value.update(saved)
+        put_values(self._state, from_json(manifest.parts["state"]))
         _set_random_state(tensors)
 
     def _model_tensors(self) -> Tensors:
@@ -343,10 +340,6 @@ def _reshard(model: torch.nn.Module) -> None:
         reshard = getattr(module, "reshard", None)
         if callable(reshard) and hasattr(module, "unshard"):
             reshard()
-
-
-def _is_stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def _random_state(rank: int) -> Tensors:

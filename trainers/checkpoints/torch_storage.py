@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from trainers.checkpoints.directory import CheckpointDirectory
+from trainers.storage.folder import Where
 
 # ---- Writing
 
@@ -42,7 +43,7 @@ class DirectoryFiles(FileSystemBase):
         self.written: dict[str, tuple[int, str]] = {}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+    def create_stream(self, path: Where, mode: str) -> Generator[io.IOBase, None, None]:
         file = os.fspath(path)
         with self._checkpoints.open(self._name, file, mode) as raw:
             if mode == "rb":
@@ -57,28 +58,28 @@ class DirectoryFiles(FileSystemBase):
                 raise stream.failure from error  # torch's own complains of positions, not of the disk
         self.written[file] = (stream.tell(), stream.digest.hexdigest())
 
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+    def concat_path(self, path: Where, suffix: str) -> str:
         return suffix
 
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+    def rename(self, path: Where, new_path: Where) -> None:
         file, to = os.fspath(path), os.fspath(new_path)
         self._checkpoints.rename(self._name, file, to)
         self.written[to] = self.written.pop(file)
 
-    def init_path(self, path: str | os.PathLike[str]) -> str:
+    def init_path(self, path: Where) -> str:
         return os.fspath(path)
 
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
+    def mkdir(self, path: Where) -> None:
         """`CheckpointDirectory.begin` has made it."""
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: Where) -> bool:
         return True
 
-    def exists(self, path: str | os.PathLike[str]) -> bool:
+    def exists(self, path: Where) -> bool:
         return os.fspath(path) in self.written
 
-    def rm_file(self, path: str | os.PathLike[str]) -> None:
+    def rm_file(self, path: Where) -> None:
         raise NotImplementedError(f"{path} is in the way in a checkpoint that has just begun")
 
 

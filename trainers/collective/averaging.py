@@ -4,7 +4,8 @@ https://arxiv.org/abs/1808.07217), and of gradients that no DistributedDataParal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,18 +48,29 @@ def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
         _Pending(message).finish()
 
 
-def messages_of(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors that travel together, in this order: of one type and device."""
+def messages_of(
+    tensors: Iterable[torch.Tensor],
+    kind: Callable[[torch.Tensor], Any] = lambda tensor: (tensor.dtype, tensor.device),
+) -> list[list[torch.Tensor]]:
+    """Divide tensors into those that travel together, in this order: those of one kind."""
     messages: list[list[torch.Tensor]] = []
-    last: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    last: dict[Any, list[torch.Tensor]] = {}
+    sizes: dict[Any, int] = {}
     for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        message = last.get(kind)
-        if message is None or sum(each.nbytes for each in message) + tensor.nbytes > MESSAGE_BYTES:
-            last[kind] = message = []
-            messages.append(message)
-        message.append(tensor)
+        key = kind(tensor)
+        if key not in last or sizes[key] + tensor.nbytes > MESSAGE_BYTES:
+            last[key], sizes[key] = [], 0
+            messages.append(last[key])
+        last[key].append(tensor)
+        sizes[key] += tensor.nbytes
     return messages
+
+
+def put_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the values of a message into its tensors."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        tensor.copy_(piece.view_as(tensor))
 
 
 class PendingAverage:
@@ -86,6 +98,4 @@ class _Pending:
 
     def finish(self) -> None:
         self._work.wait()
-        pieces = torch.split(self._flat, [tensor.numel() for tensor in self._tensors])
-        for tensor, piece in zip(self._tensors, pieces, strict=True):
-            tensor.copy_(piece.view_as(tensor))
+        put_back(self._flat, self._tensors)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from trainers.checks import flag, keys, positive, whole
+from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # ---- Settings of the optimizer and of steps
 
@@ -39,10 +42,7 @@ class AmpConfigs:
     decr_ratio: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.dtype not in AMP_DTYPES:
-            raise UsageError(
-                f"amp_configs dtype is {self.dtype!r}; it must be one of {', '.join(AMP_DTYPES)}"
-            )
+        one_of("amp_configs dtype", self.dtype, AMP_DTYPES)
         positive("amp_configs init_loss_scaling", self.init_loss_scaling)
         flag("amp_configs use_dynamic_loss_scaling", self.use_dynamic_loss_scaling)
         for name in ("incr_every_n_steps", "decr_every_n_nan_or_inf"):
@@ -91,11 +91,7 @@ class GradientScaleConfigs:
     scale_strategy: str = "avg"
 
     def __post_init__(self) -> None:
-        if self.scale_strategy not in SCALES:
-            raise UsageError(
-                f"gradient_scale_configs scale_strategy is {self.scale_strategy!r}; it must be one of "
-                f"{', '.join(SCALES)}"
-            )
+        one_of("gradient_scale_configs scale_strategy", self.scale_strategy, SCALES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +110,7 @@ class LarsConfigs:
     def __post_init__(self) -> None:
         positive("lars_configs lars_coeff", self.lars_coeff)
         _share("lars_configs lars_weight_decay", self.lars_weight_decay)
-        _set_names(self, "lars_configs")
+        _set_names(self, "exclude_from_weight_decay", "lars_configs", "parts of names")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,46 +126,49 @@ class LambConfigs:
 
     def __post_init__(self) -> None:
         _share("lamb_configs lamb_weight_decay", self.lamb_weight_decay)
-        _set_names(self, "lamb_configs")
+        _set_names(self, "exclude_from_weight_decay", "lamb_configs", "parts of names")
 
 
 _TORCHS_LISTS = "torch has its own lists of operations; use torch.autocast(..., enabled=False) in the model"
 _PURE = "weights stay in float32; for a model that is in half precision as a whole call model.to(dtype)"
-_PADDLES: Mapping[str, Mapping[str, str]] = {
-    "amp_configs": {
-        "custom_white_list": _TORCHS_LISTS,
-        "custom_black_list": _TORCHS_LISTS,
-        "custom_black_varnames": _TORCHS_LISTS,
-        "use_pure_fp16": _PURE,
-        "use_pure_bf16": _PURE,
-        "use_fp16_guard": "use torch.autocast(..., enabled=False) in the model",
-        "use_optimizer_fp16": "optimizer state is in the type of its parameters",
-    },
-    "gradient_scale_configs": {"scale_gradient": "gradients are scaled as they are added up"},
-    "lars_configs": {"epsilon": "a division by zero is avoided without"},
+_ALL_SHARE = "all processes of the job share"
+_STATE_STAYS = "state stays on the device of its parameters"
+_ACTIVATIONS_STAY = "activations stay on their device"
+_PADDLES = {
+    "custom_white_list": _TORCHS_LISTS,
+    "custom_black_list": _TORCHS_LISTS,
+    "custom_black_varnames": _TORCHS_LISTS,
+    "use_pure_fp16": _PURE,
+    "use_pure_bf16": _PURE,
+    "use_fp16_guard": "use torch.autocast(..., enabled=False) in the model",
+    "use_optimizer_fp16": "optimizer state is in the type of its parameters",
+    "scale_gradient": "gradients are scaled as they are added up",
+    "epsilon": "a division by zero is avoided without",
+    "sharding_segment_strategy": "segment_anchors decides when it is given, else segment_broadcast_MB",
+    "sharding_degree": _ALL_SHARE,
+    "dp_degree": _ALL_SHARE,
+    "mp_degree": "use torch.distributed.tensor.parallel",
+    "pp_degree": "use torch.distributed.pipelining",
+    "hybrid_dp": _ALL_SHARE,
+    "gradient_merge_acc_step": "use strategy.gradient_merge",
+    "optimize_offload": _STATE_STAYS,
+    "offload": _STATE_STAYS,
+    "enable_offload": _ACTIVATIONS_STAY,
+    "checkpoint_shape": _ACTIVATIONS_STAY,
 }
-
-AnyConfigs: TypeAlias = (
-    type[AmpConfigs]
-    | type[GradientMergeConfigs]
-    | type[LocalSGDConfigs]
-    | type[GradientScaleConfigs]
-    | type[LarsConfigs]
-    | type[LambConfigs]
-)
+"""Keys of Paddle's that have no effect here, and what to do instead."""
 
 
-def checker(make: AnyConfigs) -> Callable[[str, Any], Mapping[str, Any]]:
+def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Mapping[str, Any]]:
     """The check of the strategy's field with these keys: the mapping, read-only. It raises UsageError or
     NotSupportedError.
     """
 
     def check(name: str, value: Any) -> Mapping[str, Any]:
-        refused = _PADDLES.get(name, {})
         if isinstance(value, Mapping):
-            for key in value.keys() & refused.keys():
+            for key in value.keys() & _PADDLES.keys():
                 raise NotSupportedError(
-                    f"NotSupported: strategy.{name} {key} has no meaning here: {refused[key]}; leave it out"
+                    f"NotSupported: strategy.{name} {key} has no meaning here: {_PADDLES[key]}; leave it out"
                 )
         configs = keys(name, value, [field.name for field in fields(make)])
         make(**configs)
@@ -195,17 +194,15 @@ def _share(name: str, value: Any) -> None:
         raise UsageError(f"{name} is {value!r}; it must be a number from 0 to 1")
 
 
-def _set_names(configs: LarsConfigs | LambConfigs, where: str) -> None:
-    value = configs.exclude_from_weight_decay
-    if isinstance(value, str) or not isinstance(value, (list, tuple)) or not all(map(_is_name, value)):
-        raise UsageError(
-            f"{where} exclude_from_weight_decay is {value!r}; it must be a list of parts of names"
-        )
-    object.__setattr__(configs, "exclude_from_weight_decay", tuple(value))
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+def _set_names(configs: object, key: str, where: str, what: str) -> None:
+    """Replace the value of a key, which must be a list of names, by a tuple."""
+    value = getattr(configs, key)
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise UsageError(f"{where} {key} is {value!r}; it must be a list of {what}")
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"{where} {key} has {name!r} in it; it must be a list of {what}")
+    object.__setattr__(configs, key, tuple(value))
 
 
 # ---- Settings of `sharding`, `recompute` and `compile`
@@ -230,9 +227,7 @@ class ShardingConfigs:
         if isinstance(self.stage, bool) or self.stage not in STAGES:
             raise UsageError(f"sharding_configs stage is {self.stage!r}; it must be 1, 2 or 3")
         positive("sharding_configs segment_broadcast_MB", self.segment_broadcast_MB)
-        object.__setattr__(
-            self, "segment_anchors", _module_names("sharding_configs segment_anchors", self.segment_anchors)
-        )
+        _set_names(self, "segment_anchors", "sharding_configs", "names of modules")
         if self.segment_anchors and self.stage == 1:
             raise UsageError(
                 "sharding_configs segment_anchors with stage 1: only stages 2 and 3 have units; "
@@ -249,9 +244,7 @@ class RecomputeConfigs:
     checkpoints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "checkpoints", _module_names("recompute_configs checkpoints", self.checkpoints)
-        )
+        _set_names(self, "checkpoints", "recompute_configs", "names of modules")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,58 +264,6 @@ class CompileConfigs:
         if self.dynamic is not None:
             flag("compile_configs dynamic", self.dynamic)
         flag("compile_configs fullgraph", self.fullgraph)
-
-
-_REFUSED = {
-    "sharding_segment_strategy": "segment_anchors decides when it is given, else segment_broadcast_MB",
-    "sharding_degree": "all processes of the job share",
-    "dp_degree": "all processes of the job share",
-    "mp_degree": "use torch.distributed.tensor.parallel",
-    "pp_degree": "use torch.distributed.pipelining",
-    "hybrid_dp": "all processes of the job share",
-    "gradient_merge_acc_step": "use strategy.gradient_merge",
-    "optimize_offload": "state stays on the device of its parameters",
-    "offload": "state stays on the device of its parameters",
-    "enable_offload": "activations stay on their device",
-    "checkpoint_shape": "activations stay on their device",
-}
-
-
-def sharding_configs(name: str, value: Any) -> Mapping[str, Any]:
-    """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
-    return _checked_keys(name, value, ShardingConfigs)
-
-
-def recompute_configs(name: str, value: Any) -> Mapping[str, Any]:
-    """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
-    return _checked_keys(name, value, RecomputeConfigs)
-
-
-def compile_configs(name: str, value: Any) -> Mapping[str, Any]:
-    """The mapping, read-only and checked; raises UsageError."""
-    return _checked_keys(name, value, CompileConfigs)
-
-
-def _checked_keys(
-    name: str, value: Any, kind: type[ShardingConfigs] | type[RecomputeConfigs] | type[CompileConfigs]
-) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        for key in value.keys() & _REFUSED.keys():
-            raise NotSupportedError(
-                f"NotSupported: strategy.{name} {key} has no meaning here ({_REFUSED[key]}); leave it out"
-            )
-    configs = keys(name, value, [field.name for field in fields(kind)])
-    kind(**configs)
-    return configs
-
-
-def _module_names(what: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        raise UsageError(f"{what} is {value!r}; it must be a list of names of modules")
-    for name in value:
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"{what} has {name!r} in it; it must be a list of names of modules")
-    return tuple(value)
 
 
 # ---- All settings of collective training, as one frozen value

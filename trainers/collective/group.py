@@ -12,7 +12,7 @@ import functools
 import ipaddress
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +196,7 @@ class Agreement:
     reach ranks at different steps.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
+    def __init__(self) -> None:
         self._agreed: Notice | None = None
 
     def on(self, mine: Notice | None) -> Notice | None:
@@ -219,12 +218,12 @@ class Agreement:
 
     def _together(self, mine: Notice | None) -> Notice:
         told: list[Any] = [None] * dist.get_world_size()
-        own = None if mine is None else (mine.why, mine.deadline - self._wall())
+        own = None if mine is None else (mine.why, mine.deadline - time.time())
         if len(told) > 1:
             dist.all_gather_object(told, own, group=cpu_group())
         else:
             told = [own]
-        return combined(told, self._wall())
+        return combined(told, time.time())
 
 
 # ---- Paddle's short way to data parallel training: `init_parallel_env`, `get_rank`, `get_world_size`.

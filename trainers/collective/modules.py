@@ -54,17 +54,13 @@ def check_compiler(backend: str, asked: str, path: str | None = None) -> None:
     """Raises NotSupportedError, with what `asked` for it, where a backend of torch.compile lacks the program
     that it calls. `path`: where to look for that, if not at PATH.
     """
-    compiler = _compiler()
+    # As torch._inductor chooses it.
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if backend == "inductor" and shutil.which(compiler, path=path) is None:
         raise NotSupportedError(
             f"NotSupported: {asked} needs a C++ compiler, and {compiler!r} is not here; install g++, or set "
             'the variable CXX, or use the backend "aot_eager"'
         )
-
-
-def _compiler() -> str:
-    """As torch._inductor chooses it."""
-    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
 
 
 # ---- Modules by name and pattern

@@ -7,24 +7,28 @@ the order of the calls in them is the order that the parts need. Each part is in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
 
 from trainers import progress
+from trainers.collective.averaging import average_model
 from trainers.collective.configs import CollectiveSettings, CompileConfigs, RecomputeConfigs
 from trainers.collective.data_parallel import Cadence, DataParallel, Reducing, compute_in, pace, set_reducing
 from trainers.collective.group import Agreement, gather, start
+from trainers.collective.large_batch import lamb, lars
 from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
-from trainers.data.loop import AnyBatch
+from trainers.collective.sharding import rewire, shard, zero_optimizer
+from trainers.collective.stepping import DistributedScaler, SteppingOptimizer, scaler_of
 from trainers.errors import UsageError
 from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, StandIns, Where, check_model, check_optimizer
+from trainers.runtime import StandIns, check_model, check_optimizer
+from trainers.storage.folder import Where
 from trainers.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
@@ -73,8 +77,6 @@ def wrapped(
         )
     model = shaped(model, strategy)
     if settings.sharded and settings.sharding is not None:
-        from trainers.collective.sharding import shard
-
         model = shard(model, settings.sharding)
     else:
         model = DataParallel(
@@ -97,16 +99,11 @@ def replaced(
     optimizer: torch.optim.Optimizer, settings: CollectiveSettings, names: Names
 ) -> torch.optim.Optimizer:
     """The optimizer that updates: the one given, LARS or LAMB in its place, its state divided or not."""
-    if settings.lars is not None or settings.lamb is not None:
-        from trainers.collective import large_batch
-
-        if settings.lars is not None:
-            optimizer = large_batch.lars(optimizer, settings.lars, names)
-        elif settings.lamb is not None:
-            optimizer = large_batch.lamb(optimizer, settings.lamb, names)
+    if settings.lars is not None:
+        optimizer = lars(optimizer, settings.lars, names)
+    elif settings.lamb is not None:
+        optimizer = lamb(optimizer, settings.lamb, names)
     if settings.sharding is not None and not settings.sharded:
-        from trainers.collective.sharding import zero_optimizer
-
         optimizer = zero_optimizer(optimizer)
     return optimizer
 
@@ -121,8 +118,6 @@ def stepping(
     own_backward = settings.scale_strategy == "customized"
     if not (settings.paced or settings.float16 or own_backward):
         return DistributedOptimizer(optimizer)
-    from trainers.collective.stepping import SteppingOptimizer, scaler_of
-
     scaler = None
     if settings.float16 and settings.amp is not None:
         scaler = scaler_of(settings.amp, _device_of(optimizer))
@@ -150,12 +145,13 @@ class _WrappedModel:
 class CollectiveRuntime:
     """Joins the process group when made."""
 
-    is_collective: ClassVar[bool] = True
+    is_collective: ClassVar[Literal[True]] = True
+    is_server: ClassVar[Literal[False]] = False
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
         self._identity = identity
-        self._resumed = 0
+        self.resumed = 0
         self._agreement = Agreement()
         self._settings: CollectiveSettings | None = None
         self._cadence = Cadence()
@@ -174,7 +170,7 @@ class CollectiveRuntime:
         self._models.append(_WrappedModel(made, former))
         if settings.sharded:
             for optimizer in self._optimizers.values():
-                _rewire(optimizer, former, made)
+                rewire(optimizer, former, made)
         return made
 
     def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
@@ -186,17 +182,13 @@ class CollectiveRuntime:
             former = each.former()
             names |= {param: name for name, param in former.items()}
             if settings.sharded:
-                _rewire(optimizer, former, each.model)
+                rewire(optimizer, former, each.model)
         inner = replaced(optimizer, settings, names)
         made = stepping(inner, settings, self._cadence, self._average)
         self._optimizers[optimizer] = made
         return made
 
     def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
-        if not isinstance(scaler, torch.amp.GradScaler):
-            raise UsageError(f"distributed_scaler needs a torch.amp.GradScaler, not {scaler!r}")
-        from trainers.collective.stepping import DistributedScaler
-
         return DistributedScaler(scaler)
 
     def barrier_worker(self) -> None:
@@ -205,9 +197,6 @@ class CollectiveRuntime:
     def gather(self, mine: bytes, call: str) -> list[bytes]:
         return gather(mine)
 
-    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
-        return iter(batches)  # every row is here already
-
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> NoReturn:
         raise UsageError(
             "fleet.stream() counts records on parameter servers, and this job has none; "
@@ -215,7 +204,7 @@ class CollectiveRuntime:
         )
 
     def resume_step(self) -> int:
-        return self._resumed
+        return self.resumed
 
     def agree_to_stop(self, notice: Notice | None) -> Notice | None:
         return self._agreement.on(notice)
@@ -236,102 +225,18 @@ class CollectiveRuntime:
             )
         first = self._identity.index == 0
         with progress.activity("saving the model"):
-            save_state(dirname, check_model(call, model), self._with_state(optimizer), first=first)
-
-    def load(
-        self, dirname: Where, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        from trainers.serving.weights import load_state
-
-        with progress.activity("loading the model"):
-            load_state(dirname, check_model("load", model), self._with_state(optimizer))
-
-    def save_table_values(self, dirname: Where) -> None:
-        check_model("save_inference_model", None)
+            save_state(dirname, check_model(call, model), self.with_state(optimizer), first=first)
 
     def stand_ins(
         self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
     ) -> AbstractContextManager[StandIns | None]:
         return nullcontext({} if self._identity.index == 0 else None)
 
-    def save_checkpoint(
-        self,
-        directory: Where,
-        step: int,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        *,
-        keep: int,
-        async_save: bool,
-        state: dict[str, Any],
-    ) -> str | None:
-        from trainers.checkpoints import checkpoint
-
+    def before_checkpoint(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+        """Prepare all optimizers for a checkpoint; return the one with the whole state, as `with_state`."""
         for each in self._optimizers.values():
             each.before_checkpoint()
-        save = checkpoint.start if async_save else checkpoint.save  # either reports its own activity
-        return save(directory, step, model, self._with_state(optimizer), keep=keep, state=state)
-
-    def checkpoint(
-        self,
-        directory: Where,
-        step: int,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        *,
-        keep: int,
-        every: float | None,
-        neighbour: bool,
-        state: dict[str, Any],
-    ) -> None:
-        from trainers.checkpoints import checkpoint
-
-        for each in self._optimizers.values():
-            each.before_checkpoint()
-        inner = self._with_state(optimizer)
-        checkpoint.keep_newest(
-            directory, step, model, inner, keep=keep, every=every, neighbour=neighbour, state=state
-        )
-
-    def wait_checkpoint(self) -> str | None:
-        from trainers.checkpoints import checkpoint
-
-        with progress.activity("waiting for the checkpoint"):
-            return checkpoint.wait()
-
-    def load_checkpoint(
-        self,
-        directory: Where,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        *,
-        state: dict[str, Any],
-    ) -> int | None:
-        from trainers.checkpoints import checkpoint
-
-        with progress.activity("loading the checkpoint"):
-            step = checkpoint.load(directory, model, self._with_state(optimizer), state=state)
-        self._resumed = step or 0
-        progress.meter.resumed(self._resumed)
-        return step
-
-    def publish(self, *, buffers: bool) -> int:
-        raise _no_servers("publish")
-
-    def shrink(self, policy: object) -> int:
-        raise _no_servers("shrink")
-
-    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
-        raise _no_servers("init_server")
-
-    def run_server(self) -> None:
-        raise _no_servers("run_server")
-
-    def init_worker(self) -> None:
-        raise _no_servers("init_worker")
-
-    def stop_worker(self) -> None:
-        raise _no_servers("stop_worker")
+        return self.with_state(optimizer)
 
     def _agreed(self, call: str) -> CollectiveSettings:
         """What the strategy asks for: the first model or optimizer settles it. Raises UsageError for one that
@@ -349,35 +254,18 @@ class CollectiveRuntime:
         self._settings = settings
         return settings
 
-    def _with_state(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    def with_state(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
         """Fleet's optimizer in place of the script's own, which holds only a part of the state."""
         check_optimizer(optimizer)
         return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)
 
     def _average(self) -> None:
-        from trainers.collective.averaging import average_model
-
         for each in self._models:
             average_model(each.model)
-
-
-def _rewire(
-    optimizer: torch.optim.Optimizer, former: dict[str, torch.nn.Parameter], model: torch.nn.Module
-) -> None:
-    from trainers.collective.sharding import rewire
-
-    rewire(optimizer, former, model)
 
 
 def _once(what: str) -> UsageError:
     return UsageError(
         f"fleet.distributed_{what}() was called twice with strategy.gradient_merge or strategy.localsgd, "
         f"which count the steps of one model and one optimizer; use one {what}, or drop them"
-    )
-
-
-def _no_servers(call: str) -> UsageError:
-    return UsageError(
-        f"fleet.{call}() belongs to parameter-server training, and this job is collective; "
-        "remove the call, or use fleet.init(is_collective=False) and start with --server_num"
     )

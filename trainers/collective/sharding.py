@@ -19,34 +19,31 @@ from torch import nn
 
 from trainers.checkpoints.tensors import Sharded
 from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
+from trainers.collective.averaging import messages_of, put_back
 from trainers.collective.configs import ShardingConfigs
 from trainers.collective.modules import matching_modules
 from trainers.errors import NotSupportedError, UsageError
+from trainers.optimizer import WrappingOptimizer
 
 # ---- Stage 1: the state of each parameter's update is on one rank, which sends the result to all
-
-MESSAGE_BYTES = 25 << 20
-"""Parameters are sent in messages of about this size, as DDP sends gradients."""
 
 AS_ONE = frozenset(("AliG", "AdaGC", "LBFGS", "Prodigy"))
 """Optimizers, torch's and pytorch_optimizer's, that look at all gradients to update one parameter."""
 
 
-class ZeroOptimizer(torch.optim.Optimizer):
+class ZeroOptimizer(WrappingOptimizer):
     """Any optimizer that treats each parameter by itself, divided among the ranks. All ranks must have the
     same gradients, as DDP leaves them, and step together.
 
-    It shares groups and hyperparameters with the one given, so that either may be given to a scheduler.
+    Its `state_dict` is torch's, without the state that other ranks have. fleet.save_checkpoint saves all.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
-        self.inner = inner
+        super().__init__(inner)
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._owners: dict[torch.Tensor, int] = {}
         self._bytes = [0] * self._world
         self._give_owners(self._params())
-        self.state = inner.state
         inner.register_load_state_dict_post_hook(self._share)
         if self.state:
             self.load_state_dict(inner.state_dict())
@@ -66,19 +63,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._send(changed)
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         if "inner" in self.__dict__:
-            if all(param_group is not group for group in self.inner.param_groups):
-                self.inner.add_param_group(param_group)
             self._give_owners(param for param in self._params() if param not in self._owners)
-
-    def state_dict(self) -> dict[str, Any]:
-        """torch's, without the state that is with other ranks. Saved by fleet.save_checkpoint it is whole."""
-        return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps this rank's part of what may be the whole."""
@@ -88,9 +76,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if self._owners[param] == self._rank and (entry := state_dict["state"].get(index)) is not None
         }
         self.inner.load_state_dict({**state_dict, "state": owned})
-
-    def _share(self, loaded: torch.optim.Optimizer) -> None:
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def _params(self) -> list[torch.Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -116,7 +101,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _send(self, params: Sequence[torch.Tensor]) -> None:
         underway = []
-        for message in _messages_by_owner(params, self._owners):
+        for message in messages_of(params, lambda param: (self._owners[param], param.dtype, param.device)):
             owner = self._owners[message[0]]
             if owner == self._rank:
                 flat = torch.cat([param.reshape(-1) for param in message])
@@ -126,9 +111,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         for message, owner, flat, work in underway:
             work.wait()
             if owner != self._rank:
-                pieces = torch.split(flat, [param.numel() for param in message])
-                for param, piece in zip(message, pieces, strict=True):
-                    param.copy_(piece.view_as(param))
+                put_back(flat, message)
 
 
 def check_divisible(optimizer: torch.optim.Optimizer) -> None:
@@ -144,23 +127,6 @@ def check_divisible(optimizer: torch.optim.Optimizer) -> None:
         f"NotSupported: sharding stage 1 gives each rank some of the parameters, and {what} looks at all of "
         f"them; use {instead}"
     )
-
-
-def _messages_by_owner(
-    params: Iterable[torch.Tensor], owners: dict[torch.Tensor, int]
-) -> list[list[torch.Tensor]]:
-    """Parameters that travel together: of one owner, type and device."""
-    by_kind: dict[Any, list[list[torch.Tensor]]] = {}
-    sizes: dict[Any, int] = {}
-    for param in params:
-        kind = (owners[param], param.dtype, param.device)
-        size = param.numel() * param.element_size()
-        if kind not in by_kind or sizes[kind] + size > MESSAGE_BYTES:
-            by_kind.setdefault(kind, []).append([])
-            sizes[kind] = 0
-        by_kind[kind][-1].append(param)
-        sizes[kind] += size
-    return [message for messages in by_kind.values() for message in messages]
 
 
 # ---- The modules that FSDP2 fetches and frees as one

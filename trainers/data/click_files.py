@@ -8,6 +8,7 @@ with zero bytes; side by side they are all lines at once, and taking the zero by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,23 +45,17 @@ def write_slots(clicks: Clicks, paths: Sequence[Path]) -> None:
     _write(clicks, paths, _slot_fields)
 
 
-def _write(clicks: Clicks, paths: Sequence[Path], fields: Callable[[Clicks], Iterator[Bytes]]) -> None:
+def _write(clicks: Clicks, paths: Sequence[Path], columns: Callable[[Clicks], Iterator[Bytes]]) -> None:
     cuts = [len(clicks) * part // len(paths) for part in range(len(paths) + 1)]
     for path, (first, last) in zip(paths, pairwise(cuts), strict=True):
         with path.open("wb") as file:
             for start in range(first, last, _ROWS_AT_ONCE):
-                lines = np.hstack(list(fields(_rows(clicks, start, min(start + _ROWS_AT_ONCE, last)))))
+                lines = np.hstack(list(columns(_rows(clicks, start, min(start + _ROWS_AT_ONCE, last)))))
                 file.write(lines[lines != 0].tobytes())
 
 
 def _rows(clicks: Clicks, start: int, stop: int) -> Clicks:
-    return Clicks(
-        counts=clicks.counts[start:stop],
-        categories=clicks.categories[start:stop],
-        ids=clicks.ids[start:stop],
-        labels=clicks.labels[start:stop],
-        probability=clicks.probability[start:stop],
-    )
+    return Clicks(**{each.name: getattr(clicks, each.name)[start:stop] for each in fields(clicks)})
 
 
 def _tsv_fields(clicks: Clicks) -> Iterator[Bytes]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainers import progress
+from trainers.checks import whole
 from trainers.data.exchange import exchange, peers_of, total_of
 from trainers.data.multislot import BrokenLines
 from trainers.data.reading import HandOver, Pass, Reading
@@ -25,22 +25,12 @@ from trainers.data.store import Store
 from trainers.errors import NotSupportedError, UsageError
 from trainers.process.log import glog
 from trainers.roles.environment import current_identity
+from trainers.storage.folder import Where
 
 # ---- Data sets of files, in the words of Paddle's API: what all of them are set to, and the one that
 # streams. Knows settings; leaves reading to `reading`.
 
 _AHEAD = 64
-
-
-class Dataset(Protocol):
-    """What a training loop needs."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    @property
-    def skipped_lines(self) -> int:
-        """Broken lines that the last pass skipped."""
-        ...
 
 
 class FileDataset:
@@ -88,8 +78,8 @@ class FileDataset:
         self.set_pipe_command(pipe_command)
         self.set_batch_size(batch_size)
         self.set_thread(thread_num)
-        self._ahead = _at_least("queue_size", queue_size, 1)
-        self._max_bad_lines = _at_least("max_bad_lines", max_bad_lines, 0)
+        self._ahead = whole("queue_size", queue_size, 1)
+        self._max_bad_lines = whole("max_bad_lines", max_bad_lines, 0)
 
     def set_use_var(self, use_var: UseVar) -> None:
         """The slots of a line, in order."""
@@ -102,12 +92,12 @@ class FileDataset:
         self._command = pipe_command
 
     def set_batch_size(self, batch_size: int) -> None:
-        self._batch_size = _at_least("batch_size", batch_size, 1)
+        self._batch_size = whole("batch_size", batch_size, 1)
 
     def set_thread(self, thread_num: int) -> None:
-        self._threads = _at_least("thread_num", thread_num, 1)
+        self._threads = whole("thread_num", thread_num, 1)
 
-    def set_filelist(self, filelist: Sequence[str | os.PathLike[str]]) -> None:
+    def set_filelist(self, filelist: Sequence[Where]) -> None:
         """The files of this trainer: paths, or URLs for fsspec. With more trainers than files, the list may
         be empty on any trainer but the first: a pass has no batches there.
         """
@@ -187,12 +177,6 @@ class QueueDataset(FileDataset):
             self._tell(reading)
         finally:
             self._one_pass.release()
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
-    return value
 
 
 # ---- A data set that is read once and kept, so that it can be shuffled. Knows the order of its examples;

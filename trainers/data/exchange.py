@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fleetrun.envs.contract import split_endpoint
 from trainers.data import kernels
+from trainers.data.kernels import Int64s
 from trainers.data.slots import Kind, Layout
 from trainers.data.store import Columns, Store
 from trainers.errors import DataError, TrainerLostError, UsageError
@@ -37,7 +38,6 @@ from trainers.roles.identity import Identity
 _BLOCK_BYTES = 16 << 20
 
 Bytes = NDArray[np.uint8]
-Int64s = NDArray[np.int64]
 
 
 class Work(Protocol):

@@ -95,13 +95,16 @@ class MultiSlotDataGenerator:
     def _run(self, lines: Iterable[str | None]) -> None:
         text: list[str] = []
         size = 0
-        with _NamedLine(self):
+        try:
             for sample in self._samples(lines):
                 text.append(self.text_of(sample))
                 size += len(text[-1])
                 if size > _OUT_BYTES:
                     _write(text)
                     text, size = [], 0
+        except BaseException as error:
+            error.add_note(f"at line {self.line_number} of the input")
+            raise
         _write(text)
         sys.stdout.buffer.flush()
 
@@ -121,20 +124,6 @@ class MultiSlotDataGenerator:
                     waiting = []
         if waiting:
             yield from self.generate_batch(waiting)()
-
-
-class _NamedLine:
-    """An error inside names the line of the input at which it came."""
-
-    def __init__(self, generator: MultiSlotDataGenerator) -> None:
-        self._generator = generator
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            error.add_note(f"at line {self._generator.line_number} of the input")
 
 
 def _write(text: list[str]) -> None:

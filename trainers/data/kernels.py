@@ -263,11 +263,9 @@ def parse(
 # ---- Kernels that put examples together. They know arrays only and run without the GIL; `columns` and
 # `exchange` give them their meaning.
 
-Indices = NDArray[np.int64]
-
 
 @compiled
-def take_rows(source: NDArray[Any], rows: Indices, out: NDArray[Any]) -> None:
+def take_rows(source: NDArray[Any], rows: Int64s, out: NDArray[Any]) -> None:
     """out[i] = source[rows[i]]; both (n, width)."""
     width = source.shape[1]
     for i in range(len(rows)):
@@ -277,7 +275,7 @@ def take_rows(source: NDArray[Any], rows: Indices, out: NDArray[Any]) -> None:
 
 
 @compiled
-def bag_offsets(counts: NDArray[np.int32], columns: Indices, rows: Indices, out: Indices) -> None:
+def bag_offsets(counts: NDArray[np.int32], columns: Int64s, rows: Int64s, out: Int64s) -> None:
     """Where each bag begins when the slots follow one another: out (slots * n + 1,), from 0."""
     total = 0
     at = 0
@@ -292,12 +290,12 @@ def bag_offsets(counts: NDArray[np.int32], columns: Indices, rows: Indices, out:
 @compiled
 def take_bags(
     counts: NDArray[np.int32],
-    columns: Indices,
-    rows: Indices,
+    columns: Int64s,
+    rows: Int64s,
     values: NDArray[Any],
-    starts: Indices,
+    starts: Int64s,
     which: int,
-    offsets: Indices,
+    offsets: Int64s,
     out: NDArray[Any],
 ) -> None:
     """The values of these rows' bags from example by example to slot by slot; `offsets` are bag_offsets'.
@@ -313,7 +311,7 @@ def take_bags(
 
 
 @compiled
-def take_values(values: NDArray[Any], starts: Indices, which: int, rows: Indices, out: NDArray[Any]) -> None:
+def take_values(values: NDArray[Any], starts: Int64s, which: int, rows: Int64s, out: NDArray[Any]) -> None:
     """The values of these examples, one after the other; starts[:, which] is where each example's begin."""
     to = 0
     for i in range(len(rows)):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
+from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import torch
 
@@ -88,18 +88,6 @@ def train_from_dataset(
         name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()
     }
     return Result(batches, examples, time.monotonic() - began, skipped, fetches)
-
-
-def infer_from_dataset(
-    step: Step,
-    dataset: Iterable[Batch],
-    *,
-    prefetch: Prefetch | None = None,
-    **printing: Unpack[Printing],
-) -> Result:
-    """The same without gradients. The mode of the model (`model.eval()`) is left to the caller."""
-    with torch.no_grad():
-        return train_from_dataset(step, dataset, prefetch=prefetch, **printing)
 
 
 @cache

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from trainers.data.slots import Bag, Batch, Kind, Layout, Slot, UseVar
 from trainers.data.stream import Split
-from trainers.data.stream_files import Folder, Where
+from trainers.data.stream_files import Folder
 from trainers.errors import DataError, UsageError
+from trainers.storage.folder import Where
 
 if TYPE_CHECKING:
     import pyarrow as pa

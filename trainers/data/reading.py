@@ -7,13 +7,13 @@ and text to `multislot`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout
@@ -94,30 +94,18 @@ class HandOver(Generic[Item]):
         """Whether nothing more is taken: the consumer has gone, or a producer failed."""
         return self._stopped or self._error is not None
 
-    def producer(self) -> Producer[Item]:
+    @contextlib.contextmanager
+    def producer(self) -> Iterator[None]:
         """Around a producer's work: its end, and its error, are passed to the consumer."""
-        return Producer(self)
-
-    def _ended(self, error: BaseException | None) -> None:
+        ended: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it
+            ended = error
         with self._changed:
             self._producers -= 1
-            if error is not None and self._error is None:
-                self._error = error
+            self._error = self._error or ended
             self._changed.notify_all()
-
-
-class Producer(Generic[Item]):
-    def __init__(self, hand_over: HandOver[Item]) -> None:
-        self._hand_over = hand_over
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[True]:
-        self._hand_over._ended(error)
-        return True  # the consumer raises it
 
 
 # ---- One pass over files: threads that read them, one file each at a time, and columns of whole batches in a

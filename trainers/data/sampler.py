@@ -27,14 +27,19 @@ Item = TypeVar("Item")
 _SEED_WORD = 1 << 32
 
 
+def check_rank(rank: int, trainers: int) -> None:
+    """Raises UsageError for a rank that no trainer has."""
+    if not 0 <= rank < trainers:
+        raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
+
+
 class ResumableSampler(Sampler[Sample]):
     """Training has used the first `position` samples of epoch `epoch`, all trainers together. That is the
     state: of any number of trainers and any batch size.
     """
 
     def __init__(self, length: int, *, rank: int, trainers: int, seed: int, shuffle: bool) -> None:
-        if not 0 <= rank < trainers:
-            raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
+        check_rank(rank, trainers)
         self._length = length
         self._rank = rank
         self._trainers = trainers

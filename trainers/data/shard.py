@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from trainers import progress
-from trainers.data.sampler import ResumableSampler
+from trainers.data.sampler import ResumableSampler, check_rank
 from trainers.errors import UsageError
 
 T = TypeVar("T")
@@ -119,8 +119,7 @@ def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:
         raise UsageError(f"get_file_shard needs a list of files, not {files!r}")
     if not files:
         raise UsageError("get_file_shard was given no files; does a pattern match nothing?")
-    if not 0 <= rank < trainers:
-        raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
+    check_rank(rank, trainers)
     block, longer = divmod(len(files), trainers)
     first = rank * block + min(rank, longer)
     return list(files[first : first + block + (rank < longer)])

@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from trainers.data import kernels
+from trainers.data.kernels import Int64s
 from trainers.data.slots import Bag, Batch, Kind, Layout
 from trainers.errors import UsageError
 
 # ---- Examples as columns: a few large arrays instead of an object per value. Knows where each value is;
 # leaves reading them to the parser and their use to the batch.
-
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

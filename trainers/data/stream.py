@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Literal, NamedTuple, Protocol, Required, TypedDict
 
 from trainers import progress
+from trainers.checks import whole
 from trainers.data.positions import Intervals, Piece, Records, missing, of_servers
 from trainers.data.reading import HandOver
 from trainers.data.slots import Batch
@@ -139,8 +140,7 @@ class Stream:
         queue_size: int = 64,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("queue_size", queue_size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1")
+            whole(name, value, 1)
         if not poll_s > 0:
             raise UsageError(f"poll_s is {poll_s!r}; it must be a number of seconds above 0")
         if until is not None and not follow:

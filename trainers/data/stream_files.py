@@ -20,13 +20,12 @@ from trainers.data.store import Columns
 from trainers.data.stream import Split
 from trainers.data.warm import warm_up
 from trainers.errors import DataError, NotSupportedError, UsageError
+from trainers.storage.folder import Where
 
 _HIDDEN = (".", "_")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _LOOKED_BACK = 1 << 16
 _SHOWN = 40
-
-Where = str | os.PathLike[str]
 
 
 class Folder:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trainers.storage.errors import LoadError
 from trainers.storage.folder import Buffer
+from trainers.storage.safetensors import EVERY_TYPE, unpack
 
 _PREFIX = "fleetrun-serve-"
 _SHARED_MEMORY = Path("/dev/shm")
@@ -40,6 +41,10 @@ class CacheFile:
         if not self.size:
             return np.empty(0, np.uint8)
         return np.memmap(self.path, np.uint8, "c" if private else "r+", shape=(self.size,))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of a safetensors file. What is written to them does not reach the file."""
+        return unpack(torch.from_numpy(self.mapped(private=True)), EVERY_TYPE)
 
 
 def map_file(path: str) -> NDArray[Any]:
@@ -123,11 +128,6 @@ def no_room(error: OSError, path: Path, size: int) -> LoadError:
         f"{path.parent} has no room for {size / 1e6:,.1f} MB of weights and tables: {free / 1e6:,.1f} MB are "
         "free there. Pass --cache with a folder on a disk: tables may be larger than memory there"
     )
-
-
-def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """The same memory."""
-    return torch.from_numpy(array)
 
 
 def _locked(folder: Path) -> int:

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from trainers.inference_server.files import CacheFile, map_file, tensor_of
+from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
 from trainers.inference_server.protocol import DATATYPES, TensorSpec
 from trainers.ps.tables.shared import SharedRows, SharedVersion
 from trainers.serving.lookup import TABLES
 from trainers.storage.errors import LoadError
-from trainers.storage.safetensors import EVERY_TYPE, unpack
 
 _SMALLEST, _ANY_SIZE = 2, 1 << 40
 """Torch says 2 where there is no least size: 0 and 1 are special to it."""
@@ -113,8 +112,7 @@ class ServedModel:
 
     def __init__(self, version: ModelVersion) -> None:
         self.program = ServedProgram(version.program, version.about)
-        content = tensor_of(version.weights.mapped(private=True))
-        self._fixed = unpack(content, EVERY_TYPE)
+        self._fixed = version.weights.tensors()
         self._tables: dict[str, SharedRows] = {}
         self.version = version
         self.weights: tuple[torch.Tensor, ...] = ()
@@ -136,7 +134,7 @@ class ServedModel:
         """
         weights, tables = self._fixed, self._tables
         if (values := version.values) is not None:
-            dense = unpack(tensor_of(values.dense.mapped(private=True)), EVERY_TYPE)
+            dense = values.dense.tensors()
             weights = {name: _shaped(name, dense.get(name), own) for name, own in weights.items()}
             wanted = {weight: table["name"] for weight, table in version.about.get("tables", {}).items()}
             tables = {
@@ -199,8 +197,8 @@ def check_values(version: ModelVersion, where: str) -> None:
     if version.values is None:
         return
     check_tables(version.about.get("tables", {}), version.values, where)
-    fixed = unpack(tensor_of(version.weights.mapped(private=True)), EVERY_TYPE)
-    for name, flat in unpack(tensor_of(version.values.dense.mapped(private=True)), EVERY_TYPE).items():
+    fixed = version.weights.tensors()
+    for name, flat in version.values.dense.tensors().items():
         if name not in fixed:
             raise LoadError(
                 f"{where} has values of {name!r}, which the bundle's program does not take: it is of another "

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,9 +24,9 @@ from aiohttp import web
 from prometheus_client import multiprocess
 
 from trainers.errors import FleetError
-from trainers.inference import KIND
+from trainers.inference import KIND, checked_program
 from trainers.inference_server.answers import Answers
-from trainers.inference_server.files import Cache, CacheFile, tensor_of
+from trainers.inference_server.files import Cache, CacheFile
 from trainers.inference_server.follow import Followed, Follower
 from trainers.inference_server.metrics import Metrics
 from trainers.inference_server.model import ModelVersion, check_values
@@ -34,7 +34,6 @@ from trainers.inference_server.over_http import LAST_S, last_requests, runner_of
 from trainers.inference_server.settings import ServeSettings
 from trainers.process.log import glog
 from trainers.serving.bundle import read_bundle
-from trainers.serving.program import pickled
 from trainers.storage.errors import LoadError
 
 _RETRY_S = 1.0
@@ -254,11 +253,11 @@ class Server:
             if part in made:  # the bundle was saved again while it was read
                 self._cache.remove(made[part])
             made[part] = self._cache.make(f"{part}-{number}.pt2", size)
-            return tensor_of(made[part].mapped())
+            return torch.from_numpy(made[part].mapped())
 
         try:
             found = read_bundle(self._settings.bundle, KIND, ("program", "weights"), memory)
-            _check_program(found.where, found.contents["program"])
+            checked_program(found)
             if found.about.get("tables") and self._follower is None:
                 raise LoadError(
                     f"{found.where} was saved without rows of its tables (rows=False): pass --follow with "
@@ -434,15 +433,6 @@ def _shared(option: str, host: str, port: int) -> socket.socket:
 def _address(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _check_program(where: str, program: torch.Tensor) -> None:
-    try:
-        suspects: Sequence[str] = pickled(program.numpy().tobytes())
-    except ValueError as error:
-        raise LoadError(f"{where} cannot be used: {error}") from error
-    if suspects:
-        raise LoadError(f"the program in {where} has pickled parts: {', '.join(suspects[:3])}")
 
 
 async def serve(settings: ServeSettings) -> None:

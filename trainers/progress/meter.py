@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME, LONGEST_TABLE
 from fleetrun.envs.progress_report import encode_reports, valid_name
@@ -25,24 +25,16 @@ from trainers.progress.values import Reader, kept, whole
 # ---- Activities: a load, a save, a wait
 
 
-class Teller(Protocol):
-    """Is called when an activity begins, progresses and ends."""
-
-    def begins(self, activity: Activity) -> None: ...
-    def gets_on(self) -> None: ...
-    def is_over(self, activity: Activity) -> None: ...
-
-
 class Activity:
     """`with activity("loading tables", of=10) as loading: ... loading.advance()`"""
 
-    def __init__(self, teller: Teller, what: str, of: float | None = None) -> None:
+    def __init__(self, meter: Meter, what: str, of: float | None = None) -> None:
         self.what = valid_name(what, LONGEST_ACTIVITY)
         self.of = of
         self.done: float | None = None if of is None else 0
         self.told = False
         """Whether the launcher got it."""
-        self._teller = teller
+        self._meter = meter
 
     def advance(self, parts: float = 1) -> None:
         """So many parts more are done."""
@@ -51,20 +43,20 @@ class Activity:
     def at(self, done: float) -> None:
         """So many parts are done."""
         self.done = done
-        self._teller.gets_on()
+        self._meter.gets_on()
 
     def fields(self) -> dict[str, Any]:
         """As a report says it."""
         return {"what": self.what, "done": _amount(self.done), "of": _amount(self.of)}
 
     def __enter__(self) -> Activity:
-        self._teller.begins(self)
+        self._meter.begins(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._teller.is_over(self)
+        self._meter.is_over(self)
 
 
 def _named(tables: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
@@ -283,9 +275,7 @@ class Meter:
         if self._channel is None or not self._lock.acquire(blocking=False):
             return False
         try:
-            doing = self._activities[-1:]
-            said = {"mark": self._mark, "time": self._wall(), "server": server}
-            said["activity"] = doing[0].fields() if doing else None
+            said = self._report_with(server=server)
             datagrams = [
                 datagram
                 for kind, numbers in (("tables", tables), ("hot", hot))
@@ -406,9 +396,7 @@ class Meter:
             if is_child():
                 self.turn_off()
             elif step_alone:
-                doing = self._activities[-1:]
-                said = {"mark": self._mark, **self._state(), "time": self._wall()}
-                said["activity"] = doing[0].fields() if doing else None
+                said = self._report_with(**self._state())
                 all(map(self._channel.send, encode_reports(said, {})))  # the next one says it too
             else:
                 self._say(self._channel)
@@ -419,19 +407,23 @@ class Meter:
         self._news = False
         numbers = self._reader.read(self._given)
         values = {name: number for name, number in numbers.items() if name != _LOSS}
-        doing = self._activities[-1:]
-        said: dict[str, Any] = {"mark": self._mark, **self._state(), "time": self._wall()}
+        said = self._report_with(**self._state())
+        for each in self._activities[-1:]:
+            each.told = True
         if _LOSS in numbers:
             said["loss"] = numbers[_LOSS]
         if self._saved:
             said["saved"] = True
-        said["activity"] = doing[0].fields() if doing else None
-        for each in doing:
-            each.told = True
         if not all(channel.send(datagram) for datagram in encode_reports(said, values)):
             self._news = True
             for name, number in numbers.items():
                 self._given.setdefault(name, number)
+
+    def _report_with(self, **more: Any) -> dict[str, Any]:
+        """Return what every report has, and these fields."""
+        doing = self._activities[-1:]
+        activity = doing[0].fields() if doing else None
+        return {"mark": self._mark, **more, "time": self._wall(), "activity": activity}
 
     def _state(self) -> dict[str, int]:
         """Only what was counted."""

@@ -22,18 +22,6 @@ Waiting = list[tuple[str, Any, Event]]
 """(name, the copy in memory, the event after which it is there)"""
 
 
-class Device(Protocol):
-    """What a tensor is on that is not in memory."""
-
-    def capturing(self) -> bool:
-        """Whether operations are being captured into a graph, to be run later and more than once."""
-        ...
-
-    def fetch(self, tensor: Any) -> tuple[Any, Event]:
-        """A copy that is there after the event. Raises RuntimeError."""
-        ...
-
-
 def kept(value: Any) -> Any:
     """The value without what it was computed from: a loss would hold a whole graph."""
     try:
@@ -62,11 +50,14 @@ class Accelerator:
         self._module = module
 
     def capturing(self) -> bool:
-        """Never starts the device."""
+        """Whether operations are being captured into a graph, to be run later and more than once. Never
+        starts the device.
+        """
         is_capturing = getattr(self._module, "is_current_stream_capturing", None)
         return is_capturing is not None and bool(self._module.is_initialized() and is_capturing())
 
     def fetch(self, tensor: Any) -> tuple[Any, Event]:
+        """Return a copy that is there after the event. Raises RuntimeError."""
         module = self._module
         if not hasattr(module, "Event"):
             raise RuntimeError("it has no events")
@@ -85,7 +76,7 @@ class Accelerator:
         return sys.modules["torch"].empty((), dtype=tensor.dtype, pin_memory=True)
 
 
-def device_of(value: Any) -> Device | None:
+def device_of(value: Any) -> Accelerator | None:
     """None for what is in memory, or no tensor of one value."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or not _plain(value):
@@ -97,10 +88,10 @@ def device_of(value: Any) -> Device | None:
 class Reader:
     """Of one process."""
 
-    def __init__(self, device_of: Callable[[Any], Device | None] = device_of) -> None:
+    def __init__(self, device_of: Callable[[Any], Accelerator | None] = device_of) -> None:
         self._device_of = device_of
         self._waiting: Waiting = []
-        self._devices: list[Device] = []
+        self._devices: list[Accelerator] = []
 
     @property
     def waits(self) -> bool:

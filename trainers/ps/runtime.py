@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Unpack
+from typing import Any, ClassVar, Literal, NoReturn, Unpack
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -24,7 +24,6 @@ from trainers.collective.stepping import scaler_of
 from trainers.data.loop import AnyBatch, prefetched
 from trainers.data.stream import Source, Stream, Streaming
 from trainers.errors import FleetError, NotSupportedError, ServerError, UsageError
-from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.process.log import glog
@@ -41,7 +40,8 @@ from trainers.ps.trainer.weight import hidden_gradients
 from trainers.ps.trainer.worker import LocalTraining, Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, StandIns, Where, check_model, ids_by_module
+from trainers.runtime import Ids, StandIns, ids_by_module, on_a_server
+from trainers.storage.folder import Where
 from trainers.strategy import DistributedStrategy
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -183,46 +183,25 @@ def _refreshing(model: torch.nn.Module, worker: Worker) -> list[RemovableHandle]
 
 
 class _ServedRuntime:
-    """What a server and a trainer have in common: calls that only collective training has, and `load`."""
+    """The calls that a server and a trainer answer alike."""
 
-    is_collective: ClassVar[bool] = False
+    is_collective: ClassVar[Literal[False]] = False
 
     def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
-        if not isinstance(scaler, torch.amp.GradScaler):
-            raise UsageError(f"distributed_scaler needs a torch.amp.GradScaler, not {scaler!r}")
         return ServedScaler(scaler)
 
-    def agree_to_stop(self, notice: Notice | None) -> Notice | None:
-        return notice
 
-    def load(
-        self, dirname: Where, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        if model is None or optimizer is not None:
-            raise UsageError(
-                "fleet.load() in a job with parameter servers brings values into a model before "
-                "fleet.init_worker(); tables and optimizer state are the servers': fleet.init_server(dirname)"
-            )
-        from trainers.serving.weights import load_state
+class _OptimizerOfServer(DistributedOptimizer):
+    """The optimizer of a script that runs on a server too, where nothing is trained."""
 
-        with progress.activity("loading the model"):
-            load_state(dirname, check_model("load", model), None)
-
-    def save_checkpoint(self, *args: object, **options: object) -> NoReturn:
-        raise _no_checkpoints("save_checkpoint")
-
-    def checkpoint(self, *args: object, **options: object) -> NoReturn:
-        raise _no_checkpoints("checkpoint")
-
-    def wait_checkpoint(self) -> NoReturn:
-        raise _no_checkpoints("wait_checkpoint")
-
-    def load_checkpoint(self, *args: object, **options: object) -> NoReturn:
-        raise _no_checkpoints("load_checkpoint")
+    def step(self, closure: object = None) -> NoReturn:
+        raise on_a_server("distributed_optimizer(...).step")
 
 
 class ServerRuntime(_ServedRuntime):
     """A server's process: it takes model and optimizer as they are; their tables come from the trainers."""
+
+    is_server: ClassVar[Literal[True]] = True
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -234,46 +213,9 @@ class ServerRuntime(_ServedRuntime):
 
     def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
         check_supported(optimizer)
-        return ServedOptimizer(optimizer, self)
+        return _OptimizerOfServer(optimizer)
 
-    def barrier_worker(self) -> None:
-        raise _not_a_trainer("barrier_worker")
-
-    def gather(self, mine: bytes, call: str) -> list[bytes]:
-        raise _not_a_trainer(call)
-
-    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
-        raise _not_a_trainer("prefetch")
-
-    def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
-        raise _not_a_trainer("stream")
-
-    def resume_step(self) -> int:
-        raise _not_a_trainer("resume_step")
-
-    def save(
-        self,
-        call: str,
-        dirname: Where,
-        model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
-        mode: int,
-    ) -> None:
-        raise _not_a_trainer("save_persistables")
-
-    def save_table_values(self, dirname: Where) -> None:
-        raise _not_a_trainer("save_persistables")
-
-    def stand_ins(self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool) -> NoReturn:
-        raise _not_a_trainer("save_inference_model")
-
-    def publish(self, *, buffers: bool) -> int:
-        raise _not_a_trainer("publish")
-
-    def shrink(self, policy: ShrinkPolicy | None) -> int:
-        raise _not_a_trainer("shrink")
-
-    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
+    def init_server(self, dirname: str | None, var_names: Sequence[str] | None) -> None:
         if self._server is not None:
             raise UsageError("fleet.init_server() was called twice")
         if var_names is not None and (isinstance(var_names, str) or not var_names or dirname is None):
@@ -316,39 +258,6 @@ class ServerRuntime(_ServedRuntime):
         if self._server.dismissed:
             leave_dismissed()
 
-    def init_worker(self) -> None:
-        raise _not_a_trainer("init_worker")
-
-    def stop_worker(self) -> None:
-        raise _not_a_trainer("stop_worker")
-
-    @property
-    def serving(self) -> bool:
-        return False
-
-    @property
-    def scaler(self) -> None:
-        return None
-
-    @property
-    def kept(self) -> bool:
-        return False
-
-    def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
-        raise _not_a_trainer("distributed_optimizer(...).step")
-
-    def has_rows(self, optimizer: ServedOptimizer) -> bool:
-        return False
-
-    def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None:
-        return
-
-    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool:
-        return True
-
-    def agree(self, overflow: bool) -> bool:
-        return overflow
-
 
 @contextlib.contextmanager
 def _enough_memory() -> Iterator[None]:
@@ -377,6 +286,8 @@ class _Phase(Enum):
 
 class TrainerRuntime(_ServedRuntime):
     """A trainer's process: from init_worker to stop_worker the servers hold the model's values."""
+
+    is_server: ClassVar[Literal[False]] = False
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -417,12 +328,6 @@ class TrainerRuntime(_ServedRuntime):
             )
         self._optimizers.append(ServedOptimizer(optimizer, self))
         return self._optimizers[-1]
-
-    def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
-        raise _not_a_server("init_server")
-
-    def run_server(self) -> None:
-        raise _not_a_server("run_server")
 
     def init_worker(self) -> None:
         self._expect(_Phase.NEW, "init_worker")
@@ -708,22 +613,3 @@ def _save_mode(mode: int) -> SaveMode:
     if isinstance(mode, bool) or mode not in (0, 1, 2, 3):
         raise UsageError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
     return SaveMode(mode)
-
-
-def _no_checkpoints(call: str) -> UsageError:
-    return UsageError(
-        f"fleet.{call}() belongs to collective training, and this job has parameter servers: they "
-        "keep their tables by strategy.ps_configs durability, and by fleet.save_persistables()"
-    )
-
-
-def _not_a_trainer(call: str) -> UsageError:
-    return UsageError(
-        f"fleet.{call}() was called on a server; move the trainers' code under `if fleet.is_worker():`"
-    )
-
-
-def _not_a_server(call: str) -> UsageError:
-    return UsageError(
-        f"fleet.{call}() was called on a trainer; move the servers' code under `if fleet.is_server():`"
-    )

@@ -1,6 +1,6 @@
 """This process's place in the job, out of its environment. Knows the variables of each launcher.
 
-`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
+`identity_of` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
 of mpirun, or nothing at all (a process on its own). `current_identity` asks `fleet.init` first, where a
 script has called it.
 
@@ -117,7 +117,7 @@ def _paddle_master(found: Variables, trainers: tuple[str, ...], count: int) -> s
 # ---- This process's place in the job, out of its environment. Knows where each launcher keeps it; leaves
 # what to do with it to others.
 #
-# `EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
+# `identity_of` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
 # of mpirun, or nothing at all (a process on its own).
 
 MpiProcess = mpi.MpiProcess
@@ -147,23 +147,18 @@ def starter(environ: Mapping[str, str]) -> Starter:
     return Starter.NOBODY if mpi_process(environ) is None else Starter.MPIRUN
 
 
-class EnvironmentRoleMaker:
+def identity_of(environ: Mapping[str, str]) -> Identity:
     """Identity out of environment variables. Raises UsageError naming the variable that is missing or
     malformed.
     """
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def identity(self) -> Identity:
-        read = {
-            Starter.FLEETRUN: _of_fleetrun,
-            Starter.PADDLE: paddle_identity,
-            Starter.TORCHRUN: _of_torchrun,
-            Starter.MPIRUN: _of_mpi,
-            Starter.NOBODY: _of_nobody,
-        }
-        return read[starter(self._environ)](self._environ)
+    read = {
+        Starter.FLEETRUN: _of_fleetrun,
+        Starter.PADDLE: paddle_identity,
+        Starter.TORCHRUN: _of_torchrun,
+        Starter.MPIRUN: _of_mpi,
+        Starter.NOBODY: _of_nobody,
+    }
+    return read[starter(environ)](environ)
 
 
 def mpi_process(environ: Mapping[str, str]) -> MpiProcess | None:
@@ -285,6 +280,6 @@ def ask_first(source: IdentitySource) -> IdentitySource | None:
 
 
 def current_identity() -> Identity:
-    """Raises UsageError as EnvironmentRoleMaker does."""
+    """Return the identity of this process. Raises UsageError as `identity_of` does."""
     found = _identity_sources[0]() if _identity_sources else None
-    return EnvironmentRoleMaker(os.environ).identity() if found is None else found
+    return identity_of(os.environ) if found is None else found

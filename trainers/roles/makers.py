@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fleetrun.envs.contract import split_endpoint
+from trainers.checks import flag, whole
 from trainers.errors import FleetError, UsageError
 from trainers.roles.environment import (
-    EnvironmentRoleMaker,
     MpiProcess,
     Starter,
+    identity_of,
     mpi_master,
     mpi_process,
     starter,
@@ -41,16 +42,12 @@ class PaddleCloudRoleMaker:
     """
 
     def __init__(self, is_collective: bool = False, *, environ: Mapping[str, str] | None = None) -> None:
-        if not isinstance(is_collective, bool):
-            raise UsageError(
-                f"PaddleCloudRoleMaker is_collective is {is_collective!r}; it must be True or False"
-            )
-        self.is_collective = is_collective
+        self.is_collective = flag("PaddleCloudRoleMaker is_collective", is_collective)
         self._environ = os.environ if environ is None else environ
 
     def identity(self) -> Identity:
         """Raises UsageError naming the variable that is missing, malformed or contradicts another."""
-        return EnvironmentRoleMaker(self._environ).identity()
+        return identity_of(self._environ)
 
 
 # ---- The role maker of `mpirun -n 4 python train.py`: on every machine each second process is a server.
@@ -215,8 +212,7 @@ def settle(
     Raises UsageError for an object that is not a role maker, and when it, `is_collective` and the way in
     which the job was started contradict each other.
     """
-    if not isinstance(is_collective, bool):
-        raise UsageError(f"fleet.init is_collective is {is_collective!r}; it must be True or False")
+    flag("fleet.init is_collective", is_collective)
     chosen = choose(is_collective, environ) if role_maker is None else _checked(role_maker)
     collective = bool(getattr(chosen, "is_collective", is_collective))
     if is_collective and not collective:
@@ -337,8 +333,7 @@ class UserDefinedRoleMaker:
         )
 
     def _check_kind(self) -> None:
-        if not isinstance(self.is_collective, bool):
-            raise UsageError(f"{_WHO} is_collective is {self.is_collective!r}; it must be True or False")
+        flag(f"{_WHO} is_collective", self.is_collective)
         if self.is_collective and (self._servers or self._role is Role.SERVER):
             raise UsageError(
                 f"{_WHO} is_collective is True, and there are server_endpoints or the role is SERVER; "
@@ -350,8 +345,7 @@ class UserDefinedRoleMaker:
             )
 
     def _count(self, worker_num: int) -> int:
-        if isinstance(worker_num, bool) or not isinstance(worker_num, int) or worker_num < 0:
-            raise UsageError(f"{_WHO} worker_num is {worker_num!r}; it must be a whole number")
+        whole(f"{_WHO} worker_num", worker_num, 0)
         known = len(self._workers)
         if worker_num and known and worker_num != known:
             raise UsageError(f"{_WHO} worker_num is {worker_num}, but there are {known} worker_endpoints")

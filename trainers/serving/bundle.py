@@ -12,7 +12,6 @@ manifest's being last is what counts.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ import torch
 import xxhash
 
 from trainers.storage.errors import LoadError, SaveError
-from trainers.storage.folder import Buffer, Folder, open_folder
+from trainers.storage.folder import Buffer, Folder, Where, open_folder
 from trainers.storage.manifest import FileRecord, checksum_of, is_name
 
 VERSION = 1
@@ -54,7 +53,7 @@ class _Manifest:
 
 
 def write_bundle(
-    where: str | os.PathLike[str],
+    where: Where,
     kind: str,
     about: Mapping[str, Any],
     files: Mapping[str, tuple[str, Sequence[Buffer]]],
@@ -72,7 +71,8 @@ def write_bundle(
             folder.write(name, content)
             records[part] = asdict(FileRecord.of(name, [memoryview(piece).cast("B") for piece in content]))
         body = {"format": _format(kind), "version": VERSION, "files": records, "about": about}
-        folder.write(f"{kind}.json", [_sealed(body)])
+        sealed = json.dumps({**body, "checksum": checksum_of(body)}, indent=1)
+        folder.write(f"{kind}.json", [sealed.encode() + b"\n"])
         # Only now: before the manifest was written, the former files were the only complete ones.
         ours = re.compile(rf"\.?{kind}-[a-z]+-[0-9a-f]{{8}}(\.[a-z0-9]+)*")
         for name in folder.names():
@@ -83,7 +83,7 @@ def write_bundle(
 
 
 def read_bundle(
-    where: str | os.PathLike[str],
+    where: Where,
     kind: str,
     parts: Sequence[str],
     memory: Callable[[str, int], torch.Tensor] | None = None,
@@ -171,7 +171,3 @@ def _failed(error: OSError, folder: Folder, written: Sequence[str], kind: str) -
 
 def _format(kind: str) -> str:
     return f"fleetrun {kind}"
-
-
-def _sealed(body: Mapping[str, Any]) -> bytes:
-    return json.dumps({**body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"

@@ -7,18 +7,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from trainers.checkpoints.state import OptimizerState, bare
+from trainers.checkpoints.state import OptimizerState, bare, differences
 from trainers.checkpoints.tensors import Sharded, is_sharded, whole_state_dict
 from trainers.errors import NotSupportedError
 from trainers.serving.bundle import Bundle, read_bundle, write_bundle
 from trainers.storage.errors import LoadError
-from trainers.storage.folder import Buffer
+from trainers.storage.folder import Buffer, Where
 from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, pack, unpack
 
 KIND = "state"
@@ -41,7 +40,7 @@ def is_divided(model: torch.nn.Module) -> bool:
 
 
 def save_state(
-    where: str | os.PathLike[str],
+    where: Where,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     *,
@@ -66,23 +65,15 @@ def save_state(
     write_bundle(where, KIND, about, files)
 
 
-def load_state(
-    where: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
-) -> None:
+def load_state(where: Where, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Raises LoadError for what is damaged, or of another model; then neither has changed."""
     plain = bare(model)
     bundle = read_bundle(where, KIND, ("weights",) if optimizer is None else ("weights", "optimizer"))
     weights = _unpacked(bundle, "weights")
     here = _tensors_of(plain.state_dict())
-    wrong = [f"{name} is not in it" for name in here.keys() - weights.keys()]
-    wrong += [f"{name} is not in the model" for name in weights.keys() - here.keys()]
-    wrong += [
-        f"{name} is {list(weights[name].shape)} in it and {list(here[name].shape)} here"
-        for name in here.keys() & weights.keys()
-        if weights[name].shape != here[name].shape
-    ]
-    if wrong:
-        raise LoadError(f"{bundle.where} is of another model: {'; '.join(sorted(wrong)[:3])}")
+    saved, now = ({name: value.shape for name, value in each.items()} for each in (weights, here))
+    if wrong := differences(saved, now):
+        raise LoadError(f"{bundle.where} is of another model: {wrong}")
     if optimizer is not None:
         _expect_whole(optimizer, is_divided(plain))
         kept = OptimizerState(optimizer, plain)

@@ -91,7 +91,8 @@ class Executor:
         """The same without training, in evaluation mode: `program.clone(for_test=True)` is what runs."""
         device = self._place(program)
         feeding = _Feeding(program.clone(for_test=True), device, prefetch, printing.get("fetch_list", ()))
-        return loop.infer_from_dataset(feeding.step, dataset, prefetch=feeding.ahead, **printing)
+        with torch.no_grad():
+            return loop.train_from_dataset(feeding.step, dataset, prefetch=feeding.ahead, **printing)
 
     def _place(self, program: Program) -> torch.device:
         """Where the feeds go. Raises UsageError when the model is elsewhere."""

@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,40 +27,11 @@ Buffer = bytes | bytearray | memoryview
 _READ_BYTES = 16 << 20
 
 
-class Folder(Protocol):
-    """Where files are read and written. Names are `file` or `folder/file`. Every method raises OSError."""
-
-    @property
-    def where(self) -> str: ...
-
-    def path(self, name: str) -> str:
-        """The full path, for messages."""
-        ...
-
-    def make(self, name: str) -> None: ...
-
-    def write(self, name: str, content: Sequence[Buffer]) -> None: ...
-
-    def size(self, name: str) -> int: ...
-
-    def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
-        """(size,) uint8: the beginning of `into` if the file fits there, new memory otherwise."""
-        ...
-
-    def names(self, name: str = "") -> list[str]:
-        """The names in the folder, ascending; none if it does not exist."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its content; does nothing if it does not exist."""
-        ...
-
-    def free(self) -> int | None:
-        """Free bytes, None if unknown."""
-        ...
+Where: TypeAlias = str | os.PathLike[str]
+"""A folder: a path, or a URL that fsspec supports."""
 
 
-def open_folder(where: str | os.PathLike[str]) -> Folder:
+def open_folder(where: Where) -> Folder:
     """A path of this machine, or a URL of fsspec (`s3://bucket/path`, `memory://path`)."""
     text = os.fspath(where)
     if text.startswith("file://"):
@@ -72,13 +43,15 @@ def open_folder(where: str | os.PathLike[str]) -> Folder:
     return LocalFolder(Path(text))
 
 
-def absolute_path(where: str | os.PathLike[str]) -> str:
+def absolute_path(where: Where) -> str:
     """The same folder for processes with other working directories; URLs as they are."""
     name = os.fspath(where)
     return name if "://" in name else str(Path(name).absolute())
 
 
 class LocalFolder:
+    """Where files are read and written. Names are `file` or `folder/file`. Every method raises OSError."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -87,6 +60,7 @@ class LocalFolder:
         return str(self._path)
 
     def path(self, name: str) -> str:
+        """Return the full path, for messages."""
         return str(self._path / name)
 
     def make(self, name: str) -> None:
@@ -99,15 +73,18 @@ class LocalFolder:
         return (self._path / name).stat(follow_symlinks=False).st_size
 
     def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Return (size,) uint8: the beginning of `into` if the file fits there, new memory otherwise."""
         descriptor = os.open(self._path / name, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             return _read_into(_buffer(os.fstat(descriptor).st_size, into), file)
 
     def names(self, name: str = "") -> list[str]:
+        """Return the names in the folder, ascending. A folder that does not exist has none."""
         folder = self._path / name
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
     def remove(self, name: str) -> None:
+        """Remove a file, or a folder with its content. Do nothing if it does not exist."""
         path = self._path / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -115,6 +92,7 @@ class LocalFolder:
             path.unlink(missing_ok=True)
 
     def free(self) -> int | None:
+        """Return the number of free bytes, None if unknown."""
         place = self._path
         while not place.exists() and place != place.parent:
             place = place.parent
@@ -133,53 +111,53 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 class RemoteFolder:
-    """Through fsspec; the URL's options come from fsspec's own configuration and the environment."""
+    """The same through fsspec. The URL's options come from fsspec's own configuration and the environment."""
 
     def __init__(self, url: str) -> None:
-        self._files, self._root = file_system(url)
-        self._url = url.rstrip("/")
-
-    @property
-    def where(self) -> str:
-        return self._url
+        self.files, self._root = file_system(url)
+        self.where = url.rstrip("/")
 
     def path(self, name: str) -> str:
-        return f"{self._url}/{name}"
+        return f"{self.where}/{name}"
 
     def make(self, name: str) -> None:
-        self._files.makedirs(self._inside(name), exist_ok=True)
+        self.files.makedirs(self.inside(name), exist_ok=True)
 
     def write(self, name: str, content: Sequence[Buffer]) -> None:
-        with self._files.open(self._inside(name), "wb") as file:
+        with self.files.open(self.inside(name), "wb") as file:
             for piece in content:
                 file.write(piece)
 
     def size(self, name: str) -> int:
-        self._files.invalidate_cache()  # another machine may have written since
-        return int(self._files.info(self._inside(name))["size"])
+        self.files.invalidate_cache()  # another machine may have written since
+        return int(self.files.info(self.inside(name))["size"])
 
     def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
         content = _buffer(self.size(name), into)
-        with self._files.open(self._inside(name), "rb") as file:
+        with self.files.open(self.inside(name), "rb") as file:
             return _read_into(content, file)
 
     def names(self, name: str = "") -> list[str]:
-        self._files.invalidate_cache()
+        self.files.invalidate_cache()
         try:
-            found = self._files.ls(self._inside(name), detail=False)
+            found = self.files.ls(self.inside(name), detail=False)
         except FileNotFoundError:
             return []
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
     def remove(self, name: str) -> None:
-        if self._files.exists(self._inside(name)):
-            self._files.rm(self._inside(name), recursive=True)
+        if self.files.exists(self.inside(name)):
+            self.files.rm(self.inside(name), recursive=True)
 
     def free(self) -> int | None:
         return None
 
-    def _inside(self, name: str) -> str:
+    def inside(self, name: str) -> str:
+        """Return the path of a name in the file system."""
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
+
+
+Folder = LocalFolder | RemoteFolder
 
 
 def _buffer(size: int, into: torch.Tensor | None) -> torch.Tensor:

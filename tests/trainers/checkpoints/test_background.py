@@ -37,7 +37,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(where: str) -> None:
         torch.manual_seed(5)
         weight, squares = model.weight.detach().clone(), optimizer.state[model.weight]["exp_avg_sq"].clone()
         step = 1 if not GATE.is_set() else 2
-        checkpoint.start(where, step, model, optimizer, state={"numbers": numbers})
+        checkpoint.save(where, step, model, optimizer, state={"numbers": numbers}, background=True)
         torch.rand(1)
         torch.nn.init.zeros_(model.weight)
         optimizer.state[model.weight]["exp_avg_sq"].zero_()
@@ -62,7 +62,7 @@ def test_a_save_waits_for_the_one_before(where: str) -> None:
         torch.nn.init.constant_(model.weight, step)
         if step == 2:
             threading.Thread(target=GATE.set).start()
-        checkpoint.start(where, step, model, keep=3)
+        checkpoint.save(where, step, model, keep=3, background=True)
     checkpoint.wait()
     assert checkpoint.wait() is None
     for step in (3, 2, 1):
@@ -75,7 +75,7 @@ def test_a_save_waits_for_the_one_before(where: str) -> None:
 
 CALLS: dict[str, Callable[[Path, torch.nn.Module], object]] = {
     "save": lambda folder, model: checkpoint.save(folder / "good", 1, model),
-    "start": lambda folder, model: checkpoint.start(folder / "good", 1, model),
+    "start": lambda folder, model: checkpoint.save(folder / "good", 1, model, background=True),
     "load": lambda folder, model: checkpoint.load(folder / "good", model),
     "wait": lambda folder, model: checkpoint.wait(),
 }
@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[Path, torch.nn.Module], object]] = {
 def test_a_failure_is_raised_by_the_next_call_once(tmp_path: Path, name: str) -> None:
     model = torch.nn.Linear(1, 1)
     (tmp_path / "file").touch()
-    checkpoint.start(tmp_path / "file" / "below", 1, model)
+    checkpoint.save(tmp_path / "file" / "below", 1, model, background=True)
     with pytest.raises(CheckpointError, match="Not a directory"):
         CALLS[name](tmp_path, model)
     assert not (tmp_path / "good").exists()
@@ -96,8 +96,8 @@ def test_a_failure_is_raised_by_the_next_call_once(tmp_path: Path, name: str) ->
 def test_what_cannot_be_saved_is_known_at_once_or_at_the_next_call(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     with pytest.raises(UsageError, match="keep is 0"):
-        checkpoint.start(tmp_path, 1, model, keep=0)
-    checkpoint.start(tmp_path, 1, model, state={"seen": {"deep": model}})
+        checkpoint.save(tmp_path, 1, model, keep=0, background=True)
+    checkpoint.save(tmp_path, 1, model, state={"seen": {"deep": model}}, background=True)
     with pytest.raises(UsageError, match=r"seen\.deep is of type Linear"):
         checkpoint.wait()
     assert list(tmp_path.iterdir()) == []
@@ -115,7 +115,7 @@ LOST = """
 import torch
 from trainers.checkpoints import checkpoint
 open("file", "w").close()
-checkpoint.start("file/below", 1, torch.nn.Linear(1, 1))
+checkpoint.save("file/below", 1, torch.nn.Linear(1, 1), background=True)
 print("at the end")
 """
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.collective.configs import compile_configs, recompute_configs, sharding_configs
+from trainers.collective.configs import CompileConfigs, RecomputeConfigs, ShardingConfigs, checker
 from trainers.collective.modules import check_compiler, matching_modules, outermost_modules
 from trainers.collective.sharding import check_divisible, check_unit, units
 from trainers.errors import FleetError, NotSupportedError, UsageError
@@ -69,6 +69,10 @@ def test_a_module_that_cannot_be_a_unit_is_refused(name: str, why: str) -> None:
 # ---- What is refused when it is written.
 
 Check = Callable[[str, Any], Mapping[str, Any]]
+
+sharding_configs, recompute_configs, compile_configs = map(
+    checker, (ShardingConfigs, RecomputeConfigs, CompileConfigs)
+)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainers.data.dataset import QueueDataset
-from trainers.data.loop import infer_from_dataset, prefetched, train_from_dataset
+from trainers.data.loop import prefetched, train_from_dataset
 from trainers.data.slots import Batch, Slot
 from trainers.errors import UsageError
 
@@ -86,7 +86,8 @@ def test_batches_are_prefetched_before_the_step_of_the_one_before(dataset: Queue
 def test_inference_has_no_gradients(dataset: QueueDataset) -> None:
     model = torch.nn.Linear(1, 1)
     seen = []
-    result = infer_from_dataset(lambda batch: seen.append(model(batch.tensor("x"))), dataset)
+    with torch.no_grad():
+        result = train_from_dataset(lambda batch: seen.append(model(batch.tensor("x"))), dataset)
     assert result.examples == 10
     assert not any(output.requires_grad for output in seen)
     assert torch.is_grad_enabled()

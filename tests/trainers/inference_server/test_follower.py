@@ -16,7 +16,7 @@ from tests.support.inference import served
 from tests.trainers.inference_server.test_server import save as save_bundle
 from tests.trainers.ps.saved.tables import LEAN, WORDS, MemoryTable, dense_spec, save
 from trainers.export import save_program
-from trainers.inference_server.files import Cache, CacheFile, map_file, no_room, tensor_of
+from trainers.inference_server.files import Cache, CacheFile, map_file, no_room
 from trainers.inference_server.follow import Followed, Follower
 from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.ps.saves.manifest import SaveMode
@@ -25,7 +25,6 @@ from trainers.ps.trainer.stand_ins import initial_rows
 from trainers.serving.bundle import read_bundle
 from trainers.serving.lookup import RowsElsewhere
 from trainers.storage.errors import LoadError
-from trainers.storage.safetensors import EVERY_TYPE, unpack
 
 pytestmark = pytest.mark.slow  # compiles kernels
 
@@ -72,7 +71,7 @@ class Source:
             reader = SharedRows(found.tables[name], map_file)
             if not torch.equal(reader.rows(KEYS), wanted):
                 return False
-        dense = unpack(tensor_of(found.dense.mapped(private=True)), EVERY_TYPE)
+        dense = found.dense.tensors()
         return torch.equal(dense["fc.weight"], torch.cat([each.rows[None][0] for each in self.dense]))
 
 

@@ -3,7 +3,7 @@ import pytest
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode, Role
 from trainers.errors import NotSupportedError, UsageError
-from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.environment import identity_of
 from trainers.roles.identity import Identity
 from trainers.roles.makers import settle
 
@@ -20,7 +20,7 @@ TORCHRUN = {
 
 
 def identity(environ: dict[str, str]) -> Identity:
-    return EnvironmentRoleMaker(environ).identity()
+    return identity_of(environ)
 
 
 def test_a_process_on_its_own_is_rank_0_of_1() -> None:

@@ -9,7 +9,7 @@ from tests.support.cluster import ROOT
 from tests.support.command import environment
 from tests.support.mpi import mpirun
 from trainers.errors import UsageError
-from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.environment import identity_of
 from trainers.roles.identity import Identity
 
 OPEN_MPI = {
@@ -19,7 +19,7 @@ OPEN_MPI = {
 
 
 def identity(**environ: str) -> Identity:
-    return EnvironmentRoleMaker(environ).identity()
+    return identity_of(environ)
 
 
 def test_the_rank_of_mpirun_is_the_trainers():

@@ -3,7 +3,7 @@
 import pytest
 
 from trainers.errors import NotSupportedError, UsageError
-from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.environment import identity_of
 from trainers.roles.identity import Identity
 
 ENDPOINTS = "10.0.0.1:7001,10.0.0.2:7001,10.0.0.2:7002"
@@ -20,7 +20,7 @@ TRAINER = SERVERS | {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"}
 
 
 def identity(environ: dict[str, str]) -> Identity:
-    return EnvironmentRoleMaker(environ).identity()
+    return identity_of(environ)
 
 
 def test_a_collective_trainer() -> None:

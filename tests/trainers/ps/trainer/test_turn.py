@@ -11,7 +11,8 @@ from trainers.data.positions import Records, decode_records
 from trainers.data.slots import Slot
 from trainers.data.stream_files import MultiSlotFiles
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.runtime import ServerRuntime, TrainerRuntime
+from trainers.fleet import Fleet, Role, UserDefinedRoleMaker
+from trainers.ps.runtime import TrainerRuntime
 from trainers.ps.trainer.turn import Turn, records_part
 from trainers.roles.identity import Identity
 from trainers.strategy import DistributedStrategy
@@ -71,5 +72,7 @@ def test_where_a_stream_cannot_be_counted(
     stream = TrainerRuntime(Identity(), strategy).stream(source, batch_size=4)
     with pytest.raises(error, match=message):
         iter(stream)
+    server = Fleet()
+    server.init(UserDefinedRoleMaker(0, Role.SERVER, 1, ["h:1"], environ={}))
     with pytest.raises(UsageError, match="was called on a server"):
-        ServerRuntime(Identity(is_server=True), strategy).stream(source, batch_size=4)
+        server.stream(source, batch_size=4)
