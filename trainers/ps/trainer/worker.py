@@ -49,6 +49,7 @@ from trainers.ps.wire import (
     Message,
     Part,
     bytes_part,
+    text_part,
 )
 from trainers.roles.identity import Identity
 from trainers.storage.errors import SaveError
@@ -82,9 +83,7 @@ class SaveCoordinator:
             yield True
             return
         request = SaveRequest(where, new_id(step), int(mode), turn=kind)
-        asked = Request(
-            server=0, kind=Kind.SAVE, number=step, parts=(bytes_part(Field.TEXT, request.encode()),)
-        )
+        asked = Request(server=0, kind=Kind.SAVE, number=step, parts=(text_part(request.encode()),))
         if self._client.ask([asked])[0].text:
             yield False
             return
@@ -94,7 +93,7 @@ class SaveCoordinator:
             saved = True
         finally:
             self._has_turn = False
-            id = (bytes_part(Field.TEXT, request.id.encode()),)
+            id = (text_part(request.id),)
             self._client.ask([Request(server=0, kind=Kind.SAVED, number=int(saved), parts=id)])
 
     def save(self, where: str, mode: SaveMode, step: int) -> None:
@@ -103,7 +102,7 @@ class SaveCoordinator:
         """
         after = check_target(where, mode)
         save = SaveRequest(where, new_id(step), int(mode), after[-_MOST_AFTER:])
-        part = (bytes_part(Field.TEXT, save.encode()),)
+        part = (text_part(save.encode()),)
         committed = False
         try:
             replies = self._client.ask(self._all(Kind.SAVE, step, part))
@@ -111,7 +110,7 @@ class SaveCoordinator:
             commit_save(where, save.id, mode, step, records, after=after[-1] if after else None)
             committed = True
         finally:
-            id = (bytes_part(Field.TEXT, save.id.encode()),)
+            id = (text_part(save.id),)
             self._client.ask(self._all(Kind.SAVED, int(committed), id))
             if not committed:
                 # The error in flight says why; the next save removes what this one leaves.
@@ -229,7 +228,7 @@ class Worker:
     def positions(self, stream: str) -> list[dict[str, list[int]]]:
         """What each server has of a stream, with every push of this trainer: see `Positions.of`."""
         self._exchange.flush()
-        part = (bytes_part(Field.TEXT, stream.encode()),)
+        part = (text_part(stream),)
         requests = [
             Request(server=server, kind=Kind.POSITIONS, parts=part) for server in range(self._layout.servers)
         ]
@@ -448,9 +447,7 @@ class Worker:
                 f"{MAX_FRAME_BYTES:,} fit "
                 "into one message; gather them in parts"
             )
-        request = Request(
-            server=0, kind=Kind.GATHER, number=self._gathering, parts=(bytes_part(Field.TEXT, mine),)
-        )
+        request = Request(server=0, kind=Kind.GATHER, number=self._gathering, parts=(text_part(mine),))
         (reply,) = self._client.ask([request])
         self._gathering = reply.number
         return [part.data.numpy().tobytes() for part in reply.parts]
@@ -482,7 +479,7 @@ class Worker:
             part
             for name, values in buffers.items()
             for part in (
-                bytes_part(Field.TEXT, name.encode()),
+                text_part(name),
                 Part(0, Field.VALUES, values.detach().reshape(-1).to("cpu", torch.float32, copy=True)),
             )
         ]
@@ -589,7 +586,7 @@ class Worker:
             server=server,
             kind=Kind.HELLO,
             number=self._identity.restart_count,
-            parts=(bytes_part(Field.TEXT, job.encode()), *specs),
+            parts=(text_part(job), *specs),
         )
 
     def _to_all(self, kind: Kind, number: int = 0) -> list[Request]:
