@@ -264,11 +264,7 @@ class SteppingOptimizer(DistributedOptimizer):
 
     def _check_scaled(self, call: str) -> None:
         if self.scaler is not None and not self._unscaled:
-            raise UsageError(
-                f'strategy.amp_configs dtype is "float16", whose losses are scaled, and {call} was called '
-                "without scaling: leave backward and step to minimize(loss), or use scaler = "
-                'fleet.distributed_scaler(torch.amp.GradScaler("cuda")), or dtype "bfloat16"'
-            )
+            raise not_scaled(call)
 
     def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._stepping:
@@ -283,3 +279,11 @@ def _changes(grad: torch.Tensor) -> int:
     """How often this gradient was written to; of a shard, how often its local part was."""
     local = getattr(grad, "_local_tensor", grad)
     return int(local._version)
+
+
+def not_scaled(call: str) -> UsageError:
+    return UsageError(
+        f'strategy.amp_configs dtype is "float16", whose losses are scaled, and {call} was called without '
+        "scaling: leave backward and step to minimize(loss), or use scaler = "
+        'fleet.distributed_scaler(torch.amp.GradScaler("cuda")), or dtype "bfloat16"'
+    )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from trainers import progress
-from trainers.collective.stepping import DistributedScaler
+from trainers.collective.stepping import DistributedScaler, not_scaled
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.trainer.exchange import same_bits
@@ -108,7 +108,7 @@ class ServedOptimizer(DistributedOptimizer):
         if not self.has_gradients():
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's annotation
         elif not self._stepper.kept:  # then the first optimizer has scaled the loss for all
-            raise _not_scaled("loss.backward()")
+            raise not_scaled("loss.backward()")
         progress.meter.has_loss(loss)
         scaler.step(self)
         if not self._stepper.kept:
@@ -141,7 +141,7 @@ class ServedOptimizer(DistributedOptimizer):
                 "fleet.distributed_scaler(scaler), strategy.amp, or bfloat16, which needs no scaler"
             )
         if self._stepper.scaler is not None and not self._unscaled:
-            raise _not_scaled("step()")
+            raise not_scaled("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -187,14 +187,6 @@ class ServedOptimizer(DistributedOptimizer):
                 "fleet.save_persistables(dirname) saves it and fleet.init_server(dirname) loads it"
             )
         super().load_state_dict(state_dict)
-
-
-def _not_scaled(call: str) -> UsageError:
-    return UsageError(
-        f'strategy.amp_configs dtype is "float16", whose losses are scaled, and {call} was called without '
-        "scaling: leave backward and step to minimize(loss), or use scaler = "
-        'fleet.distributed_scaler(torch.amp.GradScaler("cuda")), or dtype "bfloat16"'
-    )
 
 
 class JoinedSteps:
