@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
@@ -63,10 +64,11 @@ class _Pool(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
         call, batch = ctx.call, ctx.call.batch
-        given = array_of(grads[0].float())
+        given = array_of(grads[0].resolve_neg().float())
         of_rows = of_weights = None
         if ctx.needs_input_grad[1]:
             bags = _Bags(call, batch.pushed[0])

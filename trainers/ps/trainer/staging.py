@@ -148,6 +148,8 @@ def strided(grad: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
     """A gradient of (..., dim) float32 whose rows are at equal distances, and this distance in values. That
     of torch.cat is a part of a wider one, and is used as it is.
     """
+    if grad.is_neg():
+        grad = grad.resolve_neg()
     if not grad.is_cpu or grad.dtype is not torch.float32:
         grad = grad.to("cpu", torch.float32)
     if grad.dim() == 2 and grad.stride(1) == 1:
