@@ -36,6 +36,9 @@ _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 class WeightGradient(Protocol):
     """The gradient of one weight, where forward and backward passes of its module collect it."""
 
+    def has_gradient(self) -> bool:
+        """Whether there is one, collected or of `keep_gradient`."""
+
     def take_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return what was collected, and forget it: keys (n,) int64 and rows (n, dim) float32. None: no
         backward pass has reached the weight.
@@ -69,8 +72,10 @@ class ServedWeight(torch.nn.Parameter):
         """The gradient since the last `zero_grad`, sparse: (num_embeddings, dim)."""
         if self.collected is None or ServedWeight.hidden:
             return None
-        taken = self.collected.take_gradient()
-        with without_overrides():
+        if not self.bounded and self.collected.has_gradient():
+            raise self.without_shape()
+        with torch.inference_mode(False), without_overrides():
+            taken = self.collected.take_gradient()
             own: torch.Tensor | None = _GRADIENT.__get__(self)
             if taken is None:
                 return own
@@ -106,15 +111,19 @@ class ServedWeight(torch.nn.Parameter):
         unbounded table.
         """
         if not self.bounded:
-            raise UsageError(
-                f"the gradient of {self.name!r} has no shape, because the table is unbounded; use the "
-                "gradient of the rows that the embedding returns (rows.register_hook)"
-            )
+            raise self.without_shape()
         with without_overrides():
             values = rows.to(self.device, self.dtype)
             return torch.sparse_coo_tensor(
                 keys[None].to(self.device), values, self.shape, check_invariants=False
             ).coalesce()
+
+    def without_shape(self) -> UsageError:
+        """The error for a gradient of an unbounded table."""
+        return UsageError(
+            f"the gradient of {self.name!r} has no shape, because the table is unbounded; use the "
+            "gradient of the rows that the embedding returns (rows.register_hook)"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise _without_rows("pickling or copying")
@@ -171,7 +180,13 @@ def _without_rows(name: str) -> UsageError:
 
 
 def _gradients(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """torch.autograd.grad, for which backward passes return gradients and collect none."""
+    """torch.autograd.grad, for which backward passes return gradients and collect none. Raises UsageError for
+    the weight of an unbounded table.
+    """
+    inputs = args[1] if len(args) > 1 else options["inputs"]
+    for each in [inputs] if isinstance(inputs, torch.Tensor) else inputs:
+        if isinstance(each, ServedWeight) and not each.bounded:
+            raise each.without_shape()
     before, ServedWeight.wanted = ServedWeight.wanted, True
     try:
         with without_overrides():
