@@ -452,7 +452,7 @@ class ServedEmbedding:
         # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
         own = state[name].as_subclass(torch.Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)
-        if weight is not None:
+        if not (weight is None or state[name].is_inference()):  # torch counts no changes of those
             self._given = [each for each in self._given if each.alive or each.written]
             self._given.append(_Given(state[name]))
 

@@ -92,7 +92,7 @@ class _Bags:
 
 
 def _values(weights: torch.Tensor | None) -> Floats:
-    return _NO_WEIGHTS if weights is None else array_of(weights).reshape(-1)
+    return _NO_WEIGHTS if weights is None else array_of(weights.resolve_neg()).reshape(-1)
 
 
 def pool(

@@ -442,6 +442,8 @@ def test_rows_of_a_state_dict_that_are_written_are_refused(
     with pytest.raises(UsageError, match="load_state_dict"):
         twins.serving.check()
     twins.serving.forget_given()
+    with torch.inference_mode():
+        twins.served.state_dict()
     twins.served(FIRST)
     del state
     for _ in range(3):
