@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, peek_interpreter_stack
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from trainers.errors import UsageError
@@ -38,6 +37,7 @@ from trainers.ps.trainer.weight import (
     ServedWeight,
     WeightGradient,
     end_serving,
+    once,
     serve_weight,
     without_overrides,
 )
@@ -53,7 +53,7 @@ class _Gather(torch.autograd.Function):
         return functional.embedding(place, rows)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[None, torch.Tensor]:
         grad = grads[0].detach().resolve_neg()
         dim = grad.shape[-1]
@@ -78,7 +78,7 @@ class _Embed(torch.autograd.Function):
         return tuple(batch.gather(calls))
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         return None, None, None, *ctx.batch.backward(ctx.calls, grads)
 
@@ -118,7 +118,7 @@ class _Rows(torch.autograd.Function):
         return rows.view_as(rows)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         return None, ctx.collect(grads[0]), None, None
 

@@ -569,10 +569,14 @@ class TableGroup:
             reached = [each for each in reached if self._trains(each[0].table)]
         if not torch._C._will_engine_execute_node(self._everything):
             reached = [each for each in reached if self._is_wanted(each[0].table)]
-        if not self.returning:
+        if not (self.returning or ServedWeight.followed):
             return reached, []
-        own = [each for each in reached if each[0].table in self.returning]
-        return [each for each in reached if each[0].table not in self.returning], own
+        own = [each for each in reached if self._returns(each[0].table)]
+        return [each for each in reached if not self._returns(each[0].table)], own
+
+    def _returns(self, table: int) -> bool:
+        """Whether autograd gets the gradients of this table."""
+        return table in self.returning or (ServedWeight.followed and bool(self._limits[table] >= 0))
 
     def _trains(self, table: int) -> bool:
         """Whether a backward pass gives the weight a gradient: also one that was frozen since the forward
@@ -604,7 +608,7 @@ class TableGroup:
                 return None
         if ServedWeight.wanted and self._limits[table] < 0:
             return None
-        if table in self.returning or ServedWeight.wanted:
+        if ServedWeight.wanted or self._returns(table):
             return self.own_gradient(table, keys, rows)
         if torch._C._will_engine_execute_node(self._everything) or self._is_wanted(table):
             self.add_gradient(table, keys, rows)

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
 from trainers.ps.kernels.batch import array_of
 from trainers.ps.trainer.group import Call
-from trainers.ps.trainer.weight import without_overrides
+from trainers.ps.trainer.weight import once, without_overrides
 
 _NO_WEIGHTS = np.empty(0, np.float32)
 
@@ -64,7 +63,7 @@ class _Pool(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
         call, batch = ctx.call, ctx.call.batch

@@ -8,11 +8,13 @@ the script reads it. Each operation that needs the rows is refused by name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from trainers.errors import UsageError
 
@@ -66,6 +68,9 @@ class ServedWeight(torch.nn.Parameter):
     """Whether `grad` is None whatever was collected: see `hidden_gradients`."""
     wanted: ClassVar[bool] = False
     """Whether torch.autograd.grad asks for gradients of weights: then none is collected."""
+
+    followed: ClassVar[bool] = False
+    """Whether a backward pass is itself followed (create_graph): then autograd gets the gradients."""
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -228,6 +233,25 @@ def _is_same(weight: Any, value: Any) -> bool:
         return False
     with without_overrides():
         return bool(weight.shape == value.shape and weight.data_ptr() == value.data_ptr())
+
+
+def once(backward: Callable[..., Any]) -> Any:
+    """The backward pass of an autograd.Function, which no gradient of a gradient can go through: torch says
+    so where a script needs one.
+    """
+    followed = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def call(ctx: Any, *grads: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        before, ServedWeight.followed = ServedWeight.followed, True
+        try:
+            return followed(ctx, *grads)
+        finally:
+            ServedWeight.followed = before
+
+    return call
 
 
 def serve_weight(

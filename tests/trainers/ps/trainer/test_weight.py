@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -298,6 +299,14 @@ def read_in_inference_mode(module: Any, weight: Any) -> object:
     weight.grad.mul_(0.5)
     loss_of(module(SECOND)).backward()
     return found
+
+
+@use
+def with_a_gradient_that_is_followed(module: Any, weight: Any) -> object:
+    loss_of(module(SECOND)).backward()
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of a cycle of references
+        loss_of(module(FIRST)).backward(create_graph=True)
+    return weight.grad.requires_grad
 
 
 @use
