@@ -195,15 +195,15 @@ class JoinedSteps:
     others are kept, and what torch would compute differently is refused: a forward pass, gradients of rows
     after the step, a second step of one of them, and a write to a `dense` parameter after the step.
 
-    `push` takes whether the gradients of any of them were not finite. `rows` counts how often the embeddings
-    of an optimizer have got gradients since the last push.
+    `push` takes whether the gradients of any of them were not finite. `rows` gives something that
+    differs once the gradients of an optimizer's embeddings have changed.
     """
 
     def __init__(
         self,
         optimizers: Sequence[ServedOptimizer],
         push: Callable[[bool], None],
-        rows: Callable[[ServedOptimizer], int],
+        rows: Callable[[ServedOptimizer], object],
         dense: Sequence[torch.nn.Parameter] = (),
     ) -> None:
         self._dense = {id(each) for each in dense}
@@ -234,7 +234,7 @@ class JoinedSteps:
         if not last:
             return
         self._check_rows()
-        current = [_Kept.of(each, 0, ()) for each in self._optimizers]
+        current = [_Kept.of(each, None, ()) for each in self._optimizers]
         try:
             for kept in self._kept.values():
                 kept.put_back()
@@ -251,9 +251,9 @@ class JoinedSteps:
                 name = type(each.inner).__name__
                 self._kept.clear()
                 raise UsageError(
-                    f"rows of {name} got gradients after its step(): servers apply the gradients of all "
-                    "optimizers together, so call backward() for all losses of a training step before the "
-                    "first step()"
+                    f"rows of {name} got gradients after its step(), or the script changed those that they "
+                    "had: servers apply the gradients of all optimizers together, so call backward() for all "
+                    "losses of a training step before the first step(), and drop gradients by zero_grad()"
                 )
 
     def _check_values(self, former: _Kept) -> None:
@@ -289,11 +289,13 @@ class _Kept:
 
     gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
     rates: list[tuple[dict[str, Any], Any]]
-    rows: int
+    rows: object
     values: list[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def of(cls, optimizer: ServedOptimizer, rows: int, dense: Container[int], *, copy: bool = False) -> _Kept:
+    def of(
+        cls, optimizer: ServedOptimizer, rows: object, dense: Container[int], *, copy: bool = False
+    ) -> _Kept:
         values: list[tuple[torch.Tensor, torch.Tensor]] = []
         every = [each for group in optimizer.param_groups for each in group["params"]]
         own = [(each, each.grad) for each in every if not isinstance(each, ServedWeight)]

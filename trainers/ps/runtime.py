@@ -532,8 +532,8 @@ class TrainerRuntime(_ServedRuntime):
     def agree(self, overflow: bool) -> bool:
         return self._training("distributed_scaler(...).unscale_").agree(overflow)
 
-    def _rows_of(self, optimizer: ServedOptimizer) -> int:
-        return 0 if self._worker is None else self._worker.row_gradients(self._weights.get(id(optimizer)))
+    def _rows_of(self, optimizer: ServedOptimizer) -> object:
+        return None if self._worker is None else self._worker.row_state(self._weights.get(id(optimizer)))
 
     def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None:
         """Drop the gradients of its embeddings; where a push still needs them, after the push."""

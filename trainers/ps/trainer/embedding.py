@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.nn import functional
 
 from trainers.errors import UsageError
@@ -35,6 +37,7 @@ from trainers.ps.trainer.weight import (
     ServedWeight,
     WeightGradient,
     end_serving,
+    once,
     serve_weight,
     without_overrides,
 )
@@ -50,8 +53,9 @@ class _Gather(torch.autograd.Function):
         return functional.embedding(place, rows)
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[None, torch.Tensor]:
-        (grad,) = grads
+        grad = grads[0].detach().resolve_neg()
         dim = grad.shape[-1]
         out = np.zeros((ctx.count, dim), np.float32)
         # The first gradient of a row is copied, so places must come in the order of their first appearance:
@@ -74,8 +78,16 @@ class _Embed(torch.autograd.Function):
         return tuple(batch.gather(calls))
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         return None, None, None, *ctx.batch.backward(ctx.calls, grads)
+
+
+_apart: Any = torch.ops.aten._unsafe_view.default
+"""The same memory with a node of its own, as torch's embedding has one: hooks of an output of several are
+called, with None, when a backward pass reaches another one. To torch it is no view, so that hooks stay when
+the script changes the tensor in place.
+"""
 
 
 def embed(batch: Batch, call: Call, weight: torch.Tensor) -> torch.Tensor:
@@ -89,7 +101,7 @@ def embed(batch: Batch, call: Call, weight: torch.Tensor) -> torch.Tensor:
             calls = [call, *batch.others()]
             outputs = _Embed.apply(batch.anchor, batch, calls, *batch.weights_of(calls))  # type: ignore[no-untyped-call]  # torch's
             for each, output in zip(calls, outputs, strict=True):
-                each.output = output
+                each.output = output if len(calls) == 1 else _apart(output, output.shape)
     output, call.output = call.output, None
     assert output is not None
     return output
@@ -106,6 +118,7 @@ class _Rows(torch.autograd.Function):
         return rows.view_as(rows)
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         return None, ctx.collect(grads[0]), None, None
 
@@ -170,6 +183,26 @@ class RowSource(WeightGradient, Protocol):
         """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""
 
 
+class _Given:
+    """Rows in a state dict. In torch they would be the weight itself, and what a script writes into them."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = weakref.ref(rows)
+        self._counter = rows.detach()  # shares the counter of changes
+        self._counter.data = rows.new_empty(0)
+        self._version = self._counter._version
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody has them."""
+        return self._rows() is not None
+
+    @property
+    def written(self) -> bool:
+        """Whether they have changed since."""
+        return self._counter._version != self._version
+
+
 _COPYING = ("__deepcopy__", "__reduce_ex__")
 """What copy.deepcopy and pickle call."""
 
@@ -193,6 +226,8 @@ class ServedEmbedding:
         self._statistics = statistics
         self._called = called
         self._evicts = evicts
+        self._given: list[_Given] = []
+        """The rows in state dicts that the script has."""
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
         self._pools = pools(module) and not statistics
@@ -221,6 +256,21 @@ class ServedEmbedding:
                 "the weight of fleet.init_worker(): write values by load_state_dict(), or put the former "
                 "weight back"
             )
+
+        self.check_given()
+
+    def check_given(self) -> None:
+        """Raises UsageError if the script has written into the rows of a state dict."""
+        if any(each.written for each in self._given):
+            raise UsageError(
+                f"the script has written into the rows of {self._name!r} in a state dict, which are a copy "
+                "of those on parameter servers: change a clone of them, and write it by load_state_dict()"
+            )
+        self._given = [each for each in self._given if each.alive]
+
+    def forget_given(self) -> None:
+        """The script loads other rows."""
+        self._given.clear()
 
     @property
     def weight(self) -> ServedWeight:
@@ -286,10 +336,25 @@ class ServedEmbedding:
 
         @functools.wraps(compute)
         def forward(*args: Any, **options: Any) -> torch.Tensor:
-            call = compute if parameters.get("weight") is weight else own
+            given = parameters.get("weight")
+            if peek_interpreter_stack() is not None:
+                self._check_transform(given)
+            if self._given:
+                self.check_given()
+            call = compute if given is weight else own
             return call(*args, **options)
 
         return outside_graphs(forward)
+
+    def _check_transform(self, given: torch.Tensor | None) -> None:
+        """Raises UsageError for the served weight inside of vmap, grad and others of torch.func."""
+        while given is not None and is_functorch_wrapped_tensor(given):
+            given = get_unwrapped(given)
+        if isinstance(given, ServedWeight):
+            raise UsageError(
+                f"embedding {self._name!r} was called inside of a transform of torch.func, which cannot see "
+                "its rows on parameter servers: call it outside, and give its result to the transform"
+            )
 
     def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
@@ -373,7 +438,7 @@ class ServedEmbedding:
         self, keys: torch.Tensor, padding: int | None, stats: list[torch.Tensor], given: torch.Tensor
     ) -> torch.Tensor | None:
         """Collect the gradient of these rows; shows and clicks count with the first one."""
-        grad = given.detach().to("cpu", torch.float32)
+        grad = given.detach().resolve_neg().to("cpu", torch.float32)
         if stats and not ServedWeight.wanted:
             self._rows.add_stats(keys, stats.pop())
         if padding is not None:  # torch excludes the padding row from the gradient
@@ -387,6 +452,9 @@ class ServedEmbedding:
         # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
         own = state[name].as_subclass(torch.Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)
+        if not (weight is None or state[name].is_inference()):  # torch counts no changes of those
+            self._given = [each for each in self._given if each.alive or each.written]
+            self._given.append(_Given(state[name]))
 
 
 def _place_of(padding: int | None, keys: torch.Tensor) -> int | None:

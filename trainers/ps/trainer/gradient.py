@@ -155,7 +155,13 @@ class Gradients:
     def tables(self) -> set[int]:
         """The tables with a gradient."""
         reached = {call.table for each in self.batches for call in each.reached}
-        return reached | {table for table, *_ in self.pieces} | self.own
+        # Of a hook that raised, or of a weight that was frozen meanwhile, torch has kept none.
+        return reached | {table for table, *_ in self.pieces} | {table for table, _ in self._owned()}
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Another one when a gradient has come, changed or gone."""
+        return self.events, *(own._version for _, own in self._owned())
 
     def of(self, batch: _Batch, calls: Sequence[_Call]) -> Collected:
         """Where the gradients of these calls are added."""
@@ -177,6 +183,7 @@ class Gradients:
             begin_copy(away, self.staging)
         found = [each.take(table) for each in batches] + pieces
         self.pieces = [each for each in self.pieces if each[0] != table]
+        self.batches = [each for each in self.batches if each.reached]
         return torch.cat([keys for keys, _ in found]), torch.cat([rows for _, rows in found])
 
     def keep(self, table: int) -> None:
@@ -188,6 +195,7 @@ class Gradients:
         """Forget the gradient of one table."""
         self.take(table)
         self.own.discard(table)
+        self.events += 1
         self.stats = [each for each in self.stats if each[0] != table]
 
     def unscale(self, scale: float) -> bool:
@@ -195,6 +203,8 @@ class Gradients:
         some = [each for each in self.batches if each.rows is not None]
         found = [torch.from_numpy(each.added()) for each in some]
         found += [each.there for each in self.batches if each.there is not None]
+        # Copies, since a message may have these rows.
+        self.pieces = [(table, keys, rows.clone()) for table, keys, rows in self.pieces]
         found += [rows for *_, rows in self.pieces]
         found += [own._values() for _, own in self._owned() if own.is_sparse]
         for rows in found:

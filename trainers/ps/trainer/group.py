@@ -123,18 +123,28 @@ class Batch:
         return rows
 
     def lookup(self, call: Call) -> Lookup:
-        """The keys of the call's table."""
+        """The keys of the call."""
         some = slice(self.ends[call.table], self.ends[call.table + 1])
-        place = torch.from_numpy(self.place[call.start : call.stop]).view(call.ids.shape)
-        counts = self.counts[some]
-        if len(self.calls.get(call.table, ())):  # others of the same table have theirs
-            counts = np.bincount(self.place[call.start : call.stop], minlength=len(counts))
-        return Lookup(torch.from_numpy(self.keys[some]), place, torch.from_numpy(counts))
+        place, keys, counts = self.place[call.start : call.stop], self.keys[some], self.counts[some]
+        if (times := self._times(call)) is not None:
+            used = times > 0
+            place, keys, counts = (np.cumsum(used) - 1)[place], keys[used], times[used]
+        places = torch.from_numpy(place).view(call.ids.shape)
+        return Lookup(torch.from_numpy(keys), places, torch.from_numpy(counts))
 
     def rows_of(self, call: Call) -> torch.Tensor:
         """The rows of these keys, (u, dim): a copy."""
-        some = slice(self.ends[call.table], self.ends[call.table + 1])
-        return torch.from_numpy(self.rows[self.moved[some]])
+        moved = self.moved[self.ends[call.table] : self.ends[call.table + 1]]
+        if (times := self._times(call)) is not None:
+            moved = moved[times > 0]
+        return torch.from_numpy(self.rows[moved])
+
+    def _times(self, call: Call) -> Keys | None:
+        """How often each key of its table is in the call; None: no other call has keys of that table."""
+        if self.made[call.table] == 1:
+            return None
+        size = int(self.ends[call.table + 1] - self.ends[call.table])
+        return np.bincount(self.place[call.start : call.stop], minlength=size)
 
     @property
     def anchor(self) -> torch.Tensor:
@@ -285,6 +295,10 @@ class RemoteTable:
     def collect(self, keys: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
         """See `RowSource`."""
         return self.group.collect(self.place, keys, grad)
+
+    def has_gradient(self) -> bool:
+        """See `WeightGradient`."""
+        return self.place in self.group.collected.tables
 
     def take_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See `WeightGradient`."""
@@ -550,13 +564,25 @@ class TableGroup:
         their weights out.
         """
         if ServedWeight.wanted:
-            return [], reached
+            return [], [each for each in reached if self._limits[each[0].table] >= 0]
+        with without_overrides():
+            reached = [each for each in reached if self._trains(each[0].table)]
         if not torch._C._will_engine_execute_node(self._everything):
             reached = [each for each in reached if self._is_wanted(each[0].table)]
-        if not self.returning:
+        if not (self.returning or ServedWeight.followed):
             return reached, []
-        own = [each for each in reached if each[0].table in self.returning]
-        return [each for each in reached if each[0].table not in self.returning], own
+        own = [each for each in reached if self._returns(each[0].table)]
+        return [each for each in reached if not self._returns(each[0].table)], own
+
+    def _returns(self, table: int) -> bool:
+        """Whether autograd gets the gradients of this table."""
+        return table in self.returning or (ServedWeight.followed and bool(self._limits[table] >= 0))
+
+    def _trains(self, table: int) -> bool:
+        """Whether a backward pass gives the weight a gradient: also one that was frozen since the forward
+        pass has none. One without a shape is of no use to anybody but servers.
+        """
+        return self.weights[table].requires_grad and (self.trained or bool(self._limits[table] >= 0))
 
     def _is_wanted(self, table: int) -> bool:
         return bool(torch._C._will_engine_execute_node(_leaf_of(self.weights[table])))
@@ -577,7 +603,12 @@ class TableGroup:
 
     def collect(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
         """See `RowSource`."""
-        if table in self.returning or ServedWeight.wanted:
+        with without_overrides():
+            if not (ServedWeight.wanted or self._trains(table)):
+                return None
+        if ServedWeight.wanted and self._limits[table] < 0:
+            return None
+        if ServedWeight.wanted or self._returns(table):
             return self.own_gradient(table, keys, rows)
         if torch._C._will_engine_execute_node(self._everything) or self._is_wanted(table):
             self.add_gradient(table, keys, rows)

@@ -14,7 +14,7 @@ from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
 from trainers.ps.kernels.batch import array_of
 from trainers.ps.trainer.group import Call
-from trainers.ps.trainer.weight import without_overrides
+from trainers.ps.trainer.weight import once, without_overrides
 
 _NO_WEIGHTS = np.empty(0, np.float32)
 
@@ -63,10 +63,11 @@ class _Pool(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
         call, batch = ctx.call, ctx.call.batch
-        given = array_of(grads[0].float())
+        given = array_of(grads[0].resolve_neg().float())
         of_rows = of_weights = None
         if ctx.needs_input_grad[1]:
             bags = _Bags(call, batch.pushed[0])
@@ -90,7 +91,7 @@ class _Bags:
 
 
 def _values(weights: torch.Tensor | None) -> Floats:
-    return _NO_WEIGHTS if weights is None else array_of(weights).reshape(-1)
+    return _NO_WEIGHTS if weights is None else array_of(weights.resolve_neg()).reshape(-1)
 
 
 def pool(

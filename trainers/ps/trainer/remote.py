@@ -22,7 +22,7 @@ from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
     """The distinct ids of a call. `keys` (u,) int64; `place`: the position of each id's key, in the shape of
-    the ids; `counts` (u,) int64: how often each key occurs, perhaps never.
+    the ids; `counts` (u,) int64: how often each key occurs.
     """
 
     keys: torch.Tensor

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 Spans = Sequence[tuple[int, int]]
 """Places [start, stop) in the ids of a batch."""
@@ -113,8 +114,8 @@ class DeviceRows:
 
     def gather(self, start: int, stop: int, shape: torch.Size) -> torch.Tensor:
         """The rows of the ids [start, stop), which have this shape: (*shape, dim)."""
-        rows = self._rows.index_select(0, self._index[start:stop])
-        return rows.view(*shape, rows.shape[1])
+        # What is no view to torch, so that the script may change it in place.
+        return functional.embedding(self._index[start:stop].view(shape), self._rows)
 
     def zeros(self) -> torch.Tensor:
         """For `scatter`."""
@@ -148,6 +149,8 @@ def strided(grad: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
     """A gradient of (..., dim) float32 whose rows are at equal distances, and this distance in values. That
     of torch.cat is a part of a wider one, and is used as it is.
     """
+    if grad.is_neg():
+        grad = grad.resolve_neg()
     if not grad.is_cpu or grad.dtype is not torch.float32:
         grad = grad.to("cpu", torch.float32)
     if grad.dim() == 2 and grad.stride(1) == 1:

@@ -8,11 +8,13 @@ the script reads it. Each operation that needs the rows is refused by name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from trainers.errors import UsageError
 
@@ -35,6 +37,9 @@ _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
 class WeightGradient(Protocol):
     """The gradient of one weight, where forward and backward passes of its module collect it."""
+
+    def has_gradient(self) -> bool:
+        """Whether there is one, collected or of `keep_gradient`."""
 
     def take_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return what was collected, and forget it: keys (n,) int64 and rows (n, dim) float32. None: no
@@ -64,13 +69,18 @@ class ServedWeight(torch.nn.Parameter):
     wanted: ClassVar[bool] = False
     """Whether torch.autograd.grad asks for gradients of weights: then none is collected."""
 
+    followed: ClassVar[bool] = False
+    """Whether a backward pass is itself followed (create_graph): then autograd gets the gradients."""
+
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient since the last `zero_grad`, sparse: (num_embeddings, dim)."""
         if self.collected is None or ServedWeight.hidden:
             return None
-        taken = self.collected.take_gradient()
-        with without_overrides():
+        if not self.bounded and self.collected.has_gradient():
+            raise self.without_shape()
+        with torch.inference_mode(False), without_overrides():
+            taken = self.collected.take_gradient()
             own: torch.Tensor | None = _GRADIENT.__get__(self)
             if taken is None:
                 return own
@@ -106,15 +116,19 @@ class ServedWeight(torch.nn.Parameter):
         unbounded table.
         """
         if not self.bounded:
-            raise UsageError(
-                f"the gradient of {self.name!r} has no shape, because the table is unbounded; use the "
-                "gradient of the rows that the embedding returns (rows.register_hook)"
-            )
+            raise self.without_shape()
         with without_overrides():
             values = rows.to(self.device, self.dtype)
             return torch.sparse_coo_tensor(
                 keys[None].to(self.device), values, self.shape, check_invariants=False
             ).coalesce()
+
+    def without_shape(self) -> UsageError:
+        """The error for a gradient of an unbounded table."""
+        return UsageError(
+            f"the gradient of {self.name!r} has no shape, because the table is unbounded; use the "
+            "gradient of the rows that the embedding returns (rows.register_hook)"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise _without_rows("pickling or copying")
@@ -171,7 +185,13 @@ def _without_rows(name: str) -> UsageError:
 
 
 def _gradients(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """torch.autograd.grad, for which backward passes return gradients and collect none."""
+    """torch.autograd.grad, for which backward passes return gradients and collect none. Raises UsageError for
+    the weight of an unbounded table.
+    """
+    inputs = args[1] if len(args) > 1 else options["inputs"]
+    for each in [inputs] if isinstance(inputs, torch.Tensor) else inputs:
+        if isinstance(each, ServedWeight) and not each.bounded:
+            raise each.without_shape()
     before, ServedWeight.wanted = ServedWeight.wanted, True
     try:
         with without_overrides():
@@ -213,6 +233,25 @@ def _is_same(weight: Any, value: Any) -> bool:
         return False
     with without_overrides():
         return bool(weight.shape == value.shape and weight.data_ptr() == value.data_ptr())
+
+
+def once(backward: Callable[..., Any]) -> Any:
+    """The backward pass of an autograd.Function, which no gradient of a gradient can go through: torch says
+    so where a script needs one.
+    """
+    followed = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def call(ctx: Any, *grads: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        before, ServedWeight.followed = ServedWeight.followed, True
+        try:
+            return followed(ctx, *grads)
+        finally:
+            ServedWeight.followed = before
+
+    return call
 
 
 def serve_weight(

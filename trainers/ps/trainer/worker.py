@@ -353,6 +353,7 @@ class Worker:
                 key = f"{prefix}{name}.weight" if name else f"{prefix}weight"
                 if key in state and (weight := serving.rows_of(state[key])) is not None:
                     self._loaded.append((table, weight))
+                    serving.forget_given()
                     state[key] = serving.weight
         self._exchange.flush()
         self.gather(b"")
@@ -424,6 +425,10 @@ class Worker:
     def row_gradients(self, weights: Container[int] | None = None) -> int:
         """How many there are; `weights` as for `has_rows`."""
         return sum(group.row_gradients for group in self._groups if group.concerns(weights))
+
+    def row_state(self, weights: Container[int] | None = None) -> list[tuple[int, ...]]:
+        """Another one when a gradient has come, changed or gone; `weights` as for `has_rows`."""
+        return [group.collected.state for group in self._groups if group.concerns(weights)]
 
     def drop_rows(self, weights: Container[int] | None = None, *, set_to_none: bool = True) -> None:
         """Drop gradients of rows, as `zero_grad` does for parameters."""
@@ -497,6 +502,8 @@ class Worker:
         """Push nothing more: wait for the other trainers, then load all trained values into the model.
         `not_served`: parameters that no server has, for the last version that is published.
         """
+        for each in self._servings:
+            each.check_given()
         self.flush()
         with progress.activity("done, waiting for the other trainers"):
             self._client.ask(self._to_all(Kind.FINISH))

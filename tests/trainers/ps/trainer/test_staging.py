@@ -227,3 +227,21 @@ def test_many_tensors_go_in_one(to_host: bool, device: torch.device) -> None:
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert other.data_ptr() % other.element_size() == 0
         assert other.data_ptr() != one.data_ptr() or not one.numel()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_on_a_device_may_be_changed_in_place(device: torch.device, prepared: bool) -> None:
+    group = group_of(0, 2, Staging(device))
+    ids = [torch.tensor([[1, 2], [2, 3]]), torch.tensor([5, 1])]
+    if prepared:
+        group.send(group.prepare({0: ids}))
+    for each in ids:
+        call = group.call(0, each)
+        rows = embed(call.batch, call, group.weights[0])
+        rows.mul_(2)
+        rows.sum().backward()  # type: ignore[no-untyped-call]  # torch's annotation
+    gradient = group.take_gradients()
+    assert gradient is not None
+    found = dict(zip(gradient.keys.tolist(), gradient.rows[:, 0].tolist(), strict=True))
+    assert found == {1: 4.0, 2: 4.0, 3: 2.0, 5: 2.0}

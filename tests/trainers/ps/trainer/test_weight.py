@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -266,6 +267,61 @@ def as_another_weight(module: Any, weight: Any) -> object:
 
 
 @use
+def frozen_before_the_backward_pass(module: Any, weight: Any) -> object:
+    other = torch.ones(DIM, requires_grad=True)
+    first, second = loss_of(module(FIRST) * other), loss_of(module(SECOND) * other)
+    weight.requires_grad = False
+    first.backward()
+    second.backward(inputs=[other])
+    return other.grad
+
+
+@use
+def with_a_gradient_that_is_negated_later(module: Any, weight: Any) -> object:
+    class Negated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            return given.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return torch._neg_view(grads[0].contiguous())
+
+    loss_of(Negated.apply(module(FIRST))).backward()  # type: ignore[no-untyped-call]  # torch's
+    return None
+
+
+@use
+def read_in_inference_mode(module: Any, weight: Any) -> object:
+    loss_of(module(FIRST)).backward()
+    with torch.inference_mode():
+        found = weight.grad.to_dense()
+    weight.grad.mul_(0.5)
+    loss_of(module(SECOND)).backward()
+    return found
+
+
+@use
+def with_a_gradient_that_is_followed(module: Any, weight: Any) -> object:
+    loss_of(module(SECOND)).backward()
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of a cycle of references
+        loss_of(module(FIRST)).backward(create_graph=True)
+    return weight.grad.requires_grad
+
+
+@use
+def a_hook_raises(module: Any, weight: Any) -> object:
+    def stop(grad: torch.Tensor) -> None:
+        raise RuntimeError("stop")
+
+    handle = weight.register_hook(stop)
+    with pytest.raises(RuntimeError, match="stop"):
+        loss_of(module(FIRST)).backward()
+    handle.remove()
+    return None
+
+
+@use
 def its_shape(module: Any, weight: Any) -> object:
     assert hash(weight)
     return (
@@ -295,6 +351,128 @@ def test_gradients_of_rows_that_are_looked_up_together_are_apart() -> None:
     calls = [FIRST, SECOND, torch.tensor([10, 11])]
     twins.group.send(twins.group.prepare({0: calls}))
     twins.check(lambda module, _: loss_of(module(calls[0])).backward() or module(calls[1]).detach())
+
+
+def test_hooks_of_rows_that_are_looked_up_together_are_apart() -> None:
+    twins = Twins(MODULES["rows"])
+    twins.group.send(twins.group.prepare({0: [FIRST, SECOND]}))
+    seen: list[Any] = []
+    first, second = twins.served(FIRST), twins.served(SECOND)
+    first.register_hook(seen.append)
+    loss_of(second).backward()
+    assert not seen
+    loss_of(first.mul_(2)).backward()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True, dtype=torch.bfloat16),
+        lambda: torch.nn.Embedding(ROWS, DIM, sparse=True, scale_grad_by_freq=True),
+    ],
+)
+def test_a_call_that_is_detached_gives_no_row_a_gradient(make: Callable[[], EmbeddingModule]) -> None:
+    """Of modules that neither `embed` nor `pool` computes, when the calls were prepared together."""
+    module = make()
+    _, group = serve(module, module.weight.detach().float().clone())
+    group.send(group.prepare({0: [FIRST, SECOND]}))
+    first, second = module(FIRST), module(SECOND)
+    first.sum().backward()
+    pushed = group.take_gradients()
+    assert pushed is not None
+    assert sorted(pushed.keys.tolist()) == FIRST.unique().tolist()
+    assert second.shape[-1] == DIM
+
+
+def test_gradients_that_are_set_to_none_leave_nothing() -> None:
+    twins = Twins(MODULES["rows"])
+    for _ in range(3):
+        loss_of(twins.served(FIRST)).backward()
+        twins.group.take_gradients()
+        twins.served.weight.grad = None
+    assert not twins.group.collected.batches
+
+
+def test_what_happens_to_a_gradient_shows_in_its_state() -> None:
+    twins = Twins(MODULES["rows"])
+    states = [twins.group.collected.state]
+
+    def changed(use: object = None) -> bool:
+        states.append(twins.group.collected.state)
+        return states[-1] not in states[:-1]
+
+    weight: Any = twins.served.weight
+    assert changed(loss_of(twins.served(FIRST)).backward())
+    assert changed(weight.grad)
+    assert not changed(weight.grad)
+    assert changed(weight.grad.mul_(2))
+    assert changed(setattr(weight, "grad", None))
+
+
+def test_a_gradient_of_a_gradient_of_the_weight_is_refused() -> None:
+    twins = Twins(MODULES["rows"])
+    loss = loss_of(twins.served(FIRST))
+    (found,) = torch.autograd.grad(loss, [twins.served.weight], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        (loss + torch.sparse.sum(found * found)).backward()  # type: ignore[no-untyped-call]  # torch's
+
+
+def test_to_unscale_gradients_changes_no_message() -> None:
+    _, group = serve(torch.nn.Embedding(ROWS, DIM, sparse=True), torch.ones(ROWS, DIM))
+    keys, rows = torch.tensor([1, 4]), torch.ones(2, DIM)
+    group.add_gradient(0, keys, rows)
+    group.collected.unscale(2.0)
+    assert torch.equal(rows, torch.ones(2, DIM))
+
+
+def write_at_once(state: dict[str, torch.Tensor]) -> None:
+    state["weight"].mul_(2)
+
+
+def write_a_part(state: dict[str, torch.Tensor]) -> None:
+    state["weight"][0] = 1.0
+
+
+@pytest.mark.parametrize("write", [write_at_once, write_a_part])
+@pytest.mark.parametrize("keep", [False, True])
+def test_rows_of_a_state_dict_that_are_written_are_refused(
+    write: Callable[[dict[str, torch.Tensor]], None], keep: bool
+) -> None:
+    """In torch they are the weight."""
+    twins = Twins(MODULES["rows"])
+    state = twins.served.state_dict()
+    clone = {name: each.clone() for name, each in state.items()}
+    write(clone)
+    twins.serving.check()
+    write(state if keep else twins.served.state_dict())
+    with pytest.raises(UsageError, match="in a state dict"):
+        twins.served(FIRST)
+    with pytest.raises(UsageError, match="load_state_dict"):
+        twins.serving.check()
+    twins.serving.forget_given()
+    with torch.inference_mode():
+        twins.served.state_dict()
+    twins.served(FIRST)
+    del state
+    for _ in range(3):
+        twins.served.state_dict()
+    assert len(twins.serving._given) == 1
+
+
+def test_transforms_of_torch_func_are_refused() -> None:
+    twins = Twins(MODULES["rows"])
+    module = twins.served
+
+    def of_weights(weights: Any) -> torch.Tensor:
+        return loss_of(torch.func.functional_call(module, weights, (FIRST,)))
+
+    with pytest.raises(UsageError, match=r"torch\.func"):
+        torch.func.grad(of_weights)(dict(module.named_parameters()))
+    with pytest.raises(UsageError, match=r"torch\.func"):
+        torch.func.vmap(module)(FIRST)
+    other = {"weight": torch.ones(ROWS, DIM)}
+    assert torch.func.grad(of_weights)(other)["weight"].shape == (ROWS, DIM)
 
 
 def test_a_gradient_stays_until_it_is_dropped_and_a_message_keeps_its_own() -> None:
@@ -392,12 +570,24 @@ def test_a_weight_that_was_replaced_is_torchs_and_no_step_is_made() -> None:
 
 def test_hooks_of_an_unbounded_table_are_refused_and_its_rows_have_them() -> None:
     module = SparseEmbedding(DIM)
-    serve(module, torch.ones(ROWS, DIM))
+    _, group = serve(module, torch.ones(ROWS, DIM))
     with pytest.raises(UsageError, match=r"rows\.register_hook"):
         module.weight.register_hook(lambda grad: grad)
     module(FIRST).sum().backward()
     with pytest.raises(UsageError, match="unbounded"):
         _ = module.weight.grad
+    assert group.take_gradients() is not None, "what is refused leaves it"
+    with pytest.raises(UsageError, match="unbounded"):
+        torch.autograd.grad(module(FIRST).sum(), [module.weight])
+
+
+def test_an_unbounded_table_that_no_optimizer_has_is_only_read() -> None:
+    module = SparseEmbedding(DIM)
+    _, group = serve(module, torch.ones(ROWS, DIM), Fixed())
+    other = torch.ones(DIM, requires_grad=True)
+    (module(FIRST) * other).sum().backward()
+    assert other.grad is not None
+    assert not group.collected.tables
 
 
 def test_hooks_from_before_training_and_values_from_after_it() -> None:
