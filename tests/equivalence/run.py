@@ -179,6 +179,20 @@ def _leave(number: int, frame: object) -> NoReturn:
     sys.exit(1)
 
 
+def _end(pid: int, pipe: int) -> None:
+    """End a lane. It is told again if it goes on: Python drops what a signal handler raises within a
+    callback, such as those of a fork.
+    """
+    os.close(pipe)
+    gone = os.pidfd_open(pid)  # not waited for yet, so its id is its own
+    while True:
+        signal.pidfd_send_signal(gone, signal.SIGTERM)
+        if select.select([gone], [], [], 5.0)[0]:
+            break
+    os.waitpid(pid, 0)
+    os.close(gone)
+
+
 def _found(pipes: Sequence[int]) -> Iterator[dict[str, Any]]:
     rest = dict.fromkeys(pipes, b"")
     while rest:
@@ -213,9 +227,8 @@ def run(options: argparse.Namespace) -> Totals:
                 told = time.monotonic()
                 print(f"after {(told - began) / 60:.0f} min: {totals.line()}", flush=True)
     finally:
-        for pid, _ in lanes:
-            os.kill(pid, signal.SIGTERM)  # not waited for yet, so its id is its own
-            os.waitpid(pid, 0)
+        for pid, pipe in lanes:
+            _end(pid, pipe)
     print(*totals.lines(), f"  {time.monotonic() - began:.0f} s", sep="\n", flush=True)
     return totals
 
