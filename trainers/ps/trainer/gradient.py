@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.batch import merge_runs
 from trainers.ps.tables.run import NOT_IN, Spans
 from trainers.ps.trainer.staging import Arriving, Staging
-from trainers.ps.trainer.weight import ServedWeight
+from trainers.ps.trainer.weight import ServedWeight, without_overrides
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +53,10 @@ def merged_rows(
             for spans, some in gradient.on_servers()
         ]
     )
+
+
+_Grad = TypeVar("_Grad")
+_Reached = TypeVar("_Reached", bound="_Call")
 
 
 class _Call(Protocol):
@@ -137,19 +141,29 @@ Piece = tuple[int, torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True, eq=False)
 class Gradients:
-    """What a group has collected since the last `zero_grad`. `weights`, `names`: of its tables. `own`: tables
-    whose weights have a gradient of torch's own, which the script has read or set. `events`: how often
-    something was collected.
+    """What a group has collected since the last `zero_grad`. Of its tables: `weights`, `names`, and whether
+    they are `bounded`. `trained`: an optimizer has them. `everything`: a node of autograd that runs in a
+    backward pass unless that has `inputs`. `returning`: tables whose gradients autograd gets, because hooks
+    are to see them, or no optimizer has them. `own`: tables whose weights have a gradient of torch's own,
+    which the script has read or set. `events`: how often something was collected.
     """
 
     weights: Sequence[torch.nn.Parameter]
     names: Sequence[str]
+    bounded: NDArray[np.bool_]
     staging: Staging | None
+    trained: bool = field(kw_only=True)
+    everything: Any = field(kw_only=True)
+    returning: set[int] = field(default_factory=set)
     batches: list[Collected] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     stats: list[Piece] = field(default_factory=list)
     own: set[int] = field(default_factory=set)
     events: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.trained:
+            self.returning.update(range(len(self.weights)))
 
     @property
     def tables(self) -> set[int]:
@@ -172,6 +186,64 @@ class Gradients:
                 return each
         self.batches.append(Collected(batch, set(calls)))
         return self.batches[-1]
+
+    def accumulating(
+        self, reached: Sequence[tuple[_Reached, _Grad]]
+    ) -> tuple[Sequence[tuple[_Reached, _Grad]], Sequence[tuple[_Reached, _Grad]]]:
+        """Among the calls that a backward pass has reached, those whose gradients are collected, and those
+        whose gradients autograd gets. Others have none: torch.autograd.grad or `inputs` of backward() left
+        their weights out.
+        """
+        if ServedWeight.wanted:
+            return [], [each for each in reached if self.bounded[each[0].table]]
+        with without_overrides():
+            reached = [each for each in reached if self._trains(each[0].table)]
+        if not torch._C._will_engine_execute_node(self.everything):
+            reached = [each for each in reached if self._is_wanted(each[0].table)]
+        if not (self.returning or ServedWeight.followed):
+            return reached, []
+        own = [each for each in reached if self._returns(each[0].table)]
+        return [each for each in reached if not self._returns(each[0].table)], own
+
+    def _returns(self, table: int) -> bool:
+        """Whether autograd gets the gradients of this table."""
+        return table in self.returning or (ServedWeight.followed and bool(self.bounded[table]))
+
+    def _trains(self, table: int) -> bool:
+        """Whether a backward pass gives the weight a gradient: also one that was frozen since the forward
+        pass has none. One without a shape is of no use to anybody but servers.
+        """
+        return self.weights[table].requires_grad and (self.trained or bool(self.bounded[table]))
+
+    def _is_wanted(self, table: int) -> bool:
+        return bool(torch._C._will_engine_execute_node(leaf_of(self.weights[table])))
+
+    def own_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """A gradient as autograd has it, which becomes torch's own `grad` of the weight."""
+        weight = self.weights[table]
+        if not isinstance(weight, ServedWeight):
+            raise AssertionError("only the weights of served modules have hooks")
+        if not ServedWeight.wanted:
+            self.keep(table)
+        return weight.sparse(keys, rows)
+
+    def add(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        """Collect the gradient of these rows."""
+        self.events += 1
+        self.pieces.append((table, keys, rows))
+
+    def collect(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+        """See `RowSource`."""
+        with without_overrides():
+            if not (ServedWeight.wanted or self._trains(table)):
+                return None
+        if ServedWeight.wanted and not self.bounded[table]:
+            return None
+        if ServedWeight.wanted or self._returns(table):
+            return self.own_gradient(table, keys, rows)
+        if torch._C._will_engine_execute_node(self.everything) or self._is_wanted(table):
+            self.add(table, keys, rows)
+        return None
 
     def take(self, table: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Take out what was collected for one table: keys (n,) and rows (n, dim)."""
@@ -255,3 +327,9 @@ def begin_copy(some: Sequence[Collected], staging: Staging | None) -> None:
     arriving = staging.to_host([each.there for each in some if each.there is not None])
     for number, each in enumerate(some):
         each.there, each.arriving = None, (arriving, number)
+
+
+def leaf_of(tensor: torch.Tensor) -> Any:
+    """The node of autograd that adds to the gradient of this leaf."""
+    with torch.enable_grad(), without_overrides():
+        return tensor.view_as(tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, pairwise
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from trainers.ps.trainer.gradient import (
     GroupGradient,
     Piece,
     begin_copy,
+    leaf_of,
     merged_rows,
 )
 from trainers.ps.trainer.layout import SparseParameter, maximizes
@@ -50,11 +50,9 @@ from trainers.ps.trainer.remote import (
     version_of,
 )
 from trainers.ps.trainer.staging import DeviceRows, Staging, flat_ids, staging_of, strided
-from trainers.ps.trainer.weight import ServedWeight, without_overrides
 from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Part
 
 _CHUNK_BYTES = 4 << 20
-_Grad = TypeVar("_Grad")
 _MAX_AHEAD = 2
 """Batches that may be prepared besides the current one."""
 
@@ -198,7 +196,7 @@ class Batch:
         """
         reached = [(call, grad) for call, grad in zip(calls, grads, strict=True) if grad is not None]
         returned = dict[Call, torch.Tensor]()
-        some, own = self._group.accumulating(reached)
+        some, own = self._group.collected.accumulating(reached)
         if some:
             self._add(self._group.collected.of(self, [call for call, _ in some]), some)
         for each in own:
@@ -220,7 +218,7 @@ class Batch:
 
     def add(self, call: Call, add: Callable[[NDArray[np.float32]], None]) -> torch.Tensor | None:
         """Collect the gradient of one call: `add` adds it to rows in the order of a push. See `backward`."""
-        some, own = self._group.accumulating([(call, None)])
+        some, own = self._group.collected.accumulating([(call, None)])
         if some:
             add(self._group.collected.of(self, [call]).added())
         return self.returned(call, lambda to: add(to.added())) if own else None
@@ -231,7 +229,7 @@ class Batch:
         add(alone)
         if alone.there is not None:
             begin_copy([alone], self._group.staging)
-        return self._group.own_gradient(call.table, *alone.take(call.table))
+        return self._group.collected.own_gradient(call.table, *alone.take(call.table))
 
     @property
     def dim(self) -> int:
@@ -290,11 +288,11 @@ class RemoteTable:
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
         """Collect the gradient of these rows."""
-        self.group.add_gradient(self.place, keys, grad)
+        self.group.collected.add(self.place, keys, grad)
 
     def collect(self, keys: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
         """See `RowSource`."""
-        return self.group.collect(self.place, keys, grad)
+        return self.group.collected.collect(self.place, keys, grad)
 
     def has_gradient(self) -> bool:
         """See `WeightGradient`."""
@@ -314,7 +312,7 @@ class RemoteTable:
 
     def return_gradients(self) -> None:
         """See `WeightGradient`."""
-        self.group.returning.add(self.place)
+        self.group.collected.returning.add(self.place)
 
     def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
@@ -417,15 +415,19 @@ class TableGroup:
         ]
         """And whether by `pool`."""
         self.weights = [weight_of(module) for module in modules]
-        self.returning = set() if self.trained else set(range(self.size))
-        """Tables whose gradients autograd gets: hooks are to see them, or no optimizer uses them."""
         self._prepared: list[Batch] = []
-        self.collected = Gradients(self.weights, [each.name for each in sparse], self.staging)
-        self.requested = np.zeros((servers, len(sparse)), np.int64)
-        """How many rows of each table have been requested from each server."""
         self.anchor = torch.empty(0, requires_grad=True)
         """All outputs depend on it, for autograd."""
-        self._everything = _leaf_of(self.anchor)
+        self.collected = Gradients(
+            self.weights,
+            [each.name for each in sparse],
+            self._limits >= 0,
+            self.staging,
+            trained=self.trained,
+            everything=leaf_of(self.anchor),
+        )
+        self.requested = np.zeros((servers, len(sparse)), np.int64)
+        """How many rows of each table have been requested from each server."""
 
     # ---- Rows.
 
@@ -555,64 +557,6 @@ class TableGroup:
     def concerns(self, weights: Container[int] | None) -> bool:
         """Whether any of these weights belongs to a table here; None: of any model."""
         return weights is None or any(id(weight) in weights for weight in self.weights)
-
-    def accumulating(
-        self, reached: Sequence[tuple[Call, _Grad]]
-    ) -> tuple[Sequence[tuple[Call, _Grad]], Sequence[tuple[Call, _Grad]]]:
-        """Among the calls that a backward pass has reached, those whose gradients are collected, and those
-        whose gradients autograd gets. Others have none: torch.autograd.grad or `inputs` of backward() left
-        their weights out.
-        """
-        if ServedWeight.wanted:
-            return [], [each for each in reached if self._limits[each[0].table] >= 0]
-        with without_overrides():
-            reached = [each for each in reached if self._trains(each[0].table)]
-        if not torch._C._will_engine_execute_node(self._everything):
-            reached = [each for each in reached if self._is_wanted(each[0].table)]
-        if not (self.returning or ServedWeight.followed):
-            return reached, []
-        own = [each for each in reached if self._returns(each[0].table)]
-        return [each for each in reached if not self._returns(each[0].table)], own
-
-    def _returns(self, table: int) -> bool:
-        """Whether autograd gets the gradients of this table."""
-        return table in self.returning or (ServedWeight.followed and bool(self._limits[table] >= 0))
-
-    def _trains(self, table: int) -> bool:
-        """Whether a backward pass gives the weight a gradient: also one that was frozen since the forward
-        pass has none. One without a shape is of no use to anybody but servers.
-        """
-        return self.weights[table].requires_grad and (self.trained or bool(self._limits[table] >= 0))
-
-    def _is_wanted(self, table: int) -> bool:
-        return bool(torch._C._will_engine_execute_node(_leaf_of(self.weights[table])))
-
-    def own_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """A gradient as autograd has it, which becomes torch's own `grad` of the weight."""
-        weight = self.weights[table]
-        if not isinstance(weight, ServedWeight):
-            raise AssertionError("only the weights of served modules have hooks")
-        if not ServedWeight.wanted:
-            self.collected.keep(table)
-        return weight.sparse(keys, rows)
-
-    def add_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        """Collect the gradient of these rows."""
-        self.collected.events += 1
-        self.collected.pieces.append((table, keys, rows))
-
-    def collect(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-        """See `RowSource`."""
-        with without_overrides():
-            if not (ServedWeight.wanted or self._trains(table)):
-                return None
-        if ServedWeight.wanted and self._limits[table] < 0:
-            return None
-        if ServedWeight.wanted or self._returns(table):
-            return self.own_gradient(table, keys, rows)
-        if torch._C._will_engine_execute_node(self._everything) or self._is_wanted(table):
-            self.add_gradient(table, keys, rows)
-        return None
 
     def add_stats(self, table: int, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
@@ -758,12 +702,6 @@ def begin_fetch(groups: Sequence[TableGroup]) -> None:
     for staging, some in away.items():
         if some:
             begin_copy(some, staging)
-
-
-def _leaf_of(tensor: torch.Tensor) -> Any:
-    """The node of autograd that adds to the gradient of this leaf."""
-    with torch.enable_grad(), without_overrides():
-        return tensor.view_as(tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def grouped(sparse: Sequence[SparseParameter]) -> list[list[SparseParameter]]:

@@ -421,7 +421,7 @@ def test_a_gradient_of_a_gradient_of_the_weight_is_refused() -> None:
 def test_to_unscale_gradients_changes_no_message() -> None:
     _, group = serve(torch.nn.Embedding(ROWS, DIM, sparse=True), torch.ones(ROWS, DIM))
     keys, rows = torch.tensor([1, 4]), torch.ones(2, DIM)
-    group.add_gradient(0, keys, rows)
+    group.collected.add(0, keys, rows)
     group.collected.unscale(2.0)
     assert torch.equal(rows, torch.ones(2, DIM))
 
