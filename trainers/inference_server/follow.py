@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from trainers.inference_server.files import Cache, CacheFile
-from trainers.ps.saves.manifest import Manifest, current_manifest
-from trainers.ps.saves.read import OpenFolder, OpenSave, chunks, open_saves, range_of
+from trainers.ps.saves.manifest import Manifest, current_manifest, range_of
+from trainers.ps.saves.read import OpenFolder, OpenSave, chunks, open_saves
 from trainers.ps.saves.write import Removed
 from trainers.ps.tables.shared import SharedTable, SharedVersion
 from trainers.ps.tables.spec import TableKind, TableSpec

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from trainers.process.log import glog
-from trainers.ps.tables.spec import SpecError, TableSpec
+from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord, checksum_of, is_name
@@ -524,3 +525,30 @@ def _no_manifest(folder: Folder, names: Sequence[str]) -> str:
     why = f" The save {unfinished[-1]} was interrupted." if unfinished else ""
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     return f"{folder.where} has no {MANIFEST}, so there is no complete save in it.{why} It has: {shown}"
+
+
+# ---- A dense block is saved under its name, `parameter[start:stop]`.
+
+_BLOCK = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRange:
+    """Elements `[start, stop)` of a dense parameter."""
+
+    parameter: str
+    start: int
+    stop: int
+
+
+def name_of(spec: TableSpec) -> str:
+    """The name of a sparse table, or of the parameter of a dense one."""
+    return spec.name if spec.kind is TableKind.SPARSE else range_of(spec).parameter
+
+
+def range_of(spec: TableSpec) -> ParameterRange:
+    """The range of a dense table; one without a range in its name is a whole parameter, or a buffer."""
+    found = _BLOCK.fullmatch(spec.name)
+    if found and int(found[3]) - int(found[2]) == spec.size:
+        return ParameterRange(found[1], int(found[2]), int(found[3]))
+    return ParameterRange(spec.name.removeprefix(BUFFER), 0, spec.size)

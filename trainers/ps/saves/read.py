@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 from trainers import progress
 from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import (
-    BUFFER,
     ManifestError,
+    ParameterRange,
     Piece,
     PieceKind,
     SavedPart,
@@ -32,6 +31,8 @@ from trainers.ps.saves.manifest import (
     SaveMode,
     Shard,
     current_manifest,
+    name_of,
+    range_of,
 )
 from trainers.ps.saves.write import Chunk, Removed, SparseTarget, Target, counts_of, decoded, seen_of
 from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
@@ -329,21 +330,6 @@ def _wrong_size(path: str, size: int, wanted: int) -> str:
 # parameter elsewhere, so dense tables are compared by parameter.
 
 _WARM_START = " fleet.init_server(dirname, var_names=[...]) loads only what you name."
-_BLOCK = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterRange:
-    """Elements `[start, stop)` of a dense parameter."""
-
-    parameter: str
-    start: int
-    stop: int
-
-
-def name_of(spec: TableSpec) -> str:
-    """The name of a sparse table, or of the parameter of a dense one."""
-    return spec.name if spec.kind is TableKind.SPARSE else range_of(spec).parameter
 
 
 def _part_with(part: SavedPart, names: Sequence[str]) -> SavedPart:
@@ -353,14 +339,6 @@ def _part_with(part: SavedPart, names: Sequence[str]) -> SavedPart:
     pieces = ((shard, tuple(each for each in shard.pieces if each.table in kept)) for shard in part.shards)
     shards = tuple(replace(shard, pieces=some) for shard, some in pieces if some)
     return replace(part, tables=tables, shards=shards)
-
-
-def range_of(spec: TableSpec) -> ParameterRange:
-    """The range of a dense table; one without a range in its name is a whole parameter, or a buffer."""
-    found = _BLOCK.fullmatch(spec.name)
-    if found and int(found[3]) - int(found[2]) == spec.size:
-        return ParameterRange(found[1], int(found[2]), int(found[3]))
-    return ParameterRange(spec.name.removeprefix(BUFFER), 0, spec.size)
 
 
 def check_fit(

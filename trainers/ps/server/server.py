@@ -18,8 +18,8 @@ import zmq
 
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
-from trainers.ps.saves.manifest import Loaded
-from trainers.ps.saves.read import RowOwner, check_small, load_tables, name_of, open_saves
+from trainers.ps.saves.manifest import Loaded, name_of
+from trainers.ps.saves.read import RowOwner, check_small, load_tables, open_saves
 from trainers.ps.server.members import Members
 from trainers.ps.server.publisher import Publisher
 from trainers.ps.server.saving import SaveRunner
