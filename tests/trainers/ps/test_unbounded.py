@@ -35,7 +35,8 @@ def test_rows_do_not_depend_on_the_number_of_servers(forker: Forker, tmp_path: P
     for name in TABLES:
         assert furthest(alone[name], three[name]) < 1e-6
     seen = {key * (step + 1) for step in range(3) for key in range(-6, 7)}
-    assert set(alone["ids.weight"]) == seen  # evaluation has made no rows; what has is in the table
+    # A push makes a row: evaluation makes none, and the row at padding_idx never gets a gradient.
+    assert set(alone["ids.weight"]) == seen - {0}
     assert set(alone["far.weight"]) == {key * 2**40 for key in seen}
     assert set(alone["rare.weight"]) <= seen
 

@@ -222,7 +222,8 @@ class RowsOnDisk(BoundedRows):
                 return
             self._head += count
             first, last = start * self._size // _PAGE, (start + count) * self._size // _PAGE
-            _give_back(self._file.fileno(), _PAGE * first, _PAGE * (last - first))
+            if last > first:  # the kernel refuses an empty range
+                _give_back(self._file.fileno(), _PAGE * first, _PAGE * (last - first))
             records -= count
 
     def _write_again(self, records: Floats, places: Keys) -> bool:
