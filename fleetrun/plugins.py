@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from fleetrun.errors import LaunchError, PluginError, similar
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 ASKING: Mapping[str, str] = {
     "ps": "List the jobs that run on this machine.",
@@ -67,7 +67,7 @@ IN_TREE: Mapping[str, Mapping[str, str]] = {
 """Of each kind what fleetrun has itself, as `module:attribute`, the syntax of entry points."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plugin:
     """`package` is the distribution that has it, with its version; empty for those of fleetrun."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import select
 from pathlib import Path
 
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Stat:
     """`state` is the letter of `ps`. `ticks` of processor in user and kernel mode, `started` in ticks since
     the machine was started, `resident` memory in pages.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fleetrun.aliases import Environ
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 OURS = Path(__file__).resolve().parents[1] / "trainers"
 """fleetrun's runtime: installed beside the launcher."""
@@ -59,7 +59,7 @@ def _load_ours() -> None:
 # ---- Another `trainers` where Python looks for modules
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shadow:
     """Another `trainers`, at the path `theirs`. `hides_ours`: Python imports it and not the runtime;
     otherwise Python imports the runtime and not it.

@@ -1,9 +1,9 @@
-"""`@dataclass(frozen=True, slots=True)` for the values of every launch, without compiling anything.
+"""`@frozen` for the values of every launch, without compiling anything.
 
 The standard library's compiles six functions for each class, and imports `inspect`, `ast` and `tokenize` to
 do so: for the classes of a launch that was a third of all its imports. Type checkers see the standard
 library's, and its `replace`, `fields`, `asdict` and `is_dataclass` accept these classes too. Creating an
-instance takes a few microseconds longer; in code that no launch loads, use the standard library's.
+instance takes a few microseconds longer; in code that no launch loads, use `fleetrun.frozen`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as dataclass
     from dataclasses import field as field
     from dataclasses import replace as replace
+
+    from fleetrun.frozen import frozen as frozen
 else:
 
-    def dataclass(*, frozen, slots, kw_only=False):
-        """The decorator; only `frozen` with `slots` is supported."""
-        assert (frozen, slots) == (True, True)
-        return lambda cls: _made(cls, kw_only)
+    def frozen(cls=None, *, kw_only=False):
+        """The decorator, as that of `fleetrun.frozen`."""
+        return _made(cls, kw_only) if cls else lambda each: _made(each, kw_only)
 
     def field(**arguments):
         """`default`, `default_factory`, `repr` and `metadata`, as in the standard library."""

@@ -1,4 +1,4 @@
-"""What `frozen.dataclass` makes is what the standard library's makes."""
+"""What `values.frozen` makes is what the standard library's makes."""
 
 import copy
 import dataclasses
@@ -8,18 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun import values as frozen
+from fleetrun import values
 from fleetrun.envs.settings.options import LaunchSettings
+from fleetrun.frozen import frozen
 
 
-@frozen.dataclass(frozen=True, slots=True, kw_only=True)
+@values.frozen(kw_only=True)
 class Ours:
     """Of ours."""
 
     size: int
     name: str = "none"
-    hidden: str = frozen.field(default="", repr=False)
-    table: Mapping[str, int] = frozen.field(default_factory=dict, metadata={"of": "numbers"})
+    hidden: str = values.field(default="", repr=False)
+    table: Mapping[str, int] = values.field(default_factory=dict, metadata={"of": "numbers"})
 
     def __post_init__(self) -> None:
         if self.size < 0:
@@ -30,13 +31,13 @@ class Ours:
         return 2 * self.size
 
 
-@frozen.dataclass(frozen=True, slots=True)
+@values.frozen
 class Point:
     x: float
     y: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen
 class Theirs:
     x: float
     y: float = 0.0
@@ -56,7 +57,7 @@ def test_what_is_no_value_is_refused_at_once():
     with pytest.raises(ValueError, match="size is -1"):
         Ours(size=-1)
     with pytest.raises(ValueError, match="size is -2"):
-        frozen.replace(Ours(size=1), size=-2)
+        values.replace(Ours(size=1), size=-2)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,9 @@ def test_it_does_not_change():
         del point.x  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         point.z = 2  # type: ignore[attr-defined]
-    assert frozen.replace(point, y=5) == Point(1, 5)
+    assert values.replace(point, y=5) == Point(1, 5)
     with pytest.raises(TypeError):
-        frozen.replace(point, z=5)  # type: ignore[call-arg]
+        values.replace(point, z=5)  # type: ignore[call-arg]
 
 
 def test_equality_is_of_all_fields_and_the_class():

@@ -10,19 +10,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from fleetrun.envs import channels
+from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 
 GONE = frozenset({"failure", "lost"})
 """Reasons for which other ranks are gone: nothing can be agreed or saved with them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Notice:
     """`why`: "stop", "membership" and what else the launcher says, or "signal SIGTERM" when it has said
     nothing. `deadline`: when this process will be killed, in seconds since the epoch; infinity when that is

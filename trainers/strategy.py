@@ -8,12 +8,13 @@ Paddle 1.x's DistributeTranspilerConfig becomes an ordinary strategy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
+from fleetrun.frozen import frozen
 from trainers.checks import flag, nearest, one_of, positive
 from trainers.collective.configs import (
     BUCKET_MB,
@@ -47,7 +48,7 @@ from trainers.storage.folder import Where
 # ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) that have no effect here.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unsupported:
     """`off`: the value that asks for nothing, Paddle's default as a rule; None: there is none."""
 

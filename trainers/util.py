@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.data.shard import get_file_shard
 from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import Identity
@@ -33,7 +34,7 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Payload:
     """`call`: with what it was given, in words; `kind` is number, text, list, array or tensor."""
 

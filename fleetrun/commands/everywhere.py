@@ -25,6 +25,7 @@ from fleetrun.elastic.guest import ANSWER_WITHIN, Address, Guest, Heard, read_ad
 from fleetrun.elastic.requests import Request
 from fleetrun.envs.contract import TOKEN, token_flaw
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.record.history import names
 from fleetrun.record.journal import objects_in
 
@@ -42,7 +43,7 @@ _PASSWORD = "FLEETRUN_ETCD_PASSWORD"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Where:
     """Which nodes are meant: `node` only the one of this rank; `url` those of a job that another host may
     run, with the secret in `token_file`.

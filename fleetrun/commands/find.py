@@ -13,7 +13,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from fleetrun.console.text import format_date, printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError, similar
+from fleetrun.frozen import frozen
 from fleetrun.record.history import History, Known, UnreadableError, glance, names, read, records
 
 # ---- Jobs. A word names one by its job name or its pod, by its script (`train.py`, `train`) or its folder,
@@ -47,7 +48,7 @@ class NoJobError(LaunchError):
     exit_code = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class EndedJob:
     """A launch that has ended. `record` is its journal, `written` when that was last written to (seconds
     since the epoch).
@@ -338,7 +339,7 @@ def history_of(found: EndedJob | Running) -> History:
 # ---- Processes.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemoteProcess:
     """A process of the job on another machine. `node` names it: `node 1, h2 (10.0.0.2)`."""
 

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fleetrun.commands.status import StatusWatch, status_of_nodes
 from fleetrun.control.client import NoAnswer, Running, ask
 from fleetrun.envs.contract import TOKEN
 from fleetrun.errors import LaunchError
+from fleetrun.frozen import frozen
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.record.history import UnreadableError, read
 from fleetrun.record.journal import objects_in
@@ -156,7 +157,7 @@ _SILENT = 3.0
 # ---- Commands of fleetrun about one process, or the job
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asked:
     """How commands name the job: by its pod here, or by the URL in `where`."""
 

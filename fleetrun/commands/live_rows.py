@@ -16,6 +16,7 @@ from fleetrun.commands import views
 from fleetrun.commands.output import Cell, Column, NumberColumn, percent
 from fleetrun.commands.views import formatted, number_of, text_of
 from fleetrun.console.text import format_duration, format_short
+from fleetrun.frozen import frozen
 from fleetrun.record.journal import objects_in
 
 Key = tuple[str, str]
@@ -76,7 +77,7 @@ class Memory:
     late: Series = field(default_factory=lambda: Series(LATE_CELLS, LATE_CELL))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Process:
     """`said` is what its launcher says of it; `host` is the name of its node, empty in a job on one."""
 

@@ -17,7 +17,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ from fleetrun.commands.output import remark
 from fleetrun.console.text import format_date, printable, printable_json, sanitize
 from fleetrun.elastic.guest import ANSWER_WITHIN
 from fleetrun.errors import UsageError
+from fleetrun.frozen import frozen
 from fleetrun.pod.logs import rotated_away
 from fleetrun.record.history import History, is_running
 from fleetrun.record.journal import marks_path
@@ -164,7 +164,7 @@ def command(
     return _show_here(local, asked, printer)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Asked:
     """Which lines. `since` is in seconds since the epoch."""
 
@@ -269,7 +269,7 @@ class _Stdout:
             raise BrokenPipeError
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Source:
     """A process. `node` is None in a job on one."""
 
@@ -286,7 +286,7 @@ class _Source:
         return f"{self.node} {self.role}{'' if self.rank is None else f' {self.rank}'}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Said:
     """A line of a process, as `Line`."""
 

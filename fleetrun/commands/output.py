@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fleetrun.aliases import Document, Fields
 from fleetrun.console.text import printable
 from fleetrun.envs.settings.parsing import either
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.record.journal import plain
 
 
@@ -102,7 +102,7 @@ _STAYS = 9  # the priority of columns that are never dropped
 _SMALLEST_REST = 24  # columns of the terminal, with which a `rest` column is worth showing
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """When the width is too small, the columns with the lowest `priority` are dropped first; 9 is never
     dropped. `right` aligns numbers; a `rest` column takes the width that is left, and is cut off there. It

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -20,6 +19,7 @@ from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
 from fleetrun.control.node_status import MANY, sound_summary, unfolded
 from fleetrun.control.usage import MOMENT, Observer
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.record.journal import objects_in
 
 Status = Document
@@ -28,7 +28,7 @@ _TIMEOUT_EVERYWHERE = 6.0
 """Seconds for an answer about all nodes, for which the launcher asks the others; it waits two seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeFilter:
     """`node`: only the node of this rank. `whole`: list every process, however many nodes there are. `here`:
     other nodes are not asked.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+)(?:, in (.+))?$')
 _REPEATED = re.compile(r" *\[Previous line repeated \d+ more times?\]$")
@@ -20,7 +20,7 @@ _OURS = str(Path(__file__).parents[2])
 _MOST_NAMES = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """`library` is the name of the package or module that it belongs to; empty for the script's own code."""
 

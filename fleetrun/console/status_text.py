@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fleetrun.aliases import Fields
 from fleetrun.console.text import (
@@ -21,6 +20,7 @@ from fleetrun.console.text import (
     format_short,
     printable,
 )
+from fleetrun.frozen import frozen
 
 _SHOWN_STATES = ("starting", "restarting", "leaving", "ending")
 _MISSING_NODES_SHOWN = 2
@@ -39,7 +39,7 @@ _ROLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CurrentActivity:
     """Something that takes long; `done` of `of` parts, None if that is not known."""
 
@@ -48,7 +48,7 @@ class CurrentActivity:
     of: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class StatusFields:
     """`elapsed` is in seconds; `up` has (role, running processes, all processes) of a job on one machine,
     else ("node", machines that have met, most machines); `rate` is in samples per second over all trainers of

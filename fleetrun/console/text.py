@@ -16,7 +16,7 @@ from pathlib import Path
 from fleetrun.aliases import Environ
 from fleetrun.envs.variables import looks_secret
 from fleetrun.files import last_bytes
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 # ---- Widths. Some characters take two columns of a terminal, and some none.
 
@@ -202,7 +202,7 @@ _CONTINUES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tail:
     """`before` are the lines ahead of the last traceback, `traceback` its lines (empty if there is none),
     `after` the lines that follow it.

@@ -14,13 +14,14 @@ import socket
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from fleetrun import files
 from fleetrun.aliases import Environ, Fields
 from fleetrun.files import peer, short_socket_path
+from fleetrun.frozen import frozen
 from fleetrun.proc import read_stat, readable
 from fleetrun.record.history import names
 
@@ -232,7 +233,7 @@ TIMEOUT = 6.0
 """Seconds in which all launchers answer, unless they are very busy: a disk may hold one up for three."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Running:
     """One launch. Times are seconds since the epoch.
 

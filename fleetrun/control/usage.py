@@ -8,12 +8,12 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fleetrun.aliases import Clock, Fields
+from fleetrun.frozen import frozen
 from fleetrun.proc import read_stat
 from fleetrun.record.journal import objects_in
 
@@ -25,7 +25,7 @@ _LOOK_BACK = 16 << 10
 _LONGEST = 500
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Taken:
     """One process at one moment: `seconds` of processor so far, `memory` resident bytes. `born` tells it from
     another process with the same pid.
@@ -113,7 +113,7 @@ def last_line(path: Path) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Device:
     """A GPU: percent of time that it computes, bytes that are taken in all and by process."""
 

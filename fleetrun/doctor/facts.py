@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar, dataclass_transform
 
+from fleetrun.frozen import frozen
+
 # ---- What is known of this machine and of the job that shall run here: values only. `measure` and `plan`
 # find them out, `judge_*` say what they mean.
 #
@@ -169,7 +171,7 @@ class Network:
     kept: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Machine:
     """All of it. None: it could not be found out in time, or was not asked for."""
 
@@ -199,7 +201,7 @@ class Verdict(StrEnum):
     FAIL = "fail"  # the job will not run
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """`check` is the name of what was looked at, `found` one line, `mend` what to do about it."""
 

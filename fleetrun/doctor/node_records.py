@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from fleetrun.aliases import Document, Fields
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import InvalidValue
+from fleetrun.frozen import frozen
 from fleetrun.host import software
 
 MOST_BYTES = 1 << 20
@@ -23,7 +24,7 @@ class BadNodeRecordError(ValueError):
     """Written by something else than this version's doctor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class NodeRecord:
     """One machine. `port` and `ticket` let another measure the link to it; `kinds` are the names of
     its devices, `script` is a digest of the script's file, `software` what is installed (`host.software`);
@@ -54,7 +55,7 @@ class NodeRecord:
         return self.address if self.name in ("", self.address) else f"{self.name} ({self.address})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Link:
     """The way from one machine to another: seconds for a round trip, bytes/s to it and back, and by how many
     seconds its clock is ahead. `error`: why nothing could be measured.

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fleetrun.envs.settings.options import JobFile, LaunchSettings, Resolved
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
+from fleetrun.frozen import frozen
 from fleetrun.host.network import Ports
 from fleetrun.plan.topology import process_command
 from fleetrun.schedulers.placing import place
@@ -161,7 +162,7 @@ _NARROW, _UNDER = 64, 6
 """On a terminal of fewer columns it is below, indented by this much."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Section:
     """Findings that belong together, under their title."""
 

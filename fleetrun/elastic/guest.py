@@ -27,6 +27,7 @@ from fleetrun.elastic.requests import Piece, Request, pack_request, unpack_piece
 from fleetrun.elastic.store import Entry, Store
 from fleetrun.envs.contract import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.pod.loop import Loop, Timer
 
 CONNECT_WITHIN = 10.0
@@ -45,7 +46,7 @@ class UnreachableError(LaunchError):
     exit_code = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Address:
     """Where the store of a job is: `master` as for a launch, with ports."""
 
@@ -75,7 +76,7 @@ def _with_port(text: str) -> str:
     return join_endpoint(text.strip("[]"), PREFERRED_PORT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Heard:
     """From the node of this rank: a piece, or why none follows (`gone`); `over`: since the job has ended."""
 

@@ -21,6 +21,7 @@ from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import WRONG
 from fleetrun.elastic.store import Entry, Store
+from fleetrun.frozen import frozen
 from fleetrun.pod.events import Detail
 from fleetrun.pod.loop import Loop, Timer
 
@@ -57,7 +58,7 @@ Answers = Mapping[int, Answer | None]
 """The same with the times."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StatusQuery:
     """A request for status, or with `ranks` for where the ranks of a node are, in this detail. `only`: the id
     of the one node that is asked, empty for all. `brief`: a short answer. `most`: bytes that an answer may

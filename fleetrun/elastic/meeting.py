@@ -12,6 +12,7 @@ from fleetrun.aliases import Callback, Say
 from fleetrun.elastic.store import Store
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.host.network import Ports, is_this_host
 from fleetrun.pod.loop import Loop
 
@@ -32,7 +33,7 @@ CLOSE_TIMEOUT = 3.0
 """Seconds that the host of the store waits for the other nodes to read how the job ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MeetingOptions:
     """Which store: `master` is host:port, several of these with commas (the machines run an etcd), etcd://...
     or None (this node chooses a port and hosts the store).

@@ -24,7 +24,6 @@ import zlib
 from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -35,6 +34,7 @@ from fleetrun.elastic.rendezvous.records import WRONG
 from fleetrun.elastic.store import Entry, Store
 from fleetrun.envs.contract import derive_key
 from fleetrun.errors import LaunchError
+from fleetrun.frozen import frozen
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop, Timer
@@ -103,7 +103,7 @@ ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status", "why"})
 """Those that a node without a secret answers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Request:
     """`nodes`: the ids of the nodes that are asked; empty for all. `by`: `USER on HOST`, for the message
     of a stop.
@@ -170,7 +170,7 @@ def _signature(name: str, text: str, token: str) -> str:
     return hmac.new(derive_key(token, b"requests"), f"{name}\n{text}".encode(), "sha256").hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Piece:
     """The `number`-th of one node, from 0: the first one is empty, and says that the node has understood. The
     last one has the exit code of the command there in `code`, and in `error` the end of its standard error.

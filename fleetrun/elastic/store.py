@@ -8,11 +8,11 @@ All of it is pure: no transport, no loop, no clock. Clients are `memory_store.py
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from fleetrun.aliases import Callback
 from fleetrun.errors import LaunchError
+from fleetrun.frozen import frozen
 
 # ---- The interface: compare-and-set, leases, watches
 #
@@ -32,7 +32,7 @@ def reconnect_grace(lease: float) -> float:
     return min(max(1.0, lease / 10), 4.0, lease / 4)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """A value, and the store's revisions (1, 2, ... over all keys) at which its key was created and last
     written.

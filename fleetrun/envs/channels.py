@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
 """The container of a process: `pod.role.rank`. Everything that the process starts inherits it."""
@@ -98,7 +98,7 @@ _DISMISSED = {"dismissed": True}
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ErrorRecord:
     """`message` is one line such as `ValueError: bad input`; `time` is when it was raised, seconds since the
     epoch. `restart_helps` is False when the process knows that its next attempt would fail in the same way.

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE, container_id
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 VISIBLE_VARIABLE = {
     "gpu": "CUDA_VISIBLE_DEVICES",
@@ -78,7 +78,7 @@ _TRAINING_ROLES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Gloo:
     """Paddle's CPU barrier service in ps modes. `rendezvous`: 1 hdfs, 2 file, 3 http."""
 
@@ -88,7 +88,7 @@ class Gloo:
     rendezvous: int = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Cluster:
     """What all processes of one job agree on. Endpoints are `host:port`, in rank order.
 
@@ -120,7 +120,7 @@ class Cluster:
         return self.heter[number - 2] if 2 <= number <= len(self.heter) + 1 else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Member:
     """One process of the job: the cluster and its own place in it.
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
 
 from fleetrun.envs.contract import derive_key, token_flaw
+from fleetrun.frozen import frozen
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -30,7 +30,7 @@ _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ZAP_VERSION = b"1.0"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeyPair:
     """Z85-encoded, as libzmq expects them."""
 
@@ -38,7 +38,7 @@ class KeyPair:
     secret: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CurveKeys:
     """CURVE keys of all servers and of all clients (rfc.zeromq.org/spec/26)."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleetrun.envs.contract import agreed_port
+from fleetrun.frozen import frozen
 from fleetrun.proc import read_stat
 
 _HYDRA = "hydra_pmi_proxy"
@@ -23,7 +23,7 @@ class MpiError(Exception):
     """A variable of an MPI starter is missing or malformed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpiProcess:
     """One process that an MPI starter started. `starter` names the variable of its rank.
 

@@ -27,7 +27,7 @@ from fleetrun.envs.channels import (
     MOST_VALUES,
 )
 from fleetrun.envs.contract import Role
-from fleetrun.values import dataclass, field
+from fleetrun.values import field, frozen
 
 # ---- Writing
 
@@ -64,7 +64,7 @@ _RANK = re.compile(r"[0-9]{1,9}")
 _ROLES = frozenset(str(role) for role in Role)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Activity:
     """What a process does between steps. `done` of `of` parts; None if unknown."""
 
@@ -73,7 +73,7 @@ class Activity:
     of: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 

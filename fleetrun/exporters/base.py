@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Protocol
 
 from fleetrun.aliases import Say
 from fleetrun.exporters.job_state import Job, Line
+from fleetrun.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Context:
     """What an exporter is made with. `argument` is the text after `NAME=`; `warn` shows a line to the user.
 

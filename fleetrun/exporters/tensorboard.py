@@ -11,12 +11,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from fleetrun.exporters.base import Context
 from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded
+from fleetrun.frozen import frozen
 
 LOSS = "loss"
 RATE = "throughput/samples_per_second"
@@ -115,7 +115,7 @@ class EventFiles:
             self._warn(text)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScalarPoint:
     """Numbers of one step by their tags. `restart`: this is the first point of another attempt."""
 

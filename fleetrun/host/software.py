@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from fleetrun.aliases import Environ
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 MOST = 16 << 10
 """Characters of a packed value: about 1500 packages. Of a larger one only torch is told."""
@@ -19,7 +19,7 @@ _SHOWN = 4  # packages that differ
 _MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Software:
     """`packages` are the installed distributions: versions by normalized name."""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fleetrun.frozen import frozen
 from fleetrun.record.goodput import Event, Goodput, Span
 from fleetrun.record.journal import objects_in
 
@@ -39,7 +40,7 @@ class Fate(StrEnum):
     UNKNOWN = "end not known"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Life:
     """One attempt of a process. Times are seconds since the epoch."""
 

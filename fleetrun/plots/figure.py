@@ -10,7 +10,6 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import localtime, strftime
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.errors import UsageError
 from fleetrun.files import replacing
+from fleetrun.frozen import frozen
 from fleetrun.plots.course import (
     Course,
     Curve,
@@ -170,7 +170,7 @@ def _one_line(text: str, longest: int = 140) -> str:
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _View:
     """The job, its thinned curves with their colours, and the seconds in a unit of the axis of time."""
 

@@ -33,7 +33,7 @@ from fleetrun.pod import logs
 from fleetrun.pod.policy import Fault, error_at, may_be_machine, suspicion
 from fleetrun.pod.process import Exit, Process
 from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 
 def read_error(path: Path | None) -> ErrorRecord | None:
@@ -108,7 +108,7 @@ def move(now: Status, then: Status) -> Status:
     return then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Ended:
     """How one attempt of a container ended. Times are seconds since the epoch.
 

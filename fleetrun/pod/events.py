@@ -19,7 +19,7 @@ from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.policy import Fault, GiveUp, Restart, is_symptom
 from fleetrun.pod.process import signal_name
 from fleetrun.pod.spec import ContainerSpec
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 # ---- The result of a job: the failure that counts, and the exit code it makes
 
@@ -30,7 +30,7 @@ HUNG = "(--hang_timeout)"
 """What the headline of a hang ends with, on every machine of the job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Failure:
     """A failure as it happens, and what is done about it.
 
@@ -58,7 +58,7 @@ class Failure:
         return cls(ended=ended, decision=decision, earlier=earlier, alive=len(alive))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Verdict:
     """What the others wait for, when a job makes no progress, in one `sentence`. `kind` is one of `not
     entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or
@@ -75,7 +75,7 @@ class Verdict:
     call: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Late:
     """How a trainer comes to collectives: to `behind` of the last `of` after most members of the group, by
     `seconds` in the median of those. `share`: of the time, for which it was late.
@@ -100,7 +100,7 @@ class Detail(StrEnum):
     ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Findings:
     """Where the processes of this node are, a line for each place (`stacks`), where the ranks of all nodes
     are (`ranks`), what follows from it, which ranks wait for something, and which come late, the latest
@@ -118,7 +118,7 @@ class Findings:
     alone: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Hang:
     """No trainer, or one `alone`, gave a sign of life for `silent_for` seconds, and what is done about it.
 
@@ -154,7 +154,7 @@ class Hang:
         return f"{self.headline}{why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class JobResult:
     """`cause` is the failure that ended the job, `others` the other failures that it did not cause, in order;
     `hang` is set when it hung instead. `began` is the end of a server, which was restarted, that led to
@@ -261,14 +261,14 @@ def code_of(ended: Ended) -> int:
 # ---- The stream of events of a pod
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Started:
     """These processes run now."""
 
     containers: Sequence[Container]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RestartAsked:
     """A command of a user wants these processes to start again; they are asked to end first."""
 
@@ -276,21 +276,21 @@ class RestartAsked:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Restarting:
     """These containers are about to be started again."""
 
     containers: Sequence[Container]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leaving:
     """All trainers have ended; the `rest` is still running."""
 
     rest: Sequence[Container]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ending:
     """The pod is being stopped, perhaps because its user asked for it."""
 

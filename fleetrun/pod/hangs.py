@@ -26,7 +26,7 @@ from fleetrun.pod.events import (
     Verdict,
 )
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.values import dataclass, replace
+from fleetrun.values import frozen, replace
 
 # ---- The decision: pure, from looks at the trainers
 
@@ -388,7 +388,7 @@ class AloneWatch(PodWatch):
                     self._hangs(each, round(self._quiet(each)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Stand:
     """Where a process was in a look; `pauses`: how often it had begun to wait."""
 

@@ -9,13 +9,13 @@ import signal
 from binascii import crc32
 
 from fleetrun.pod.process import Exit
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 # 2: the command line was wrong; 126, 127: the program cannot be run. Trying again gives the same.
 HOPELESS = frozenset({2, 126, 127})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Restart:
     """Start again after so many seconds; this is restart `number` of `limit` since the last progress.
     `step`: this attempt came there, further than all before; None if it did not.
@@ -27,12 +27,12 @@ class Restart:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GiveUp:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Fault:
     """How an attempt ended at `time` (seconds since the epoch). `kind` is the class of its exception, such as
     `ValueError`; `error` is the same text for the same traceback. Both may be empty. `step` is the last one
@@ -50,7 +50,7 @@ class Fault:
     counts_on: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spent:
     """What a job has used of its budget. `times` of the restarts that count, in seconds since the epoch;
     `step` is the last one of all attempts, None before the first; `error` and `last` are error and step of
@@ -147,7 +147,7 @@ _MISTAKES = frozenset(
 """What a script raises before its first step because it is wrong, or because its Python is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Budget:
     """At most `limit` restarts in a row without progress, which is a later step than any before; with a
     `window`, in any so many seconds. The first is made at once, the next after `backoff` seconds, then

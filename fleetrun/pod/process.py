@@ -20,12 +20,12 @@ from pathlib import Path
 
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
 from fleetrun.proc import read_stat, readable
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 _ROUNDS = 500  # of killing, of a hundredth of a second each
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exit:
     """How a process ended. `code` is subprocess's: the exit code, or minus the signal."""
 

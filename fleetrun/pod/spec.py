@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.values import dataclass, field
+from fleetrun.values import field, frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ContainerSpec:
     """One process: its command, its complete environment and its files.
 
@@ -53,7 +53,7 @@ class ContainerSpec:
         return {**self.env, **dict.fromkeys(self.restart_variables, str(restart_count))}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PodSpec:
     """The processes of one job on this node, servers first. `pre_hook` runs to its end before every start."""
 

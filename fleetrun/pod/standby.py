@@ -27,7 +27,6 @@ import socket
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +45,7 @@ from fleetrun.envs.contract import Role
 from fleetrun.envs.progress_report import Report
 from fleetrun.errors import LaunchError
 from fleetrun.files import replace_file
+from fleetrun.frozen import frozen
 from fleetrun.pod import logs
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.loop import Loop, Timer
@@ -249,7 +249,7 @@ class Standbys:
                 self._queue.insert(0, again)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Wanted:
     """A standby to start, if `alive` still says so. `listed`: what its process had imported. `modules`: those
     that it imports where no process of this node has left their list; this is the pass of that number.

@@ -8,11 +8,12 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from fleetrun.aliases import Fields
+from fleetrun.frozen import frozen
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 
@@ -24,7 +25,7 @@ _OURS = Path(__file__).parents[2]
 _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", f"{_OURS}/trainers/", f"{_OURS}/fleetrun/")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """`code` is the text of the line, empty if unknown."""
 
@@ -49,7 +50,7 @@ class Frame:
         return (self.of_torch or not self.installed) and ".wait(" in self.code
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """`ranks` of the job; `entered` is the number of the last collective that was entered, from 1. `again`:
     it was made more than once with this name, so that numbers of its calls mean nothing.
@@ -60,7 +61,7 @@ class Group:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch.
     `queued`: for a GPU, so that the program may be elsewhere. `aside`: of another thread than the main one.
@@ -106,7 +107,7 @@ _SAME_SIZES = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Served:
     """What a trainer of parameter servers waits in, for `seconds`, at server number `server`. `ranks` have
     not come to it; none: it is the server that is waited for, `why` says what it does if that is known.
@@ -119,7 +120,7 @@ class Served:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peer:
     """A rank waits in `operation`, send or recv, for another; `rank` is None if it is not known for which.
     `number` counts the calls of the group, 0 if nothing does.
@@ -130,7 +131,7 @@ class Peer:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LastStep:
     """It ended `ago` seconds before the process was asked, and took `seconds`, None if that is not known."""
 
@@ -146,7 +147,7 @@ _ALONE = ("destroy_process_group", "_object_to_tensor", "_tensor_to_object")
 _SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RankState:
     """Of a trainer, or of a server (`role` is `ps`). `alive` is False for a process that has ended, `how` it
     did in words, `ok` with success. `note` says what is unusual about a process that lives (stopped by a

@@ -11,10 +11,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from fleetrun.frozen import frozen
 from fleetrun.record.journal import SUFFIX, Event, objects_in
 
 LONGEST_LINE = 4 << 20
@@ -27,7 +28,7 @@ class UnreadableError(Exception):
     """There is no record, or it is not readable; the message says which."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Known:
     """A process of the job as the record knows it. `rank` is None for the pre-hook. `log` is next to
     the record, wherever that was moved to.
@@ -41,7 +42,7 @@ class Known:
     endpoint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class History:
     """What the record says. `damaged` counts lines that are not events, `owner` is the uid of the file.
     `running`: whether its launcher runs; None where the file system cannot tell. `heard`: when the last of
@@ -145,7 +146,7 @@ def read(path: Path) -> History:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Glance:
     """The two ends of a record: what a list of launches shows. `launch` is empty when its line is lost;
     `over` and `progress` (of a trainer) are the last of their kind, None where there is none near the end.

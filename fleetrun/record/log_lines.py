@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from fleetrun.files import open_plain
+from fleetrun.frozen import frozen
 from fleetrun.record.journal import REST
 
 # ---- Lines of one log file, forwards and backwards
@@ -305,7 +306,7 @@ AT_ONCE = 2 << 20
 """Bytes of new lines of a log: a slow reader gets them piece by piece."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """`moment`: seconds since the epoch. `number` is that of its log.
 

@@ -23,6 +23,7 @@ from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
 from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.record.faults import excluded, faults_path, read_kept
@@ -69,7 +70,7 @@ class Console(Protocol):
     def label(self, name: str, width: int, number: int) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Submission:
     """A job to hand to an engine.
 
@@ -277,7 +278,7 @@ def excluded_nodes(job: Submission) -> tuple[str, ...]:
 _NO_ENDING = PASSED_ON | JOB_CONTROL | {signal.SIGCHLD, signal.SIGIO}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answer:
     """What a program said. `code` is the shell's."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fleetrun.aliases import Document, Environ, Fields
@@ -17,6 +17,7 @@ from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, byte_size, plural
 from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus, has_secrets
 from fleetrun.schedulers.tree import Tree, tree_of_job
@@ -24,7 +25,7 @@ from fleetrun.schedulers.tree import Tree, tree_of_job
 # ---- The pod of a job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Pod:
     """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm. It
     is not placed on nodes of `but`. `hidden` names variables, with their Secrets (if any) and the keys there.
@@ -167,7 +168,7 @@ _PART = 160 << 10
 """Bytes: `kubectl apply` writes a copy of each ConfigMap into an annotation, of 256 KiB at most in base64."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Code:
     """The working tree and its ConfigMaps."""
 

@@ -15,13 +15,13 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.frozen import frozen
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Answer, Console, Options, Submission, asked_to_end, run_programs
@@ -35,7 +35,7 @@ _LONGEST_LINE = 1 << 16
 _REMEMBERED = 8  # lines of what a host said before its fleetrun began
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SshExit:
     """How a connection ended. `code` is that of the fleetrun there, None when it could not tell; `client` is
     that of ssh itself, `said` what was said before anything began. `cut`: from this side.
@@ -193,7 +193,7 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """`begun` and `lost`: whether fleetrun had begun there, and whether the connection broke."""
 
@@ -241,7 +241,7 @@ _BEATS = 4  # signs of life within the time after which a silent side is given u
 _MARGIN = 5.0  # seconds for programs that end by themselves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Pace:
     """In seconds: silence after which a host is lost, and how long processes may take to stop."""
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from fleetrun.aliases import Callback, Document, Fields
 from fleetrun.envs.settings.options import OPTIONS
 from fleetrun.envs.settings.parsing import byte_size, plural, some
 from fleetrun.errors import UsageError
+from fleetrun.frozen import frozen
 from fleetrun.schedulers.base import Submission
 from fleetrun.schedulers.tree_remote import Digest
 
@@ -43,7 +44,7 @@ def _nothing() -> None:
     """For a tree that is read without a job."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """`kind`: f, x (executable), l (link) or d (an empty folder); `target` is a link's."""
 
@@ -53,7 +54,7 @@ class Entry:
     target: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Tree:
     """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it; `in_logs`: code
     that is left out, because it is in the log directory.

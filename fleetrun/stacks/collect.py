@@ -17,12 +17,12 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleetrun.aliases import Clock, Environ
 from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.files import open_plain
+from fleetrun.frozen import frozen
 from fleetrun.host.interpreter import helper_environment
 from fleetrun.stacks import processes
 from fleetrun.stacks.frames import Taken, Target, Thread, of_faulthandler, of_pyspy
@@ -217,7 +217,7 @@ _OLD = 5.0  # seconds after which a process has begun
 _PAUSE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Collection:
     """`hint` says what would have shown more; empty when nothing is missing."""
 
@@ -230,7 +230,7 @@ class Collection:
         return not self.hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Means:
     """How it is looked: `program` is py-spy or None, `env` what it is run with."""
 

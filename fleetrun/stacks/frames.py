@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.envs.settings.parsing import ranks_in_words
+from fleetrun.frozen import frozen
 
 # ---- Stacks, as py-spy and faulthandler write them
 
@@ -25,7 +26,7 @@ _HEAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[(.*)\])? \(mo
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     function: str
     file: str
@@ -35,7 +36,7 @@ class Frame:
         return f"{self.function} ({self.file}:{self.line})"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Thread:
     """`frames` begin with the innermost call. `cut` counts the outermost ones that were left out."""
 
@@ -110,7 +111,7 @@ def _installed(file: str) -> bool:
 # ---- Results per process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Target:
     """A container that runs. `mark` is the value of FLEETRUN_CONTAINER in its environment, `title` how
     messages call it (`trainer 3`). `node` is the rank of its node, where there are several.
@@ -144,7 +145,7 @@ class Target:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Taken:
     """One process of a container: the container's own, or one below it that it started (`below`).
 
@@ -172,7 +173,7 @@ class Taken:
 _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "uninterruptible, in the kernel"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Processes that are at the same place."""
 

@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.checkpoints import directory as checkpoint_directory
 from trainers.checkpoints import memory
@@ -96,7 +96,7 @@ _damaged: set[str] = set()
 _background, _staging = Background(), Staging()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class _Order:
     """One save. `tensors` is what this rank saves, `keys` what all of them together must; `parts` returns its
     other values, or raises what was wrong with them.

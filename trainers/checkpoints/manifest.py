@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import xxhash
 
+from fleetrun.frozen import frozen
 from trainers.errors import FleetError, NotSupportedError, UsageError
 
 # ---- The document
@@ -26,7 +27,7 @@ class CheckpointError(FleetError):
     """A checkpoint could not be written, or there are some and none of them can be read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Manifest:
     """`files` are (bytes, xxh3-128) by name, `index` where each tensor is, `parts` the other values."""
 

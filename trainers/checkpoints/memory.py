@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch.distributed as dist
 import xxhash
 
 from fleetrun.envs.channels import MEMORY_VARIABLE
+from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.checkpoints.manifest import CheckpointError, put_values
 from trainers.checkpoints.neighbour import Neighbour, NoNeighbour, neighbours, place_on_node
@@ -79,7 +80,7 @@ def _take(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     put_values(state, saved)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Version:
     """One version of this rank's state."""
 

@@ -17,13 +17,14 @@ import socket
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy
 import torch
 
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
+from fleetrun.frozen import frozen
 from trainers.checkpoints.manifest import CheckpointError, values_of
 from trainers.checkpoints.tensors import is_sharded, local_part
 from trainers.errors import UsageError
@@ -90,7 +91,7 @@ class Store:
 # ---- One slot: a version of one rank's state
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Head:
     """What a slot holds. `number` counts the saves of its rank; 0: it is being written, or empty. `run` is
     the same number on all ranks from one load to the next: versions of one step and one run belong together.
@@ -232,7 +233,7 @@ def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> 
 # `{"bytes": hex}`, and `{"tensor": number}` or `{"array": number}` with the number of its place.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """A tensor in a slot: its first byte, and what it is. Of a sharded one `shape` is that of this rank's
     part; then `placements` are `["shard", dimension]` or `["replicate"]`, `mesh` the shape of its mesh, and

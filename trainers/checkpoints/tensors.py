@@ -11,12 +11,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.checkpoints.manifest import CheckpointError
 
@@ -61,7 +61,7 @@ def whole_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Written:
     """`index`: where each tensor is. `files`: what this rank has written, (bytes, xxh3-128) by name."""
 

@@ -11,7 +11,6 @@ import io
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import torch
@@ -27,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.storage.folder import Where
 
@@ -127,7 +127,7 @@ class _Summed(io.RawIOBase):
 # ---- Reading
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Piece:
     """Where one piece of a tensor is, by the names that FileSystemReader looks for."""
 

@@ -8,9 +8,10 @@ value that knows which of them do not go together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from fleetrun.frozen import frozen
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 
@@ -23,7 +24,7 @@ AMP_DTYPES = ("bfloat16", "float16")
 SCALES = ("avg", "sum", "customized")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class AmpConfigs:
     """The keys of `strategy.amp_configs`. `dtype`: what the model computes in, "bfloat16" or "float16".
 
@@ -53,7 +54,7 @@ class AmpConfigs:
             raise UsageError(f"amp_configs decr_ratio is {self.decr_ratio!r}; it must be between 0 and 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GradientMergeConfigs:
     """The keys of `strategy.gradient_merge_configs`: one update every `k_steps` steps, with the sum of their
     gradients, or with its average (`avg`).
@@ -67,7 +68,7 @@ class GradientMergeConfigs:
         flag("gradient_merge_configs avg", self.avg)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LocalSGDConfigs:
     """The keys of `strategy.localsgd_configs`: from the `begin_step`-th update on (the first one is 1) each
     process updates its model on its own, and every `k_steps` updates models are averaged.
@@ -81,7 +82,7 @@ class LocalSGDConfigs:
         whole("localsgd_configs begin_step", self.begin_step, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GradientScaleConfigs:
     """The keys of `strategy.gradient_scale_configs`. `scale_strategy`: an update has the average of the
     processes' gradients ("avg"), their sum ("sum"), or their sum and the script has scaled its loss itself
@@ -94,7 +95,7 @@ class GradientScaleConfigs:
         one_of("gradient_scale_configs scale_strategy", self.scale_strategy, SCALES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LarsConfigs:
     """The keys of `strategy.lars_configs`; You et al. 2017, https://arxiv.org/abs/1708.03888.
 
@@ -113,7 +114,7 @@ class LarsConfigs:
         _set_names(self, "exclude_from_weight_decay", "lars_configs", "parts of names")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LambConfigs:
     """The keys of `strategy.lamb_configs`; You et al. 2019, https://arxiv.org/abs/1904.00962.
 
@@ -210,7 +211,7 @@ def _set_names(configs: object, key: str, where: str, what: str) -> None:
 STAGES = (1, 2, 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ShardingConfigs:
     """The keys of `strategy.sharding_configs`, as Paddle names them.
 
@@ -235,7 +236,7 @@ class ShardingConfigs:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RecomputeConfigs:
     """The keys of `strategy.recompute_configs`. `checkpoints`: the modules whose activations are computed
     again in the backward pass, by name or pattern (`"layer1"`, `"blocks.*"`: a star is one step of a name).
@@ -247,7 +248,7 @@ class RecomputeConfigs:
         _set_names(self, "checkpoints", "recompute_configs", "names of modules")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CompileConfigs:
     """The keys of `strategy.compile_configs`: the arguments of torch.compile of the same names."""
 
@@ -272,7 +273,7 @@ BUCKET_MB = 25.0
 """torch's own default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CollectiveSettings:
     """None, False: not set. Raises NotSupportedError for settings that exclude each other, both named."""
 

@@ -8,7 +8,6 @@ half precision.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from fleetrun.frozen import frozen
 from trainers.collective.configs import LocalSGDConfigs
 from trainers.errors import UsageError
 
@@ -51,7 +51,7 @@ class Bucket(Protocol):
     def buffer(self) -> torch.Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reducing:
     """The sum of all ranks' gradients over `divisor`. `dtype`: in which they travel; None: in their own."""
 

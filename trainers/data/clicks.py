@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 from trainers.metrics import auc, log_loss
 
@@ -39,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Best:
     """What a model that knows the truth reaches on a split; the bound for all others."""
 

@@ -11,7 +11,7 @@ import io
 import os
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
+from fleetrun.frozen import frozen
 from trainers.errors import DataError, UsageError
 
 # ---- Flowers-102 (Nilsback and Zisserman: Automated Flower Classification over a Large Number of Classes,
@@ -39,7 +40,7 @@ _NARROWEST = 100  # times as long as wide: a stripe of 2 x 40,000 would take 5 G
 _WORD = 1 << 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Flowers(Dataset[tuple[Tensor, Tensor]]):
     """Pairs of (3, size, size) float32, normalised by ImageNet's mean and deviation, and an int64 class.
 
@@ -187,7 +188,7 @@ _GRID = 4  # patches of colour along each side
 _SEED_WORD = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SyntheticPictures(Dataset[tuple[Tensor, Tensor]]):
     """`samples` pairs of (3, size, size) float32, mean about 0, variance about 2, and an int64 class; the
     classes take turns.

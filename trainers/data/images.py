@@ -7,20 +7,20 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from fleetrun.frozen import frozen
 from trainers.errors import DataError, UsageError
 
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
 _TEST_SHARE = 5  # every fifth of the digits is for testing
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Images:
     """Train and test sets of (image float32 in [0, 1], label int64)."""
 

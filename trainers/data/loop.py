@@ -10,12 +10,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import torch
 
+from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.data.slots import Batch
 from trainers.errors import UsageError
@@ -32,7 +33,7 @@ Prefetch = Callable[[Iterable[Batch]], Iterable[Batch]]
 _LOSS = "loss"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """What a loop did. `fetches`: the last batch's values by name; `skipped_lines`: broken lines of the data
     set that were passed over.

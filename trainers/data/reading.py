@@ -12,9 +12,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from fleetrun.frozen import frozen
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout
 from trainers.data.sources import check_files, open_source
@@ -112,7 +112,7 @@ class HandOver(Generic[Item]):
 # bounded queue. `sources` has the bytes and `multislot` the text.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Pass:
     """What is read, and how. `rows` examples make up a batch; `ahead` batches may wait in the queue."""
 

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetrun.frozen import frozen
 from trainers.data.positions import Records
 from trainers.errors import UsageError
 
@@ -54,7 +55,7 @@ UseVar: TypeAlias = Sequence[TakesSlots]
 """Slots in the order of the text."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """One named input of the model.
 
@@ -88,7 +89,7 @@ class Slot:
         return Kind.BAG if self.length is None else Kind.IDS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """Where a slot is: columns [start, stop) of its kind's matrix; for BAG and WEIGHTS the number among
     slots of that kind.
@@ -191,14 +192,14 @@ class Bag(NamedTuple):
         return self.values.view(-1, 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Batch:
     """`dense` (n, D) float32 and `ids` (n, I) int64: the slots of fixed length, side by side in the order of
     the slots; `bags` and `weights`: the slots of any length, one after the other, as one Bag of slots x n.
 
-    `batch[name]` is one slot: a view (n, length) of a slot of fixed length, a Bag of any other. `joined` and
-    `joined_bags` are several slots at once, for one embedding table over all of them. `records`: which ones
-    of a stream these examples are.
+    `batch[name]` is one slot: a view (n, length) of a slot of fixed length, a Bag of any other. `joined` is
+    several slots of ids at once, for one embedding table over all of them. `records`: which ones of a stream
+    these examples are.
     """
 
     layout: Layout
@@ -251,19 +252,6 @@ class Batch:
             return self.ids[:, places[0].start : places[-1].stop]
         columns = [column for place in places for column in range(place.start, place.stop)]
         return self.ids[:, columns]
-
-    def joined_bags(self, *names: str) -> Bag:
-        """Slots of ids of any length as one Bag: first every example's bag of the first slot, then of the
-        second: offsets (slots * n + 1,). So one EmbeddingBag looks them all up, and `.view(slots, n, dim)`
-        takes them apart. Neighbours share the batch's memory.
-        """
-        places = [self._place(name, Kind.BAG) for name in names]
-        if _are_neighbours(places):
-            return self._bags(Kind.BAG, places[0].start, places[-1].stop)
-        bags = [self._bags(Kind.BAG, place.start, place.stop) for place in places]
-        starts = torch.tensor([0, *(len(bag.values) for bag in bags)]).cumsum(0).tolist()
-        offsets = [bag.offsets[1:] + start for bag, start in zip(bags, starts, strict=False)]
-        return Bag(torch.cat([bag.values for bag in bags]), torch.cat([bags[0].offsets[:1], *offsets]))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The batch on another device."""

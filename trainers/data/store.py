@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.data import kernels
 from trainers.data.kernels import Int64s
 from trainers.data.slots import Bag, Batch, Kind, Layout
@@ -22,7 +22,7 @@ from trainers.errors import UsageError
 # leaves reading them to the parser and their use to the batch.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Columns:
     """`dense` (n, D) float32 and `ids` (n, I) int64 of the slots of fixed length; `counts` (n, C) int32 of
     the slots of any length, whose values are example by example in `bags` (int64) and `weights` (float32),

@@ -8,11 +8,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.inference_server.model import ModelVersion, Outputs, ServedModel
 
 Value = TypeVar("Value")
@@ -22,7 +22,7 @@ class BusyError(Exception):
     """As many requests are waiting as may."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class _Waiting:
     inputs: tuple[torch.Tensor, ...]
     rows: int

@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.storage.errors import LoadError
 from trainers.storage.folder import Buffer
 from trainers.storage.safetensors import EVERY_TYPE, unpack
@@ -27,7 +27,7 @@ _PREFIX = "fleetrun-serve-"
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheFile:
     """A file of the cache, as it is told to workers."""
 

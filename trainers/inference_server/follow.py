@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.inference_server.files import Cache, CacheFile
 from trainers.ps.saves.manifest import Manifest, current_manifest, range_of
 from trainers.ps.saves.read import OpenFolder, OpenSave, chunks, open_saves
@@ -23,7 +24,7 @@ from trainers.serving.weights import safetensors
 from trainers.storage.errors import LoadError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Followed:
     """A version in the cache. `number`: grows with each; `version`: its name in answers; `time`: of its cut,
     None where the folder does not say it; `dense`: flat values by parameter.
@@ -36,7 +37,7 @@ class Followed:
     tables: Mapping[str, SharedVersion]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Applied:
     """The last save that has been read: its stream ("": of no published folder), id and number."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
 from trainers.inference_server.protocol import DATATYPES, TensorSpec
@@ -29,7 +30,7 @@ Outputs = dict[str, torch.Tensor]
 Result = Outputs | BaseException
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ModelVersion:
     """What workers serve. `sequence`: grows with every version of this server; `version`: its name in
     answers; `values`: of the folder that is followed, in place of those in the bundle.

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.storage.safetensors import view_of
 
 DATATYPES = {
@@ -49,7 +49,7 @@ class RequestError(RefusedError):
         super().__init__(400, message)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorSpec:
     """An input or output; a size of None: any."""
 
@@ -63,7 +63,7 @@ class TensorSpec:
         return {"name": self.name, "datatype": DATATYPES[self.dtype], "shape": sizes}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class InferRequest:
     """`inputs`: in the order of the program's; `outputs`: (name, whether in binary) of those wanted."""
 
@@ -72,7 +72,7 @@ class InferRequest:
     outputs: tuple[tuple[str, bool], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class InferAnswer:
     """`version`: which all of the outputs are of."""
 

@@ -23,6 +23,7 @@ import torch
 from aiohttp import web
 from prometheus_client import multiprocess
 
+from fleetrun.frozen import frozen
 from trainers.errors import FleetError
 from trainers.inference import KIND, checked_program
 from trainers.inference_server.answers import Answers
@@ -47,7 +48,7 @@ class ServeError(FleetError):
     """It cannot serve."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class _Bundle:
     """One that is in the cache."""
 

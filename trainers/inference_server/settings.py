@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+
+from fleetrun.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ServeSettings:
     """`fleetrun`: its version; `bundle`: folder or URL; `port` 0: any free one; `grpc_port` as well,
     None: no gRPC; `threads`: of torch in each

@@ -21,6 +21,7 @@ from typing import Any
 
 import zmq
 
+from fleetrun.frozen import frozen
 from trainers.errors import FleetError, ServerError, ServerFullError, TrainerLostError
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
@@ -41,7 +42,7 @@ _IN_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Request:
     """One message to one server. `code`: of a push, see `wire.Kind`."""
 

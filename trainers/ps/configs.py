@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from fleetrun.frozen import frozen
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.rules import ON_ROWS, RULES, AnyRule, wrong_option
@@ -32,7 +33,7 @@ _CHOICES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PsConfigs:
     """The keys of `strategy.ps_configs`. Times are seconds.
 
@@ -116,7 +117,7 @@ class PsConfigs:
         return None if bound is None else replace(bound, shared=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class AsyncConfigs:
     """The keys of `strategy.a_sync_configs`, as Paddle names them where it has them.
 
@@ -208,7 +209,7 @@ EVERY_TABLE = "*"
 """Instead of a table's name: all tables without an entry of their own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TableConfigs:
     """The keys of `strategy.sparse_table_configs[name]`. None: the setting of the module or the optimizer.
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.collective.stepping import DistributedScaler, not_scaled
 from trainers.errors import NotSupportedError, UsageError
@@ -283,7 +283,7 @@ class JoinedSteps:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Kept:
     """What an optimizer steps with, as it was then."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, runtime_checkable
 
+from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 
 EVALUATOR = "an evaluator of fleetrun"
@@ -19,7 +19,7 @@ class Role(IntEnum):
     SERVER = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Identity:
     """One process of the job. The default is a process on its own: rank 0 of 1.
 

@@ -13,11 +13,11 @@ import datetime
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fleetrun.envs.contract import split_endpoint
+from fleetrun.frozen import frozen
 from trainers.checks import flag, whole
 from trainers.errors import FleetError, UsageError
 from trainers.roles.environment import (
@@ -61,7 +61,7 @@ _ANYWHERE = ("192.0.2.1", 9)
 """A documentation address (RFC 5737) to which nothing is sent: it tells the source address of a route."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Card:
     """What a process says about itself."""
 

@@ -15,12 +15,13 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import xxhash
 
+from fleetrun.frozen import frozen
 from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, Folder, Where, open_folder
 from trainers.storage.manifest import FileRecord, checksum_of, is_name
@@ -29,7 +30,7 @@ VERSION = 1
 _ID = re.compile(r"-([0-9a-f]{8})\.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Bundle:
     """One that was read. `id`: another one for each save; `about`: what its writer said of it; `contents`:
     (size,) uint8 by part.
@@ -41,7 +42,7 @@ class Bundle:
     contents: Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Manifest:
     about: Mapping[str, Any]
     files: Mapping[str, FileRecord]

@@ -18,12 +18,12 @@ import json
 import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
+from fleetrun.frozen import frozen
 from trainers.errors import NotSupportedError, UsageError
 
 # ---- EmbeddingBag in operations of which torch.export can tell the shapes. Its own says how many bags there
@@ -128,7 +128,7 @@ Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Program:
     """`file`: what torch.export.load reads. `weights`: their values by name, in order. `inputs`: for each its
     name, type and shape, None where any size will do.

@@ -11,13 +11,13 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.data.slots import Bag, Batch, Slot
 from trainers.errors import UsageError
@@ -37,7 +37,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Data:
     """A feed as it was declared: see `data`."""
 

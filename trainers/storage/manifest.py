@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
+from fleetrun.frozen import frozen
 from trainers.storage.folder import Buffer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileRecord:
     """A file of a save: its name inside the save's folder, bytes, and xxh3-64 checksum in hex."""
 

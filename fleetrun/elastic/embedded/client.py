@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -18,10 +17,11 @@ from fleetrun.elastic.embedded.connection import StoreConnection
 from fleetrun.elastic.store import Entry, Listener, Mirror
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError, StoreSilentError
+from fleetrun.frozen import frozen
 from fleetrun.pod.loop import Loop, Timer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _PendingRequest:
     frames: tuple[bytes, ...]
     then: Callable[[Any], None] | None

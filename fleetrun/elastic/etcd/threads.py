@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from fleetrun.elastic.etcd import wire
@@ -24,6 +23,7 @@ from fleetrun.elastic.etcd.client import (
 from fleetrun.elastic.etcd.wire import Body
 from fleetrun.elastic.store import Entry
 from fleetrun.errors import LaunchError
+from fleetrun.frozen import frozen
 
 SHORTEST, LONGEST = 0.05, 1.0
 
@@ -47,7 +47,7 @@ class Backoff:
 # ---- The thread for the lease, writes and reads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Request:
     """`body` gets the id of the lease; `answered` is called in the worker's thread, with None when the
     outcome is unknown.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -15,6 +14,7 @@ from fleetrun.aliases import Environ, Fields
 from fleetrun.elastic.store import Entry
 from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list
 from fleetrun.errors import UsageError
+from fleetrun.frozen import frozen
 
 # ---- A job's keys are under `/fleetrun/<job id>/`. The slash at the end keeps apart two jobs of which one id
 # begins with the other.
@@ -22,7 +22,7 @@ from fleetrun.errors import UsageError
 Body = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """Of one key, at one revision of the store. Without an entry, the key was deleted."""
 
@@ -179,7 +179,7 @@ _FILES = ("cacert", "cert", "key")
 _PARAMETERS = (*_FILES, "user")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EtcdAddress:
     """Members of one cluster (`host:port`), and the credentials. Files are paths of PEM files."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError
+from fleetrun.frozen import frozen
 from fleetrun.pod.policy import NO_RESTARTS, Budget
 
 REFORM_QUIET = 2.0
@@ -28,7 +29,7 @@ _LOSSES = 3
 """At least so many nodes may be lost before the next step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Policy:
     """What the job requires of its nodes: how many, and what happens when one is lost.
 
@@ -87,7 +88,7 @@ class Policy:
         return self.lease + 1.0 + ("," in self.endpoint) * ELECTION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Waiting:
     """Progress of a rendezvous: how many nodes are present, which are missing (hosts, or `rank 3`; empty when
     that is unknown), and the seconds left. `spare`: the job runs on so many other nodes.
@@ -104,38 +105,38 @@ class Waiting:
 # ---- Acts of any node at the store
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Register:
     """Write this node's entry: it wants to take part."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unregister:
     """Delete this node's entry: it has seen the end of the job."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimLead:
     """Become the leader."""
 
     expect: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadTopology:
     """Read the topology with this name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckAlone:
     """Check this machine, which waits as a spare while this round runs."""
 
     round: Round
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WriteReport:
     """Write this node's report: how far it is in the generation."""
 
@@ -143,7 +144,7 @@ class WriteReport:
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WriteRound:
     """Write the round, if its revision still is `expect`."""
 
@@ -151,7 +152,7 @@ class WriteRound:
     expect: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Propose:
     """Write the topology of these members, then the round."""
 
@@ -163,7 +164,7 @@ class Propose:
 # ---- Acts of the leader at the store
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refuse:
     """Tell a node that it cannot take part."""
 
@@ -171,7 +172,7 @@ class Refuse:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DropNode:
     """Delete the entry of a node that does not answer, if its revision still is this one."""
 
@@ -179,21 +180,21 @@ class DropNode:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckNode:
     """Read this node's entry: the mirror may not have it yet."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WriteCensus:
     """Write how many nodes are present, for those that wait."""
 
     census: Census
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeleteJob:
     """Delete all keys of the job: every node has seen its end."""
 
@@ -201,7 +202,7 @@ class DeleteJob:
 # ---- Acts of this node in its own processes and state
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Accept:
     """Take part in the generation that forms, as member `rank`."""
 
@@ -209,14 +210,14 @@ class Accept:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Start:
     """Start this node's processes."""
 
     round: Round
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stop:
     """Stop this node's processes. `at_once`: by SIGKILL, because the job has gone on without this node, and
     what they still did would come between.
@@ -227,17 +228,17 @@ class Stop:
     at_once: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leave:
     """Leave the generation; none of its processes is left."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finish:
     """Let this node's servers exit: all trainers of the job have completed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class End:
     """The job is over for this node, with this exit code."""
 
@@ -245,14 +246,14 @@ class End:
     cause: Cause | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fail:
     """This node cannot take part, or cannot continue."""
 
     error: LaunchError
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Close:
     """Disconnect from the store."""
 

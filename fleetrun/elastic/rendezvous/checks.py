@@ -10,9 +10,11 @@ has both turns alone, without a way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from zlib import crc32
+
+from fleetrun.frozen import frozen
 
 UNEVEN = 4.0
 """So many times slower than the middle one is too slow."""
@@ -27,7 +29,7 @@ MARGIN = 2.0
 """Seconds beyond that in which a node must have reported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Check:
     """Of a round. `turn`: 0: none, 1 or 2. Of the first turn the `suspects`, by id, and `usual`, the speed of
     the middle way (bytes/s); `within`: the seconds that a node has to answer in the second.
@@ -44,7 +46,7 @@ class Check:
 NO_CHECK = Check()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Measured:
     """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
     of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,

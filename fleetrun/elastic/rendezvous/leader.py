@@ -7,7 +7,7 @@ Which nodes it admits is in `admission.py`; which node leads, and what every oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fleetrun.elastic.rendezvous.actions import (
     REFORM_QUIET,
@@ -52,6 +52,7 @@ from fleetrun.elastic.rendezvous.records import (
 from fleetrun.elastic.rendezvous.view import Candidate, View
 from fleetrun.elastic.store import ABSENT, reconnect_grace
 from fleetrun.envs.contract import NodeLoss
+from fleetrun.frozen import frozen
 from fleetrun.pod.events import servers_named_in
 from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart, Spent
 from fleetrun.pod.process import Exit
@@ -219,7 +220,7 @@ def may_go(view: View, node: Node) -> bool:
     return view.done(node.id) is MemberStatus.COMPLETED and not node.offer.serves
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _DatedCause:
     at: float
     cause: Cause

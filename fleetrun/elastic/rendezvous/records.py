@@ -8,13 +8,14 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from fleetrun.aliases import Fields
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
+from fleetrun.frozen import frozen
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import NOTHING_SPENT, Spent
 from fleetrun.record.faults import MachineFaults, read_faults
@@ -55,7 +56,7 @@ class CauseKind(StrEnum):
     RESTARTED = "restarted"  # a server ended, and was started again on its own: the round went on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Node:
     """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
     `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
@@ -87,7 +88,7 @@ class Node:
         return self.host if self.name in ("", self.host) else f"{self.name} ({self.host})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Cause:
     """Why a round stops, as every node reports it.
 
@@ -122,7 +123,7 @@ class Cause:
         return self.why is CauseKind.FAILED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Round:
     """One generation of the job. `size` is the number of members; the topology lists them.
 
@@ -169,7 +170,7 @@ class MemberStatus(StrEnum):
     STOPPED = "stopped"  # none of its processes is left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Report:
     """Of one member in one generation; rewritten on progress. `step` is the last that a STOPPED member's
     trainers made, `measured` what a READY one found in a check.
@@ -181,7 +182,7 @@ class Report:
     measured: Measured | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Verdict:
     """To a node that cannot take part: its exit code, and a message and a hint for its user."""
 
@@ -190,7 +191,7 @@ class Verdict:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Census:
     """Which nodes have come so far, for those that wait: only the leader watches all."""
 

@@ -23,10 +23,11 @@ from fleetrun.elastic.rendezvous.records import (
     Verdict,
 )
 from fleetrun.elastic.store import ABSENT, Entry
+from fleetrun.frozen import frozen
 from fleetrun.record.faults import MachineFaults, merged
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Candidate:
     """A node that wants to take part. `created` orders nodes by arrival; `since` is when this node first saw
     it. Nodes with equal `fits` agree in version and options.
@@ -39,7 +40,7 @@ class Candidate:
     fits: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReceivedReport:
     """A report, and when each of its causes happened."""
 
@@ -308,7 +309,7 @@ class Phase(Enum):
     OVER = auto()  # the launcher was told how the job ended
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failure:
     """A failure of this node, for which the round should stop. `since`: when it was first reported."""
 

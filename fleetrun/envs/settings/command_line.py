@@ -24,7 +24,7 @@ from fleetrun.envs.settings.options import (
 )
 from fleetrun.envs.settings.parsing import FALSE_WORDS, TRUE_WORDS, InvalidValue, closest, either
 from fleetrun.errors import UsageError
-from fleetrun.values import dataclass
+from fleetrun.values import frozen
 
 _DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 
@@ -58,7 +58,7 @@ class Source(IntEnum):
     TYPED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """`origin` is `--worker_num` as typed, `PADDLE_TRAINER_NUM` or `job.toml:7`; `alias` is the spelling
     without dashes.
@@ -100,7 +100,7 @@ class Choice:
         return f"{self.option.flag}={self.value}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineValue:
     """The value that an engine gives to an option: a text as it would be typed, and the variable that holds
     it.
@@ -134,7 +134,7 @@ def _short(text: str) -> str:
 # ---- The command line
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommandLine:
     """What was typed. With an `action`, the first of `options.ACTIONS` on the line, nothing else matters."""
 

@@ -12,7 +12,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from fleetrun.envs.settings.parsing import (
 from fleetrun.envs.settings.toml import key_lines, nearest_line
 from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
+from fleetrun.frozen import frozen
 
 # ---- Documents: regular files of a bounded size, TOML, with those that they include
 
@@ -52,7 +53,7 @@ LARGEST = 256 << 10
 MOST_FILES = 32
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TomlDocument:
     """One file: `name` for messages, its folder, its content, and the line of each key."""
 
@@ -186,7 +187,7 @@ Key = tuple[str, ...]
 """`("option", name)`, `("script",)`, `("environment", NAME)`, `("role", role, "script")`, ..."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """One value, with its document and the path of its key there."""
 

@@ -15,7 +15,7 @@ from fleetrun import plugins
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
-from fleetrun.values import dataclass, field, field_arguments, replace
+from fleetrun.values import field, field_arguments, frozen, replace
 
 COLLECTIVE = frozenset({Mode.COLLECTIVE})
 PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
@@ -52,7 +52,7 @@ class Takes(Enum):
     BOOLEAN = 3  # only true, false, 1, 0, ...: `--sort_ip x.py` works, and Paddle's `--sort_ip 1 x.py` too
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Option:
     """One option: its spellings, the variables that can set it, and how its text becomes a value.
 
@@ -228,7 +228,7 @@ def table_of(role: Role) -> str:
     return "roles.server" if role is Role.SERVER else f"roles.{role}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RoleSettings:
     """What is different for the processes of one role. `script` None: the job's; then `args` None
     means those of the job as well. `threads` is OMP_NUM_THREADS.
@@ -255,7 +255,7 @@ class RoleSettings:
         return table_of(self.role)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileOption:
     """One option of a job file: `alias` is its name there, `where` its file and line. An option that repeats
     has several texts.
@@ -267,7 +267,7 @@ class FileOption:
     where: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class JobFile:
     """The content of a job file, with its variables filled in. `places` has file and line of what is not an
     option."""
@@ -321,7 +321,7 @@ _paddle = partial(option, group=Group.PADDLE)
 _heter = partial(_paddle, modes=HETER, makes=Mode.PS_HETER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LaunchSettings:
     """Every option under its own name, typed and checked. `None` and empty tuples mean: not given.
 
@@ -683,7 +683,7 @@ TORCHRUN: Mapping[str, Option] = {
 """The help of each is the second half of a sentence about it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Resolved:
     """Settings, and what to tell about them.
 

@@ -8,7 +8,6 @@ import contextlib
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from fleetrun.envs.settings.job_file import escaped
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, TORCHRUN, Group, Option, Resolved, Takes
 from fleetrun.envs.settings.show import job_file_parts
 from fleetrun.errors import UsageError
+from fleetrun.frozen import frozen
 
 # ---- --save
 
@@ -260,7 +260,7 @@ def example(option: Option) -> str:
 # ---- fleetrun again: a recorded launch as a command line
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recorded:
     """`line` is the command line with all options, `job_file` what only a job file can express."""
 

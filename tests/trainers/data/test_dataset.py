@@ -453,7 +453,7 @@ def test_joined_slots_are_views_for_one_table(tmp_path: Path) -> None:
         batch.joined()
 
 
-def test_joined_bags_are_one_lookup(tmp_path: Path) -> None:
+def test_each_bag_has_the_values_of_its_slot(tmp_path: Path) -> None:
     slots = [
         Slot("a", length=None),
         Slot("b", length=None),
@@ -466,17 +466,9 @@ def test_joined_bags_are_one_lookup(tmp_path: Path) -> None:
     made.init(use_var=slots, batch_size=3)
     made.set_filelist([tmp_path / "part-0"])
     (batch,) = made
-    bags = batch.joined_bags("a", "b", "c")
-    assert bags.values.tolist() == [1, 2, 1, 3, 4, 5, 2, 7, 8, 9]
-    assert bags.offsets.tolist() == [0, 2, 2, 3, 3, 6, 7, 8, 10, 10]
-    table = torch.nn.EmbeddingBag(10, 2, mode="sum", include_last_offset=True)
-    together = table(bags.values, bags.offsets).view(3, 3, 2)
-    for index, name in enumerate("abc"):
-        alone = batch.bag(name)
-        assert torch.equal(together[index], table(alone.values, alone.offsets))
-    apart = batch.joined_bags("c", "a")
-    assert apart.values.tolist() == [7, 8, 9, 1, 2, 1]
-    assert apart.offsets.tolist() == [0, 1, 3, 3, 5, 5, 6]
+    bags = {name: batch.bag(name) for name in "abc"}
+    assert [bag.values.tolist() for bag in bags.values()] == [[1, 2, 1], [3, 4, 5, 2], [7, 8, 9]]
+    assert [bag.offsets.tolist() for bag in bags.values()] == [[0, 2, 2, 3], [0, 0, 3, 4], [0, 1, 3, 3]]
     assert batch.bag("w").values.tolist() == [0.5, 0.25, 0.75]
     assert batch.bag("w").offsets.tolist() == [0, 1, 1, 3]
     with pytest.raises(UsageError, match="no fixed length"):

@@ -25,9 +25,10 @@ import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 from trainers.ps.durable import journal
 from trainers.ps.durable.journal import DamagedError, DurabilityError, FolderError, Fsync, Journal
@@ -49,7 +50,7 @@ _LOCK = "lock"
 _OWNER = "owner.json"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Owner:
     """`job`: a description that is the same for all incarnations of a job's servers and differs between jobs;
     the number of trainers, which may change, is not part of it. `journal`: whether there is a journal besides
@@ -120,7 +121,7 @@ _SNAPSHOT_PREFIX = "snapshot-"
 _SOLE_OWNER = RowOwner(0, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snapshot:
     """A complete snapshot, with those that it follows. `number`: of the first journal record that is not in
     it. `blob`: the service's own state.
@@ -164,7 +165,7 @@ _NUMBER = struct.Struct("<Q")
 """The number of a snapshot, before the service's blob."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Chain:
     """A whole snapshot of these tables, and those of changes that follow it. `number`: of the whole one;
     `last`: the id of the last; `whole`, `changes`: their bytes.

@@ -21,12 +21,12 @@ import secrets
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import xxhash
 
+from fleetrun.frozen import frozen
 from trainers.errors import FleetError
 from trainers.storage.errors import NO_SPACE
 from trainers.storage.folder import Buffer, write_all, write_file
@@ -72,7 +72,7 @@ class BadRecordError(ValueError):
     """The bytes are not the expected record."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Record:
     """`end`: the offset in the file after it. The frames are views of one buffer of their own, writable."""
 

@@ -15,10 +15,11 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from fleetrun.frozen import frozen
 from trainers.process.log import glog
 from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
@@ -78,7 +79,7 @@ class PieceKind(StrEnum):
     REMOVED = "removed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Piece:
     """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
     (dense); `keys`, `values`, `state.0`, `statistics` (rows; `scales` too where the values are codes of 8
@@ -96,13 +97,13 @@ class Piece:
         return f"{self.table}/{self.kind}/{self.number}/"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shard:
     file: FileRecord
     pieces: tuple[Piece, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SavedTable:
     """A table of one server. `step`: its updates so far; `rows`: in this part; `clock`, `candidate_clock`:
     of the budgets of a bounded table (see `tables.budget`); `error`: by how much a value of the table is
@@ -117,7 +118,7 @@ class SavedTable:
     error: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SavedPart:
     """What one of `servers` servers saved. `blob`: a file of opaque bytes, if there is one."""
 
@@ -177,7 +178,7 @@ class SavedPart:
         return cls(_count(body, "server"), _count(body, "servers"), tables, shards, blob)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Save:
     """One save of all servers: the folder of its files, and its parts, one per server in order. A published
     one has a version `number`, the `time` of the moment that it shows (seconds since 1970), the `size` of
@@ -197,7 +198,7 @@ class Save:
 _OF_VERSIONS = ("number", "time", "size", "row_type")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Manifest:
     """The saves that make up the tables, in the order in which they are applied. `stream`: of a published
     folder, what tells its versions from those of another one.
@@ -230,7 +231,7 @@ class Manifest:
         return cls(saves, stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Loaded:
     """The save with which a server begins. `source`: its folder and saves, and which part of them. `tables`:
     the tables of this server with values of the save. `rows`: see `read.OpenFolder`; `others`:
@@ -532,7 +533,7 @@ def _no_manifest(folder: Folder, names: Sequence[str]) -> str:
 _BLOCK = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ParameterRange:
     """Elements `[start, stop)` of a dense parameter."""
 

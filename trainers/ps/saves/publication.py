@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.ps.saves.manifest import (
     BUFFER,
     MANIFEST,
@@ -69,7 +70,7 @@ def others_text(folder: Folder) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Published:
     """What a folder has; its manifest is None before the first version."""
 

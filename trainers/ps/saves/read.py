@@ -19,6 +19,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import (
@@ -46,7 +47,7 @@ from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
 # ---- Parts and shards, checked against the manifest.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenSave:
     """One save and its parts, in the order of servers; `number` and `time` as of `manifest.Save`."""
 
@@ -58,7 +59,7 @@ class OpenSave:
     time: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenFolder:
     """The saves that make up the tables of a folder, in the order of application."""
 
@@ -102,7 +103,7 @@ class OpenFolder:
         return replace(self, saves=tuple(saves))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShardToRead:
     """A shard of a part in a save's folder."""
 
@@ -213,7 +214,7 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     return SparseRows(found["keys"], found["values"], state, found.get("statistics"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """A piece of a table; `save`: the place of its save in the chain. Valid until the next is read."""
 
@@ -388,7 +389,7 @@ def check_small(saved: Iterable[TableSpec], model: Iterable[TableSpec], where: s
             )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Shape:
     sparse: bool
     size: int
@@ -482,7 +483,7 @@ def _empty(spec: TableSpec, block: ParameterRange, states: int) -> _PartialBlock
 # ---- Loading into the tables of one server.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowOwner:
     """Server `server` of `servers`: which rows of a save it owns. `saved` and `mine` are the specs of a table
     in a part and here, which say which servers shared its rows and which do.
@@ -678,7 +679,7 @@ def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, owner: RowOw
 # ---- A save as plain tensors, without servers.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class SparseValues:
     """keys (n,) int64 ascending, values (n, dim) float32."""
 
@@ -686,7 +687,7 @@ class SparseValues:
     values: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class ModelValues:
     """`dense`: parameter name -> (elements,) float32, flat, as saves have no shapes; `sparse`: by table."""
 

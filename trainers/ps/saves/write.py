@@ -15,12 +15,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.ps.kernels.rows import UNSAVED
 from trainers.ps.saves.manifest import (
     Piece,
@@ -43,7 +44,7 @@ from trainers.storage.safetensors import EVERY_TYPE, pack
 # ---- Cuts: the tables at one moment.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Removed:
     """Keys (n,) int64 whose rows do not exist any more."""
 
@@ -99,7 +100,7 @@ class SparseTarget(Protocol):
     def load_candidates(self, found: Candidates) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class TableCut:
     """A table as of the moment of the save. The clocks are those of its budgets."""
 
@@ -170,7 +171,7 @@ _PIECE_BYTES = 4 << 20
 """Bytes of rows that are read from a cut at once: small enough for the allocator and the caches."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Packed:
     """A piece and its tensors by name. `error`: see SavedTable."""
 
@@ -345,7 +346,7 @@ _WRITERS = 2
 _NICENESS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SaveSpec:
     """What one server is to write: part `server` of `servers` of the save `id` (from `new_id`, the same on
     every server). A shard has up to `shard_bytes`. `row_type`: float32, bfloat16, float16 or int8 instead of

@@ -20,8 +20,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from fleetrun.frozen import frozen
 from trainers.errors import FleetError, ServerError
 from trainers.process.log import glog
 from trainers.ps.client import Client, PendingReplies, Request
@@ -54,7 +54,7 @@ class _StoppedError(Exception):
     """The server ends."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Merge:
     """A base that the servers are merging out of versions."""
 

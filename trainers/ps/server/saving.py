@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
+from fleetrun.frozen import frozen
 from trainers.ps.kernels.rows import UNPUBLISHED, UNSAVED
 from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.saves.publication import Buffers, buffer_cuts, merge_part
@@ -28,7 +29,7 @@ _REMEMBERED_IDS = 64
 _REMEMBERED_CUTS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SaveRequest:
     """What is requested: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta or a
     version, the last ones of the folder; of a merge, those to merge. `version`: its number in a published

@@ -11,11 +11,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import zmq
 
+from fleetrun.frozen import frozen
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.manifest import Loaded, name_of
@@ -89,7 +90,7 @@ _NOTHING = Message(kind=Kind.PROBE)
 _PROBE = encode(_NOTHING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ServerPlan:
     """Server `index` of `endpoints` for this many trainers, those of this `start` of the job. `load_from`: a
     save to begin with, and `load_only` its tables and parameters to load (None: all). `settings`: text that

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from typing import ClassVar
 
 import torch
+
+from fleetrun.frozen import frozen
 
 State = Sequence[torch.Tensor]
 _LARGEST = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fixed:
     """Values that are not trained."""
 
@@ -34,7 +36,7 @@ class Fixed:
         raise AssertionError("a push to a table that is not trained should have been refused")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SGD:
     """torch.optim.SGD."""
 
@@ -62,7 +64,7 @@ class SGD:
         values.add_(grad, alpha=-lr)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Adagrad:
     """torch.optim.Adagrad; on rows the same formula for the touched rows, as torch does for sparse
     gradients.
@@ -87,7 +89,7 @@ class Adagrad:
         values.addcdiv_(grad, total.sqrt().add_(self.eps), value=-lr / (1 + (step - 1) * self.lr_decay))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Adam:
     """torch.optim.Adam, and torch.optim.AdamW with `decoupled`."""
 
@@ -120,7 +122,7 @@ class Adam:
         values.addcdiv_(mean, scale, value=-lr / correction1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SparseAdam:
     """torch.optim.SparseAdam: moments of the touched rows only; the bias correction counts the table's
     updates.
@@ -142,7 +144,7 @@ class SparseAdam:
         values.addcdiv_(mean, scale, value=-step_size)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RMSprop:
     """torch.optim.RMSprop. State: the mean square, the mean if `centered`, the buffer with momentum."""
 
@@ -173,7 +175,7 @@ class RMSprop:
             values.addcdiv_(grad, scale, value=-lr)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowWiseAdagrad:
     """Adagrad with one sum of squares for each row, of the mean square of its gradient: FBGEMM's
     EXACT_ROWWISE_ADAGRAD (`rowwise_adagrad` in fbgemm_gpu/codegen/genscript/optimizers.py), TorchRec's
@@ -198,7 +200,7 @@ class RowWiseAdagrad:
         return self.initial_accumulator_value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowWiseAdam:
     """Adam with one second moment for each row, of the mean square of its gradient: FBGEMM's
     PARTIAL_ROWWISE_ADAM, whose weight decay is `decoupled`.
@@ -220,7 +222,7 @@ class RowWiseAdam:
     decoupled: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FTRL:
     """FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1):
     sparse weights by l1. State: n, the sum of squared gradients, and z, the linear term.

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.kernels.compiled import Flags, Floats, Keys
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.counts import COUNTERS, MISSED_KEYS, REGISTERS, count_pulls, count_pushes
@@ -165,7 +165,7 @@ class Sampler:
         self.pulls, self.pushes = [], []
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Use:
     """Where a run counts its requests: its rows of the arrays of all tables, of which it has those from
     number `first` on.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.kernels.compiled import Keys, Words
 from trainers.ps.kernels.rows import Fresh, initial_rows
 from trainers.ps.kernels.shared import (
@@ -45,7 +45,7 @@ class TableFiles(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SharedVersion:
     """What a reader needs. `number`: of the version; `secret`: of the hash."""
 

@@ -11,7 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import IntEnum
 from functools import cache
 
@@ -20,6 +20,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.checks import one_of, positive, whole
 from trainers.errors import UsageError
 from trainers.ps.tables.rules import RULES, AnyRule, options_of, row_states_of, wrong_option
@@ -49,7 +50,7 @@ class InitKind(IntEnum):
     NORMAL = 2  # mean a, standard deviation b
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Initializer:
     """The values of a row as a pure function of (seed, key, column). Zeros: UNIFORM from 0 to 0."""
 
@@ -86,7 +87,7 @@ class EntryKind(IntEnum):
     SHOW_CLICK = 3  # as ALL, and pushes bring the shows and clicks of their keys
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """An entry filter: a key without a row reads as its initial value, and gradients for it are dropped."""
 
@@ -102,7 +103,7 @@ class EvictionPolicy(IntEnum):
     SCORE = 3  # as LFU, but updates count as many shows, and ten times as many clicks, as they bring
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Bound:
     """How much the table may have on one server: rows, or bytes of memory; 0: any number. Rows that were not
     updated for `ttl_s` seconds are removed; 0: never. `shared`: all tables with this bound have it together.
@@ -154,7 +155,7 @@ class Bound:
 EVICTIONS = tuple(policy.name.lower() for policy in EvictionPolicy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RowOptions:
     """What only sparse tables have. `low` and `high` bound every value after an update. `statistics`: each
     row counts shows, clicks and unseen days. `dtype`: the type of the values. `bound`: how many rows there
@@ -171,7 +172,7 @@ class RowOptions:
     servers: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TableSpec:
     """`size` is the number of elements of a dense block, or the row length of a sparse table."""
 
@@ -329,7 +330,7 @@ def torch_memory() -> Iterator[None]:
         raise MemoryError(str(error).rpartition("Allocator: ")[2]) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ShrinkPolicy:
     """Each `shrink` is a day: shows and clicks are multiplied by `show_click_decay_rate`, and the unseen
     days of a row (0 after a push) grow by 1. Then a row is removed whose score,

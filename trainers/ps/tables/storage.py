@@ -10,7 +10,6 @@ import os
 import resource
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.eviction import FLOORS, NO_USES, PARTS, Uses, find_evicted
 from trainers.ps.kernels.index import (
@@ -416,7 +416,7 @@ class Storage:
 # ---- Cuts: a table as of one moment, read while training continues.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class SparseRows:
     """Rows of a sparse table: keys (n,) int64; values (n, dim) float32, or of the type that the table has; a
     (n, dim) float32 for each state, then a (n, 1) for each row-wise state; statistics (n, columns) float32
@@ -447,7 +447,7 @@ def split_records(storage: Storage, records: Floats, row_states: int) -> SparseR
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Candidates:
     """Keys (n,) int64 without a row yet, how often each was pulled, days since then, and the stamps of a
     bounded table, (n,) float32.
@@ -468,7 +468,7 @@ class Candidates:
         return Candidates(*(column[some] for column in self.columns))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class DenseRows:
     """A dense table: values (size,) float32, and a (size,) float32 for each state."""
 
@@ -476,7 +476,7 @@ class DenseRows:
     state: tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class DenseCut:
     """A copy of a dense table as of its step."""
 

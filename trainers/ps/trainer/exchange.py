@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.data.positions import Records
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.client import Client, Request
@@ -38,7 +38,7 @@ _MAX_RUN = 1 << 25
 """Elements of one part: 128 MB."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class _Piece:
     """One block and the parameter that it is cut from."""
 

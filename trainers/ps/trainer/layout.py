@@ -11,13 +11,13 @@ import dataclasses
 import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.configs import EVERY_TABLE, PsConfigs, TableConfigs
@@ -119,7 +119,7 @@ def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
 # ---- From a model to numbered tables.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Block:
     """Elements `[start, stop)` of a dense parameter: one table on one server."""
 
@@ -130,7 +130,7 @@ class Block:
     spec: TableSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class DenseParameter:
     """`rule` is the update rule of training: in geo training the trainer's, not the servers'."""
 
@@ -141,7 +141,7 @@ class DenseParameter:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class SparseParameter:
     """One table, whose rows are distributed over its `holders` by key. `rule` is the update rule of training,
     which in geo training is the trainer's, not the servers'. `own_lr` overrides the group's.
@@ -180,7 +180,7 @@ must be exceeded.
 """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Layout:
     """Everything of a model that servers hold. `group` is None for what no optimizer trains."""
 
@@ -240,7 +240,7 @@ class Layout:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LayoutOptions:
     """What the strategy says about the layout. `geo`: trainers train, and servers add up the changes.
     `dense`: whether servers hold dense parameters at all.
@@ -252,7 +252,7 @@ class LayoutOptions:
     dense: bool = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class _Trained:
     """The optimizer of a parameter, and the group that it is in."""
 

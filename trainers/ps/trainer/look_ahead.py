@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from fleetrun.frozen import frozen
 from trainers.data.loop import Arriving
 from trainers.errors import UsageError
 from trainers.ps.trainer.purity import obstacle, read_again
@@ -47,7 +48,7 @@ Prefetch = Callable[[Calls, bool], None]
 """Prepares the rows of the calls of a batch; True: they are used next."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _View:
     """A module is called with a leaf of the batch (`size` is None), or with a part of it."""
 

@@ -7,19 +7,19 @@ Tables, batches and gradients belong to `group`, forward passes to `embedding`, 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.frozen import frozen
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
 from trainers.ps.kernels.batch import union_runs
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Lookup:
     """The distinct ids of a call. `keys` (u,) int64; `place`: the position of each id's key, in the shape of
     the ids; `counts` (u,) int64: how often each key occurs.

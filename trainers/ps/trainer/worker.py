@@ -12,12 +12,12 @@ import json
 import math
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fleetrun.envs.channels import tell_probe
+from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.data.positions import Records
 from trainers.data.stream import Reading
@@ -141,7 +141,7 @@ def _record(reply: Message) -> FileRecord:
 _LEAVE_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalTraining:
     """What is trained in this process: `step` is the optimizer's own, `dense` the parameters that no server
     holds, `buffers` other tensors that must start equal on all trainers.
