@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -191,16 +192,25 @@ class _Given:
         self._counter = rows.detach()  # shares the counter of changes
         self._counter.data = rows.new_empty(0)
         self._version = self._counter._version
+        self._sum = _checksum(rows)
+        self._looks = 0
 
     @property
     def alive(self) -> bool:
         """Whether somebody has them."""
         return self._rows() is not None
 
-    @property
     def written(self) -> bool:
-        """Whether they have changed since."""
+        """Whether they have changed since. A change by numpy or `.data` is seen at calls 1, 2, 4, 8, ..."""
+        rows = self._rows()
+        self._looks += 1
+        if rows is not None and self._looks.bit_count() == 1 and _checksum(rows) != self._sum:
+            self._version = -1
         return self._counter._version != self._version
+
+
+def _checksum(rows: torch.Tensor) -> int:
+    return zlib.crc32(rows.cpu().view(torch.uint8).numpy().data)
 
 
 _COPYING = ("__deepcopy__", "__reduce_ex__")
@@ -261,7 +271,7 @@ class ServedEmbedding:
 
     def check_given(self) -> None:
         """Raises UsageError if the script has written into the rows of a state dict."""
-        if any(each.written for each in self._given):
+        if any(each.written() for each in self._given):
             raise UsageError(
                 f"the script has written into the rows of {self._name!r} in a state dict, which are a copy "
                 "of those on parameter servers: change a clone of them, and write it by load_state_dict()"
@@ -448,12 +458,17 @@ class ServedEmbedding:
     def _add_weight(self, state: dict[str, torch.Tensor], name: str) -> None:
         if not self._in_place or name not in state:
             return
+        if state[name] is self._weight:
+            raise UsageError(
+                f"state_dict(keep_vars=True) has no parameter with the rows of {self._name!r}, which are on "
+                "parameter servers: call state_dict(), or take the parameter from named_parameters()"
+            )
         weight = self._rows.pull_all()
         # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
         own = state[name].as_subclass(torch.Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)
         if not (weight is None or state[name].is_inference()):  # torch counts no changes of those
-            self._given = [each for each in self._given if each.alive or each.written]
+            self._given = [each for each in self._given if each.alive or each.written()]
             self._given.append(_Given(state[name]))
 
 

@@ -434,13 +434,32 @@ def write_a_part(state: dict[str, torch.Tensor]) -> None:
     state["weight"][0] = 1.0
 
 
-@pytest.mark.parametrize("write", [write_at_once, write_a_part])
-@pytest.mark.parametrize("keep", [False, True])
+def write_by_numpy(state: dict[str, torch.Tensor]) -> None:
+    state["weight"].numpy()[0] = 1.0
+
+
+def write_by_data(state: dict[str, torch.Tensor]) -> None:
+    state["weight"].data[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("write", "keep"),
+    [
+        (write_at_once, False),
+        (write_at_once, True),
+        (write_a_part, False),
+        (write_a_part, True),
+        (write_by_numpy, True),
+        (write_by_data, True),
+    ],
+)
 def test_rows_of_a_state_dict_that_are_written_are_refused(
     write: Callable[[dict[str, torch.Tensor]], None], keep: bool
 ) -> None:
     """In torch they are the weight."""
     twins = Twins(MODULES["rows"])
+    with pytest.raises(UsageError, match="named_parameters"):
+        twins.served.state_dict(keep_vars=True)
     state = twins.served.state_dict()
     clone = {name: each.clone() for name, each in state.items()}
     write(clone)
