@@ -4,13 +4,55 @@ the update happens to its `step`: here in this process, in `trainers.ps` on the 
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 
 from trainers import progress
+from trainers.errors import UsageError
+
+# ---- Which losses have been backpropagated
+
+_NUMBER = "trainers.backward"
+_NEAR = 32
+"""Nodes of a backward pass that get its number: scripts may call it on a loss times a factor."""
+
+
+class _Backwards:
+    """Numbers all backward passes of this process from 1, and notes their losses' nodes."""
+
+    latest = 0
+    own = 0
+    """The latest one that the script called itself."""
+
+    def __init__(self) -> None:
+        original: Any = torch.autograd.backward
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **options: Any) -> None:
+            original(tensors, *args, **options)
+            if not options.get("inputs"):  # else it may have been for others than the parameters
+                self._note([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+
+        torch.autograd.backward = backward
+
+    def _note(self, tensors: Any) -> None:
+        self.own = self.latest = self.latest + 1
+        nodes = [getattr(each, "grad_fn", None) for each in tensors]
+        for node in islice(nodes, _NEAR):
+            if node is not None:
+                node.metadata[_NUMBER] = self.latest
+                nodes += [below for below, _ in node.next_functions]
+
+
+_backwards = functools.cache(_Backwards)
+
+# ---- The optimizers
 
 
 class WrappingOptimizer(torch.optim.Optimizer):
@@ -41,8 +83,13 @@ class WrappingOptimizer(torch.optim.Optimizer):
 class DistributedOptimizer(WrappingOptimizer):
     """A torch optimizer, wrapped for the fleet API."""
 
+    _all: ClassVar[weakref.WeakSet[DistributedOptimizer]] = weakref.WeakSet()
+
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner)
+        self._all.add(self)
+        self._backwards = _backwards()
+        self._cleared = self._left = 0
         below: Any = inner
         while isinstance(below, torch.optim.Optimizer):  # each may be loaded, which gives it other groups
             below.register_load_state_dict_post_hook(self._share)
@@ -64,19 +111,56 @@ class DistributedOptimizer(WrappingOptimizer):
     def minimize(self, loss: torch.Tensor) -> None:
         """One whole training step: backward, update, gradients cleared.
 
-        Gradients that are already there are used as they are, and `loss.backward()` is not called again:
-        Paddle's scripts write `loss.backward(); optimizer.minimize(loss); model.clear_gradients()`.
+        `loss.backward()` is not called again for a loss that the script has backpropagated since the last
+        `zero_grad()`: Paddle's scripts write `loss.backward(); optimizer.minimize(loss)`. Gradients of other
+        losses, which the script has backpropagated, are added. Those that another optimizer's `minimize` has
+        left are dropped.
         """
-        if not self.has_gradients():
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        if not self.has_gradients_of(loss):
+            self._backward(loss)
         progress.meter.has_loss(loss)
         self.step()
         self.zero_grad()
+
+    def has_gradients_of(self, loss: torch.Tensor) -> bool:
+        """Whether a backward pass went through this loss since the last `zero_grad()`. Drops gradients that
+        another optimizer's `minimize` of another loss has left.
+
+        Raises UsageError if the script has added gradients to those.
+        """
+        if not self.has_gradients():
+            return False
+        metadata: Any = getattr(loss.grad_fn, "metadata", {})
+        number = metadata.get(_NUMBER, 0)
+        if number > self._cleared and self._left in (0, number):
+            return True
+        if self._left:
+            if self._backwards.own > self._left:
+                raise UsageError(
+                    f"{type(self.inner).__name__} has gradients that the minimize() of another optimizer has "
+                    "left, and the script has called backward() since: call zero_grad() before that"
+                )
+            self.zero_grad()
+        return False
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Call `loss.backward()`, and note which other optimizers get gradients by that."""
+        others = [each for each in self._all if each is not self and not each.has_gradients()]
+        own = self._backwards.own
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        self._backwards.own = own
+        for each in others:
+            if each.has_gradients():
+                each._left = self._backwards.latest
 
     def has_gradients(self) -> bool:
         """Whether a backward pass has left gradients that no step has used."""
         with torch._C.DisableTorchFunctionSubclass():  # asking a weight that is served takes much longer
             return any(param.grad is not None for group in self.param_groups for param in group["params"])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._cleared, self._left = self._backwards.latest, 0
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         return self.inner.step(closure)

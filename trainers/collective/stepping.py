@@ -64,7 +64,13 @@ class DistributedScaler(torch.amp.GradScaler):
             self._update(self._configs)
 
     def minimize(self, optimizer: DistributedOptimizer, loss: torch.Tensor) -> None:
-        """Paddle's name for what follows `scale(loss).backward()`: step, update, gradients cleared."""
+        """Paddle's name for what follows `scale(loss).backward()`: step, update, gradients cleared. Raises
+        UsageError if there was no such call.
+        """
+        if not optimizer.has_gradients_of(loss):
+            raise UsageError(
+                "scaler.minimize(optimizer, loss) was called before scaler.scale(loss).backward()"
+            )
         self.step(optimizer)
         self.update()
         optimizer.zero_grad()
@@ -146,16 +152,16 @@ class SteppingOptimizer(DistributedOptimizer):
         return self.cadence.merges
 
     def minimize(self, loss: torch.Tensor) -> None:
+        found = self.has_gradients_of(loss)
         if self.has_gradients():
             self._check_scaled("loss.backward()")
-        elif self._own_backward:
+        if self._own_backward and not found:
             raise UsageError(
                 'gradient_scale_configs scale_strategy is "customized", and minimize(loss) was called '
                 'without gradients: scale the loss and call its backward() before, or use "avg" or "sum"'
             )
-        else:
-            scaled = loss if self.scaler is None else self.scaler.scale(loss)
-            scaled.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        if not found:
+            self._backward(loss if self.scaler is None else self.scaler.scale(loss))
         progress.meter.has_loss(loss)
         if self.scaler is None:
             self.step()

@@ -98,17 +98,19 @@ class ServedOptimizer(DistributedOptimizer):
         return not self._unscaled
 
     def has_gradients(self) -> bool:
-        return self._stepper.has_rows(self) or super().has_gradients()
+        with hidden_gradients():
+            return self._stepper.has_rows(self) or super().has_gradients()
 
     def minimize(self, loss: torch.Tensor) -> None:
         scaler = self._stepper.scaler
         if scaler is None:
             super().minimize(loss)
             return
-        if not self.has_gradients():
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's annotation
-        elif not self._stepper.kept:  # then the first optimizer has scaled the loss for all
+        found = self.has_gradients_of(loss)
+        if self.has_gradients() and not self._stepper.kept:  # then the first one has scaled the loss for all
             raise not_scaled("loss.backward()")
+        if not found:
+            self._backward(scaler.scale(loss))
         progress.meter.has_loss(loss)
         scaler.step(self)
         if not self._stepper.kept:

@@ -276,6 +276,7 @@ class Program:
 
     @staticmethod
     def _minimize(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()  # of other programs and of the script
         if isinstance(optimizer, DistributedOptimizer):
             optimizer.minimize(loss)
         else:
