@@ -77,7 +77,7 @@ RUNTIME_PARTS = {
     "storage": {"errors"},
     "kernels": {"process"},
     "progress": {"process"},
-    "optimizer": {"progress"},
+    "optimizer": {"progress", "errors"},
     "checkpoints": {"storage", "progress", "process", "errors"},
     "serving": {"checkpoints", "storage", "errors"},
     "inference": {"serving", "storage", "errors"},

@@ -19,7 +19,7 @@ from trainers.errors import UsageError
 # ---- Which losses have been backpropagated
 
 _NUMBER = "trainers.backward"
-_NEAR = 32
+_NEAR = 8
 """Nodes of a backward pass that get its number: scripts may call it on a loss times a factor."""
 
 

@@ -449,10 +449,8 @@ class Exchange(Protocol):
         """Forget values of rows that were fetched before: the servers have others now."""
 
 
-class SyncExchange:
-    """One message to each server for a step, with the gradients; its answer has the values of the next step,
-    and the rows of the next batch if that was prefetched.
-    """
+class ServerExchange:
+    """What the exchanges with servers have in common."""
 
     def __init__(
         self,
@@ -474,6 +472,25 @@ class SyncExchange:
         self.step = step
         for group in self._groups:
             group.as_of = step
+
+    def refresh(self) -> None:
+        self.flush()
+        pulls = self._dense.pulls(self.step, trained_only=True)
+        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
+
+    def flush(self) -> None:
+        self._dense.notice()
+        self._dense.send_written(self._client)
+
+    def renew(self) -> None:
+        for group in self._groups:
+            group.drop_prepared()
+
+
+class SyncExchange(ServerExchange):
+    """One message to each server for a step, with the gradients; its answer has the values of the next step,
+    and the rows of the next batch if that was prefetched.
+    """
 
     def push(self, *, overflow: bool = False) -> None:
         records = records_part(self._turn.take()[0])
@@ -505,21 +522,8 @@ class SyncExchange:
         some = [each for each in prepare(batches) if now or not each.insert]
         send_row_requests(self._client, self._servers, some, self.step)
 
-    def refresh(self) -> None:
-        self.flush()
-        pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
 
-    def flush(self) -> None:
-        self._dense.notice()
-        self._dense.send_written(self._client)
-
-    def renew(self) -> None:
-        for group in self._groups:
-            group.drop_prepared()
-
-
-class AsyncExchange:
+class AsyncExchange(ServerExchange):
     """Pushes are sent and awaited later; dense values are loaded when they arrive. See AsyncConfigs.
 
     The push of step i carries the row requests of batch i + 2, which is prefetched before step i, when those
@@ -537,12 +541,8 @@ class AsyncExchange:
         configs: AsyncConfigs,
         turn: Turn | None = None,
     ) -> None:
-        self._client = client
-        self._dense = dense
-        self._groups = groups
-        self._servers = servers
+        super().__init__(client, dense, groups, servers, turn)
         self._configs = configs
-        self._turn = turn or Turn()
         self._records: list[Records] = []
         """Of the steps that are merged."""
         self._on: On = None
@@ -553,13 +553,7 @@ class AsyncExchange:
         self._sent = 0
         self._waited = 0
         """How many batches have been prepared since the oldest whose rows have not been requested."""
-        self.step = 0
         self.ahead = configs.ahead
-
-    def start(self, step: int) -> None:
-        self.step = step
-        for group in self._groups:
-            group.as_of = step
 
     def push(self, *, overflow: bool = False) -> None:
         self._dense.notice()
@@ -604,11 +598,6 @@ class AsyncExchange:
         if now or self._configs.overlap:
             send_row_requests(self._client, self._servers, united(some), self.step)
 
-    def refresh(self) -> None:
-        self.flush()
-        pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
-
     def flush(self) -> None:
         self._dense.notice()
         self._settle()
@@ -622,8 +611,7 @@ class AsyncExchange:
 
     def renew(self) -> None:
         self._receiving = None
-        for group in self._groups:
-            group.drop_prepared()
+        super().renew()
 
     def _send(self, row_requests: Sequence[RowRequest]) -> None:
         records, self._records = records_part(self._records), []

@@ -287,16 +287,14 @@ class Gradients:
         """Forget all of them. Not `set_to_none`: each table that had a gradient gets one of no rows (0, dim),
         which counts as a step of the table.
         """
-        tables = sorted(self.tables)
+        emptied = [] if set_to_none else sorted(self.tables)
         for table, _ in self._owned():
             weight = self.weights[table]
             if isinstance(weight, ServedWeight):
                 weight.set_own(None)
-        self.batches, self.pieces, self.stats, self.own, self.events = [], [], [], set(), 0
-        if not set_to_none:
-            empty = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
-            self.pieces = [(table, *empty) for table in tables]
-            self.events = len(tables)
+        self.batches, self.stats, self.own, self.events = [], [], set(), len(emptied)
+        empty = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+        self.pieces = [(table, *empty) for table in emptied]
 
     def _owned(self) -> Iterator[tuple[int, torch.Tensor]]:
         for table in sorted(self.own):

@@ -552,7 +552,7 @@ class TableGroup:
     @property
     def row_gradients(self) -> int:
         """How often gradients were collected since the last `zero_grad`; 0: there is none."""
-        return self.collected.events if self.collected.tables else 0
+        return self.collected.events if self.collected.events and self.collected.tables else 0
 
     def concerns(self, weights: Container[int] | None) -> bool:
         """Whether any of these weights belongs to a table here; None: of any model."""

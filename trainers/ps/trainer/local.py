@@ -24,7 +24,7 @@ from trainers.ps.tables.rules import AnyRule, Fixed
 from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, starts_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group
+from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, ServerExchange, by_group
 from trainers.ps.trainer.gradient import GroupGradient
 from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
@@ -224,7 +224,7 @@ def _part(spans: Spans, start: int, stop: int) -> Spans:
     return starts[1:] - starts[:-1]
 
 
-class GeoExchange:
+class GeoExchange(ServerExchange):
     """Geo training: trainers train on their own rows and dense values, and exchange the changes every k
     steps. `local_step` trains the dense parameters.
     """
@@ -240,24 +240,17 @@ class GeoExchange:
         trainers: int,
         local_step: Callable[[], None],
     ) -> None:
-        self._client = client
-        self._dense = dense
-        self._groups = groups
-        self._servers = servers
+        super().__init__(client, dense, [], servers)
+        self._cached = groups
         self._k_steps = k_steps
         self._trainers = trainers
         self._local_step = local_step
         self._local_steps = 0
-        self.step = 0
-        self.ahead = 1
-
-    def start(self, step: int) -> None:
-        self.step = step
 
     def push(self, *, overflow: bool = False) -> None:
         """Train locally; exchange after every k-th step."""
         if not overflow:
-            for group in self._groups:
+            for group in self._cached:
                 group.train()
             self._local_step()
         self._local_steps += 1
@@ -270,14 +263,8 @@ class GeoExchange:
         for group, calls in by_group(batches).items():
             group.send([each for each in group.prepare(calls) if each.insert])
 
-    def refresh(self) -> None:
-        """Changes since the last exchange are exchanged first."""
-        self.flush()
-        pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
-
     def renew(self) -> None:
-        for group in self._groups:
+        for group in self._cached:
             group.renew()
 
     def flush(self) -> None:
@@ -294,9 +281,9 @@ class GeoExchange:
         number = self.step - bool(self._local_steps)
         first, self._local_steps = self.step - self._local_steps, 0
         last = []
-        for group in self._groups:
+        for group in self._cached:
             spans, keys, moved = group.cache.changes()
-            most = max(1, _MAX_VALUES // len(self._groups) // group.dim)
+            most = max(1, _MAX_VALUES // len(self._cached) // group.dim)
             parts = [
                 (group, _part(spans, start, start + most), keys[some], moved[some])
                 for start in range(0, max(1, len(keys)), most)
