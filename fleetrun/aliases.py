@@ -17,6 +17,9 @@ Document = dict[str, Any]
 Callback = Callable[[], None]
 """A call without arguments: from a loop, a timer, or whoever was asked to report back."""
 
+Strings = tuple[str, ...]
+"""Names, words, lines."""
+
 Say = Callable[[str], None]
 """Takes a text for the user."""
 

@@ -15,6 +15,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
+from fleetrun.aliases import Strings
 from fleetrun.errors import LaunchError, PluginError, similar
 from fleetrun.values import frozen
 
@@ -136,7 +137,7 @@ def _refuse(kind: str, name: str) -> NoReturn:
     raise PluginError(f"there is no {kind.removesuffix('s')} called {name!r}", hint=hint)
 
 
-def names(kind: str) -> tuple[str, ...]:
+def names(kind: str) -> Strings:
     """All that there are, those of fleetrun first."""
     return (*IN_TREE[kind], *others(kind))
 

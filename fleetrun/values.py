@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fleetrun.aliases import Strings
+
 if TYPE_CHECKING:
     from dataclasses import field as field
     from dataclasses import replace as replace
@@ -101,7 +103,7 @@ class _Value:
         self.__post_init__()
 
     def _with(self, values: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
-        names: tuple[str, ...] = self.__match_args__  # type: ignore[attr-defined]
+        names: Strings = self.__match_args__  # type: ignore[attr-defined]
         if len(values) > len(names) or not named.keys().isdisjoint(names[: len(values)]):
             raise TypeError(f"{type(self).__name__}: too many values")
         return {**dict(zip(names, values, strict=False)), **named}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.commands.find import EndedJob, any_job, find_ended, history_of, still_running
 from fleetrun.console.text import printable
 from fleetrun.envs.settings.command_line import read
@@ -49,7 +49,7 @@ Exit codes are those of a launch, and:
 )
 @any_job
 @click.argument("options", nargs=-1, metavar="[LAUNCH OPTIONS]")
-def command(job: str | None, options: tuple[str, ...]) -> None:
+def command(job: str | None, options: Strings) -> None:
     """Only for --help: `launch_arguments` does the work."""
 
 

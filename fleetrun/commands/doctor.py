@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import click
 
+from fleetrun.aliases import Strings
 from fleetrun.commands.find import json_option
 from fleetrun.commands.output import output_width, remark, write, write_lines
 from fleetrun.console.console import wants_colour
@@ -60,7 +61,7 @@ Exit codes:
 @json_option()
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGUMENTS]]")
 @click.pass_context
-def command(context: click.Context, in_json: bool, words: tuple[str, ...]) -> int:
+def command(context: click.Context, in_json: bool, words: Strings) -> int:
     line = command_line.read(words)
     if line.action is not None:
         if line.action.option.name != "help":

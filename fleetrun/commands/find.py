@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import click
 
+from fleetrun.aliases import Strings
 from fleetrun.console.text import format_date, printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
@@ -184,7 +185,7 @@ def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
     return [each for each in jobs if word in _names(each)]
 
 
-def _names(job: EndedJob | Running) -> tuple[str, ...]:
+def _names(job: EndedJob | Running) -> Strings:
     return (job.job, job.pod, *_scripts(job))
 
 
@@ -193,11 +194,11 @@ def _check(word: str) -> None:
         raise UsageError("JOB is empty", hint="Is a variable of the shell not set?")
 
 
-def _scripts(job: EndedJob | Running) -> tuple[str, ...]:
+def _scripts(job: EndedJob | Running) -> Strings:
     return script_names(job.script) if job.script else ()
 
 
-def script_names(script: str) -> tuple[str, ...]:
+def script_names(script: str) -> Strings:
     """`train.py` and `train` of `src/train.py`; `pkg.train` and `train` of a module."""
     name = script.rpartition("/")[2]
     return (name, name.removesuffix(".py") if name.endswith(".py") else name.rpartition(".")[2])

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document, Fields, Strings
 from fleetrun.console.text import printable
 from fleetrun.envs.settings.parsing import either
 from fleetrun.errors import LaunchError, UsageError
@@ -78,7 +78,7 @@ def write(text: str) -> None:
         raise LaunchError(f"cannot write to standard output: {error.strerror}") from None
 
 
-def output_path(name: str, endings: tuple[str, ...]) -> Path:
+def output_path(name: str, endings: Strings) -> Path:
     """Where --output may write a file that ends like this. Raises UsageError."""
     path = Path(name)
     if not path.name.lower().endswith(endings) or path.name in endings:

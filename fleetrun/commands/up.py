@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.settings.command_line import read
 from fleetrun.errors import UsageError
 
@@ -41,7 +41,7 @@ Exit codes are those of a launch; 2 also if the job file cannot be read or is no
 @click.argument("file", required=False, metavar="[FILE] [LAUNCH OPTIONS]")
 @click.argument("script", required=False, metavar="[SCRIPT")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENTS]]")
-def command(file: str | None, script: str | None, arguments: tuple[str, ...]) -> None:
+def command(file: str | None, script: str | None, arguments: Strings) -> None:
     """Only for --help: `launch_arguments` does the work."""
 
 

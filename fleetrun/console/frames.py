@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fleetrun.aliases import Strings
 from fleetrun.values import frozen
 
 _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+)(?:, in (.+))?$')
@@ -24,7 +25,7 @@ _MOST_NAMES = 3
 class Frame:
     """`library` is the name of the package or module that it belongs to; empty for the script's own code."""
 
-    lines: tuple[str, ...]
+    lines: Strings
     path: str
     line: str
     function: str

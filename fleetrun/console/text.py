@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.variables import looks_secret
 from fleetrun.files import last_bytes
 from fleetrun.values import frozen
@@ -208,9 +208,9 @@ class Tail:
     `after` the lines that follow it.
     """
 
-    before: tuple[str, ...]
-    traceback: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
+    before: Strings
+    traceback: Strings = ()
+    after: Strings = ()
 
 
 def read_tail(path: Path) -> Tail:

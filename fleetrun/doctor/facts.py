@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar, dataclass_transform
 
+from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 
 # ---- What is known of this machine and of the job that shall run here: values only. `measure` and `plan`
@@ -38,7 +39,7 @@ class Wanted:
     several: bool = False
     address: str = "127.0.0.1"
     device_kind: str = "gpu"
-    devices: tuple[str, ...] = ()
+    devices: Strings = ()
     named: int = 0
     backend: str = "auto"
     threads: str | None = None
@@ -138,8 +139,8 @@ class Torch:
     version: str = ""
     cuda: str = ""
     nccl: str = ""
-    backends: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
+    backends: Strings = ()
+    kernels: Strings = ()
     seconds: float = 0.0
     error: str = ""
 
@@ -149,7 +150,7 @@ class Nic:
     """A network interface. `speed` in Mbit/s (None: it does not say)."""
 
     name: str
-    addresses: tuple[str, ...] = ()
+    addresses: Strings = ()
     up: bool = True
     mtu: int = 1500
     speed: int | None = None
@@ -163,9 +164,9 @@ class Network:
     """
 
     name: str
-    resolved: tuple[str, ...] = ()
+    resolved: Strings = ()
     seconds: float = 0.0
-    own: tuple[str, ...] = ()
+    own: Strings = ()
     nics: tuple[Nic, ...] = ()
     clients: tuple[int, int] = (32768, 60999)
     kept: frozenset[int] = frozenset()
@@ -188,7 +189,7 @@ class Machine:
     driver: Driver | None = None
     torch: Torch | None = None
     network: Network | None = None
-    late: tuple[str, ...] = ()
+    late: Strings = ()
     """What did not answer in time."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Environ, Fields
+from fleetrun.aliases import Environ, Fields, Strings
 from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
 
 # ---- What control groups leave to this process, of version 1 and 2: its own group and those around it. In a
@@ -81,7 +81,7 @@ class Groups:
                     yield from (each for each in (here, *here.parents) if each.is_relative_to(mount))
 
 
-def _left(group: Path, limit: str, used: str, given_back: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+def _left(group: Path, limit: str, used: str, given_back: Strings) -> Iterator[tuple[int, int]]:
     most, taken = read_file(group / limit), read_file(group / used)
     if most.isdecimal() and taken.isdecimal():
         rows = (line.split() for line in read_file(group / "memory.stat").splitlines()) if given_back else ()
@@ -300,7 +300,7 @@ def network(address: str) -> Network:
     )
 
 
-def _resolved(name: str) -> tuple[str, ...]:
+def _resolved(name: str) -> Strings:
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the second: no name server could be asked for such a name
@@ -467,7 +467,7 @@ def _text(found: Fields, name: str) -> str:
     return _short(value) if isinstance(value, str) else ""
 
 
-def _texts(found: Fields, name: str) -> tuple[str, ...]:
+def _texts(found: Fields, name: str) -> Strings:
     value = found.get(name)
     return tuple(_short(str(each)) for each in value) if isinstance(value, list) else ()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from fleetrun.aliases import Callback, Environ, Say
+from fleetrun.aliases import Callback, Environ, Say, Strings
 from fleetrun.console.text import printable
 from fleetrun.doctor import judge_group
 from fleetrun.doctor import node_records as cards
@@ -69,7 +69,7 @@ class NodeGroup:
 
 def chosen(
     here: Mapping[str, NodeRecord], arrival: Mapping[str, int], fewest: int, most: int, *, waited: bool
-) -> tuple[str, ...]:
+) -> Strings:
     """The members, in order; empty while more are expected.
 
     The first to come, up to the most, by the rank that they ask for; `waited`: the time for those beyond the
@@ -112,7 +112,7 @@ class Gathering:
         self._results: dict[str, dict[str, Link]] = {}
         self._seen: set[str] = set()
         self._here = 0
-        self._members: tuple[str, ...] = ()
+        self._members: Strings = ()
         self._patience: Timer | None = None
         self._waited = False
         self._proposed = False
@@ -228,7 +228,7 @@ class Gathering:
         self._waited = True
         self.changed()
 
-    def _begin(self, members: tuple[str, ...]) -> None:
+    def _begin(self, members: Strings) -> None:
         if self._card.id not in members:
             self._end(
                 f"{len(members)} machines check themselves there already, without this one",
@@ -353,7 +353,7 @@ def _meet(
     return gathering.group
 
 
-def _elsewhere(resolved: Resolved, plan: Plan) -> tuple[str, ...]:
+def _elsewhere(resolved: Resolved, plan: Plan) -> Strings:
     """What to type on other machines; no script where the person has named none."""
     line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port", "json"})
     return line if plan.names_script else line[:-1]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document, Fields, Strings
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import InvalidValue
@@ -42,7 +42,7 @@ class NodeRecord:
     torch: str = ""
     nccl: str = ""
     driver: str = ""
-    kinds: tuple[str, ...] = ()
+    kinds: Strings = ()
     trainers: int = 0
     script: str = ""
     software: str = ""
@@ -130,7 +130,7 @@ def pack_members(ids: Sequence[str]) -> bytes:
     return json.dumps(list(ids)).encode()
 
 
-def unpack_members(data: bytes) -> tuple[str, ...]:
+def unpack_members(data: bytes) -> Strings:
     """Raises BadNodeRecordError."""
     row = _json(data)
     if not isinstance(row, list) or not all(isinstance(each, str) for each in row):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from fleetrun.aliases import Strings
 from fleetrun.doctor.facts import Finding, Wanted, failed, passed, warned
 from fleetrun.envs.contract import TOKEN, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
@@ -131,7 +132,7 @@ def wanted(settings: LaunchSettings, host: Host, found: Offer | None, environ: M
     )
 
 
-def _endpoints(offer: Offer) -> tuple[str, ...]:
+def _endpoints(offer: Offer) -> Strings:
     heter = tuple(each for stage in offer.heter for each in stage)
     found = (*offer.servers, *offer.trainers, *heter, *offer.coordinators, offer.service, offer.gloo)
     return tuple(filter(None, found))

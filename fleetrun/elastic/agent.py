@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from fleetrun.aliases import Callback, Clock
+from fleetrun.aliases import Callback, Clock, Strings
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
@@ -103,7 +103,7 @@ class Pods(Protocol):
         """
         ...
 
-    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...], str]:
+    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, Strings, str]:
         """A failure, on what it follows, if that is known, and `why` no restart does: in one line, as a
         report without frame, and the cause, with which the report ends.
         """
@@ -278,7 +278,7 @@ class Agent:
         self._membership.stopped(step)
 
     def _cause(
-        self, why: CauseKind, headline: str, code: int, lines: tuple[str, ...] = (), age: float = 0.0
+        self, why: CauseKind, headline: str, code: int, lines: Strings = (), age: float = 0.0
     ) -> Cause:
         title, rank = self._node.title, self._place.rank if self._place is not None else -1
         return Cause(why=why, node=title, rank=rank, headline=headline, code=code, lines=lines, age=age)

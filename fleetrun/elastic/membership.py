@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Strings
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import (
     Accept,
@@ -113,7 +113,7 @@ class Reminder:
     """
 
     def __init__(self) -> None:
-        self._told: tuple[int, tuple[str, ...]] | None = None
+        self._told: tuple[int, Strings] | None = None
         self._since = 0.0
         self._next = 0.0
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fleetrun.aliases import Callback, Fields
+from fleetrun.aliases import Callback, Fields, Strings
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import WRONG
@@ -111,7 +111,7 @@ class Request:
 
     verb: str
     options: Fields
-    nodes: tuple[str, ...] = ()
+    nodes: Strings = ()
     by: str = ""
 
     def words(self, pod: str, *, secret: bool) -> list[str]:

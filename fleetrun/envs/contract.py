@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.channels import CONTAINER_VARIABLE, container_id
 from fleetrun.values import frozen
 
@@ -97,12 +98,12 @@ class Cluster:
     """
 
     mode: Mode
-    trainers: tuple[str, ...]
+    trainers: Strings
     master: str
-    servers: tuple[str, ...] = ()
-    heter: tuple[tuple[str, ...], ...] = ()
-    coordinators: tuple[str, ...] = ()
-    stage_devices: tuple[str, ...] = ()
+    servers: Strings = ()
+    heter: tuple[Strings, ...] = ()
+    coordinators: Strings = ()
+    stage_devices: Strings = ()
     nnodes: int = 1
     gloo: Gloo | None = None
     job_id: str = "default"
@@ -110,10 +111,10 @@ class Cluster:
     role_name: str = "default"
 
     @property
-    def heter_flat(self) -> tuple[str, ...]:
+    def heter_flat(self) -> Strings:
         return tuple(endpoint for stage in self.heter for endpoint in stage)
 
-    def stage(self, number: int) -> tuple[str, ...]:
+    def stage(self, number: int) -> Strings:
         """Endpoints of stage `number` (1 = trainers); empty past either end."""
         if number == 1:
             return self.trainers
@@ -187,7 +188,7 @@ def write(member: Member) -> dict[str, str]:
     return values
 
 
-def _join(endpoints: tuple[str, ...]) -> str:
+def _join(endpoints: Strings) -> str:
     return ",".join(endpoints)
 
 
@@ -409,7 +410,7 @@ class _Reader:
             raise ContractError(f"{name} is {value!r}; it must look like 0/2")
         return int(index), int(total)
 
-    def endpoints(self, name: str) -> tuple[str, ...]:
+    def endpoints(self, name: str) -> Strings:
         return tuple(filter(None, self.environ.get(name, "").split(",")))
 
     def numbers(self, name: str) -> tuple[int, ...]:
@@ -460,7 +461,7 @@ class _Reader:
             role_name=self.environ.get("ROLE_NAME", "default"),
         )
 
-    def _heter(self) -> tuple[tuple[str, ...], ...]:
+    def _heter(self) -> tuple[Strings, ...]:
         flat = self.endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST")
         sizes = [int(size) for size in re.findall(r"\d+", self.environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
         starts = [sum(sizes[1:stage]) for stage in range(1, len(sizes))]

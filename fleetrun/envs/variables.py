@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.contract import is_owned
 from fleetrun.errors import UsageError, similar
 from fleetrun.values import frozen
@@ -32,8 +32,8 @@ class Chosen:
     """
 
     values: Mapping[str, str]
-    left_out: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
+    left_out: Strings = ()
+    unused: Strings = ()
 
     @property
     def remarks(self) -> list[str]:

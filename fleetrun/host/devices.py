@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.contract import VISIBLE_VARIABLE
 from fleetrun.errors import UsageError
 
@@ -42,7 +42,7 @@ def _count_nvidia(files: int) -> int:
         pynvml.nvmlShutdown()
 
 
-def detect(kind: str, environ: Environ, count: Callable[[str], int] = count_devices) -> tuple[str, ...]:
+def detect(kind: str, environ: Environ, count: Callable[[str], int] = count_devices) -> Strings:
     """The devices that this launcher may use, as the visibility variable names them (numbers, GPU-... or
     MIG-...): all, or those that the variable leaves.
     """
@@ -59,12 +59,12 @@ def detect(kind: str, environ: Environ, count: Callable[[str], int] = count_devi
 
 
 def choose(
-    wanted: tuple[str, ...],
-    ids: tuple[str, ...],
+    wanted: Strings,
+    ids: Strings,
     kind: str,
     environ: Environ,
     origin: str = "--devices",
-) -> tuple[str, ...]:
+) -> Strings:
     """The ids of `--devices`, checked against those that `detect` found; all of them when none was named.
 
     Ids are those of the visibility variable where there is one (`CUDA_VISIBLE_DEVICES=4,5 --gpus 5`); with
@@ -90,9 +90,7 @@ def choose(
 # ---- Division among processes
 
 
-def share(
-    ids: tuple[str, ...], index: int, size: int, *, whole_node: bool
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def share(ids: Strings, index: int, size: int, *, whole_node: bool) -> tuple[Strings, tuple[int, ...]]:
     """The share of process `index` of `size`: the ids that it may see, and which of those are its own, by
     position.
 

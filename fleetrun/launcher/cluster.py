@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetrun import __version__
-from fleetrun.aliases import Callback, Say
+from fleetrun.aliases import Callback, Say, Strings
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
 from fleetrun.console.text import printable, wrapped
@@ -287,7 +287,7 @@ def _imagined(host: Host, offer: Offer) -> list[Offer]:
     rank = _imagined_rank(host)
     machines = host.machines or tuple(f"node{number}" for number in range(host.nnodes[1]))
 
-    def moved(endpoints: tuple[str, ...], to: str) -> tuple[str, ...]:
+    def moved(endpoints: Strings, to: str) -> Strings:
         return tuple(f"{to}:{split_endpoint(each)[1]}" for each in endpoints)
 
     return [
@@ -332,7 +332,7 @@ def only_nodes_write(endpoint: str, token: str) -> bool:
     return bool(token) or all(map(_is_loopback, endpoint.split(",")))
 
 
-def _typed(line: tuple[str, ...]) -> str:
+def _typed(line: Strings) -> str:
     import shlex
 
     return shlex.join(line)
@@ -375,7 +375,7 @@ class PodFactory:
             spec, peers=peers, restarts=place.restarts, spent=place.spent, attempt=place.attempts
         )
 
-    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...], str]:
+    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, Strings, str]:
         alone = JobResult(code=code_of(ended), cause=ended, verdict=verdict, reason=why)
         _, *lines, log, summary = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
         log = f"{log.partition(':')[0]}: {ended.spec.log}"  # the others' logs are on other machines

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
-from fleetrun.aliases import Environ, Say
+from fleetrun.aliases import Environ, Say, Strings
 from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
 from fleetrun.envs.settings.options import NOTIFY, LaunchSettings, Resolved, normal
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_notifiers, written_ranks
@@ -219,7 +219,7 @@ def locate(settings: LaunchSettings) -> Host:
     )
 
 
-def _store(settings: LaunchSettings, listed: tuple[str, ...]) -> str | None:
+def _store(settings: LaunchSettings, listed: Strings) -> str | None:
     """--master, where `embedded:3` is the first three machines of the list."""
     master = settings.master or ""
     if not master.startswith(EMBEDDED):
@@ -234,7 +234,7 @@ def _store(settings: LaunchSettings, listed: tuple[str, ...]) -> str | None:
     return ",".join(join_endpoint(each, STORE_PORT) for each in listed[:count])
 
 
-def _refuse_loopback(settings: LaunchSettings, listed: tuple[str, ...]) -> None:
+def _refuse_loopback(settings: LaunchSettings, listed: Strings) -> None:
     """Raises UsageError for a list in which an address means every machine, and others only one."""
     own = [each for each in listed if each in _EVERYWHERE or each.startswith("127.")]
     if own and len(own) < len(listed):
@@ -250,7 +250,7 @@ def _several(settings: LaunchSettings) -> bool:
     return settings.nnodes != (1, 1) or (settings.master or "").startswith("etcd://")
 
 
-def _listed(settings: LaunchSettings) -> tuple[str, ...]:
+def _listed(settings: LaunchSettings) -> Strings:
     """The machines of the endpoint lists, in the order in which they appear."""
     stages = tuple(endpoint for stage in settings.heter_workers for endpoint in stage)
     endpoints = (*settings.servers, *settings.trainers, *stages, *settings.coordinators)
@@ -261,7 +261,7 @@ def _origin(settings: LaunchSettings) -> str:
     return "--ips" if settings.ips else "the endpoint lists"
 
 
-def _mine(settings: LaunchSettings, listed: tuple[str, ...]) -> tuple[str, ...]:
+def _mine(settings: LaunchSettings, listed: Strings) -> Strings:
     """The listed machines that are this one: the one of --host, else those whose address it has."""
     if settings.host is not None:
         if settings.host in listed:
@@ -344,7 +344,7 @@ def device_cores(
     ids: Collection[str],
     warn: Say,
     root: Path = Path("/"),
-) -> tuple[str, ...]:
+) -> Strings:
     """For each of the `chosen` devices the cores of its process, of those that this one may use; empty where
     nothing is known. `ids`: all devices that this launcher may use.
 
@@ -358,9 +358,7 @@ def device_cores(
     return tuple(map(written_ranks, bound))
 
 
-def evaluator_devices(
-    settings: LaunchSettings, ids: tuple[str, ...], warn: Say, environ: Environ
-) -> tuple[str, ...]:
+def evaluator_devices(settings: LaunchSettings, ids: Strings, warn: Say, environ: Environ) -> Strings:
     """The devices that the job file names for evaluators, of those with these ids."""
     own, kind = settings.role_settings(Role.EVALUATOR), settings.device_kind
     if own.devices and not ids:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetrun import __version__, files
-from fleetrun.aliases import Callback, Environ
+from fleetrun.aliases import Callback, Environ, Strings
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import (
     Narrator,
@@ -399,7 +399,7 @@ class LaunchSession:
         containers = self._pod.containers if self._pod is not None else []
         asked, whole = time.time(), detail is Detail.ALL
 
-        def taken(lines: tuple[str, ...], states: list[State]) -> None:
+        def taken(lines: Strings, states: list[State]) -> None:
             told = with_logs(states, containers) if whole else states
             then(pack_states(told, most, asked))
 

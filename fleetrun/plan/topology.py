@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun import files
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
     MEMORY_VARIABLE,
@@ -53,16 +53,16 @@ class Host:
 
     address: str
     nnodes: tuple[int, int] = (1, 1)
-    machines: tuple[str, ...] = ()
-    hosts: tuple[str, ...] | None = None
+    machines: Strings = ()
+    hosts: Strings | None = None
     rank: int = -1
     master: str | None = None
     cores: int = 1
-    devices: tuple[str, ...] = ()
+    devices: Strings = ()
     device_kind: str = "gpu"
     wanted_devices: int = 0
-    evaluator_devices: tuple[str, ...] = ()
-    device_cores: tuple[str, ...] = ()
+    evaluator_devices: Strings = ()
+    device_cores: Strings = ()
 
     @property
     def alone(self) -> bool:
@@ -80,10 +80,10 @@ class Offer:
     trainers' store, and `gloo` in ps modes.
     """
 
-    servers: tuple[str, ...] = ()
-    trainers: tuple[str, ...] = ()
-    heter: tuple[tuple[str, ...], ...] = ()
-    coordinators: tuple[str, ...] = ()
+    servers: Strings = ()
+    trainers: Strings = ()
+    heter: tuple[Strings, ...] = ()
+    coordinators: Strings = ()
     service: str = ""
     gloo: str = ""
 
@@ -115,7 +115,7 @@ class Offer:
         )
 
 
-def _texts(row: Any) -> tuple[str, ...]:
+def _texts(row: Any) -> Strings:
     if not isinstance(row, list | tuple):
         raise ValueError(f"a list of endpoints is {type(row).__name__}")
     return tuple(map(_text, row))
@@ -129,7 +129,7 @@ def _text(value: Any) -> str:
     return text
 
 
-def _of_this_host(endpoints: tuple[str, ...], host: Host) -> tuple[str, ...]:
+def _of_this_host(endpoints: Strings, host: Host) -> Strings:
     """The endpoints of this machine: those whose host is exactly one of its own."""
     if host.hosts is None:
         return endpoints
@@ -197,7 +197,7 @@ class _PortPlan:
             )
         return self._reserve(wanted)
 
-    def endpoints(self, listed: tuple[str, ...], number: int | None) -> tuple[str, ...]:
+    def endpoints(self, listed: Strings, number: int | None) -> Strings:
         """Of a list those that are here, else so many new ones; one if no number was given."""
         if listed:
             here = _of_this_host(listed, self._host)
@@ -287,7 +287,7 @@ def placed(settings: LaunchSettings, offers: Sequence[Offer]) -> list[dict[str, 
     return [{role: written_ranks(ranks) for role, ranks in each.items()} for each in found]
 
 
-def _placed(everywhere: Sequence[_Everywhere], here: Sequence[tuple[str, ...]]) -> dict[str, list[int]]:
+def _placed(everywhere: Sequence[_Everywhere], here: Sequence[Strings]) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
     for (role, _, there), endpoints in zip(everywhere, here, strict=True):
         if endpoints:
@@ -334,11 +334,11 @@ def _check_unique(endpoints: Sequence[str]) -> None:
         )
 
 
-def _all(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+def _all(parts: Iterable[Strings]) -> Strings:
     return tuple(endpoint for part in parts for endpoint in part)
 
 
-def _stages(offers: Sequence[Offer]) -> tuple[tuple[str, ...], ...]:
+def _stages(offers: Sequence[Offer]) -> tuple[Strings, ...]:
     number = max((len(each.heter) for each in offers), default=0)
     return tuple(
         _all(each.heter[stage] for each in offers if stage < len(each.heter)) for stage in range(number)
@@ -351,7 +351,7 @@ def _master(settings: LaunchSettings, offers: Sequence[Offer]) -> str:
     return join_endpoint(settings.master_addr or host, port)
 
 
-def _gloo(settings: LaunchSettings, servers: tuple[str, ...], offers: Sequence[Offer]) -> Gloo:
+def _gloo(settings: LaunchSettings, servers: Strings, offers: Sequence[Offer]) -> Gloo:
     """At the first server's host (Paddle)."""
     first = next((each for each in offers if servers and servers[0] in each.servers), offers[0])
     host = split_endpoint(servers[0] if servers else first.gloo)[0]
@@ -363,7 +363,7 @@ def _gloo(settings: LaunchSettings, servers: tuple[str, ...], offers: Sequence[O
     )
 
 
-def _stage_devices(settings: LaunchSettings, heter: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+def _stage_devices(settings: LaunchSettings, heter: tuple[Strings, ...]) -> Strings:
     """Stage 1, the trainers, computes on CPUs; --heter_devices names the rest."""
     if settings.run_mode is not Mode.PS_HETER:
         return ()
@@ -412,7 +412,7 @@ def _everywhere(cluster: Cluster) -> Iterator[_Everywhere]:
     yield Role.COORDINATOR, 0, _numbered(cluster.coordinators)
 
 
-def _offered(offer: Offer, cluster: Cluster) -> tuple[tuple[str, ...], ...]:
+def _offered(offer: Offer, cluster: Cluster) -> tuple[Strings, ...]:
     none = ((),) * (len(cluster.heter) - len(offer.heter))
     return (offer.servers, offer.trainers, *offer.heter, *none, offer.coordinators)
 
@@ -436,7 +436,7 @@ def _computes_on(kind: str, cluster: Cluster, role: Role, stage: int) -> bool:
 
 def _devices(
     settings: LaunchSettings, host: Host, cluster: Cluster, role: Role, index: int, size: int, stage: int
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
+) -> tuple[Strings, tuple[int, ...]]:
     """What a process may see, and which of it is its own, as `share` gives it.
 
     Collective trainers share the node's devices. In ps modes only --devices binds, one each in turn (Paddle's
@@ -456,7 +456,7 @@ _RESTARTS = ("PADDLE_RESTART_COUNT",)
 _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 
 
-def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> tuple[str, ...]:
+def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> Strings:
     """What the processes of a role run. Python scripts and modules run under this Python, unbuffered;
     anything else is a program of its own.
     """
@@ -531,7 +531,7 @@ def _probe(env: Environ, address: Path, *, warm: bool) -> dict[str, str]:
     }
 
 
-def _binding(host: Host, member: Member) -> tuple[str, ...]:
+def _binding(host: Host, member: Member) -> Strings:
     """What runs a command on the cores of the member's first device."""
     if member.role is not Role.TRAINER or not member.devices or member.visible is None:
         return ()
@@ -550,9 +550,7 @@ def _omp_threads(own: RoleSettings, share: int | None) -> int | None:
     return share if computes and "OMP_NUM_THREADS" not in dict(own.environment) else None
 
 
-def _container_spec(
-    member: Member, argv: tuple[str, ...], log: Path, base: Mapping[str, str]
-) -> ContainerSpec:
+def _container_spec(member: Member, argv: Strings, log: Path, base: Mapping[str, str]) -> ContainerSpec:
     """One process; its files are next to its log."""
     error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
     env = contract.write(replace(member, error_file=str(error_file)))

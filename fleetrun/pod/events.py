@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
@@ -71,7 +72,7 @@ class Verdict:
     kind: str
     sentence: str
     ranks: tuple[int, ...]
-    stack: tuple[str, ...] = ()
+    stack: Strings = ()
     call: str = ""
 
 
@@ -108,8 +109,8 @@ class Findings:
     have answered, for JSON. `alone`: the only trainer that hangs.
     """
 
-    stacks: tuple[str, ...] = ()
-    ranks: tuple[str, ...] = ()
+    stacks: Strings = ()
+    ranks: Strings = ()
     verdict: Verdict | None = None
     waiting: frozenset[int] = frozenset()
     late: tuple[Late, ...] = ()
@@ -129,7 +130,7 @@ class Hang:
     silent_for: float
     containers: tuple[ContainerSpec, ...]
     decision: Restart | GiveUp
-    stacks: tuple[str, ...] = ()
+    stacks: Strings = ()
     verdict: Verdict | None = None
     alone: str = ""
 

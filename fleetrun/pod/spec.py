@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.values import field, frozen
@@ -23,7 +24,7 @@ class ContainerSpec:
     role: Role
     rank: int
     index: int
-    argv: tuple[str, ...]
+    argv: Strings
     env: Mapping[str, str] = field(repr=False)
     log: Path
     endpoint: str = ""
@@ -31,7 +32,7 @@ class ContainerSpec:
     notice_file: Path | None = None
     long_file: Path | None = None
     long_values: Mapping[str, str] = field(default_factory=dict, repr=False)
-    restart_variables: tuple[str, ...] = ("PADDLE_RESTART_COUNT",)
+    restart_variables: Strings = ("PADDLE_RESTART_COUNT",)
     label: str = ""
 
     @property

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from fleetrun.aliases import Environ, Say
+from fleetrun.aliases import Environ, Say, Strings
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
     ERROR_FILE_VARIABLES,
@@ -263,7 +263,7 @@ class _Wanted:
     listed: bytes = b""
 
 
-def is_python(argv: tuple[str, ...]) -> bool:
+def is_python(argv: Strings) -> bool:
     """Whether the launcher itself starts this Python, perhaps bound to cores."""
     return sys.executable in (argv[:1] if argv[0] != "taskset" else argv[3:4])
 

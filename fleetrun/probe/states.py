@@ -12,7 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Fields, Strings
 from fleetrun.frozen import frozen
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
@@ -251,7 +251,7 @@ class RankState:
         return next((each for each in self.calls if (each.group, each.number) == (group, number)), None)
 
     @property
-    def stack_lines(self) -> tuple[str, ...]:
+    def stack_lines(self) -> Strings:
         """Its innermost calls."""
         return tuple(
             f"{each.file}:{each.line} in {each.function}{f': {each.code}' if each.code else ''}"

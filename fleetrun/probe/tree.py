@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.probe.states import Frame, RankState
 
 MOST_LINES = 40
 
 
-def merged(states: Sequence[RankState]) -> tuple[str, ...]:
+def merged(states: Sequence[RankState]) -> Strings:
     """Where each rank is, outermost calls first; where ranks part, the fewest come first. Of libraries only
     the innermost call is shown, and none below a collective that is known.
     """
-    together: dict[tuple[str, ...], list[RankState]] = {}
+    together: dict[Strings, list[RankState]] = {}
     for state in states:
         if state.role == "ps" and state.alive and not (state.stack or state.note):
             continue  # servers are looked at where a trainer waits for them
@@ -24,10 +25,10 @@ def merged(states: Sequence[RankState]) -> tuple[str, ...]:
     return tuple([*lines[:MOST_LINES], f"and {more} lines more"] if more > 0 else lines)
 
 
-_Paths = Sequence[tuple[tuple[str, ...], list[RankState]]]
+_Paths = Sequence[tuple[Strings, list[RankState]]]
 
 
-def _path(state: RankState) -> tuple[str, ...]:
+def _path(state: RankState) -> Strings:
     """From the outermost call to what the rank is doing."""
     call = state.waits_in
     what = f"in {call.title}" if call is not None else _other(state)
@@ -62,7 +63,7 @@ def _lines(paths: _Paths, depth: int, indent: str) -> Iterator[str]:
 
 def _parts(paths: _Paths, depth: int) -> list[_Paths]:
     """Those that go the same way at this depth, the fewest ranks first."""
-    parts: dict[str, list[tuple[tuple[str, ...], list[RankState]]]] = {}
+    parts: dict[str, list[tuple[Strings, list[RankState]]]] = {}
     for path, states in paths:
         parts.setdefault(path[depth], []).append((path, states))
     return sorted(parts.values(), key=_order)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from fleetrun import plugins
-from fleetrun.aliases import Callback, Environ, Fields
+from fleetrun.aliases import Callback, Environ, Fields, Strings
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
 from fleetrun.envs.variables import JOB_FILE, looks_secret
@@ -121,7 +121,7 @@ class Submission:
         """The absolute path of --log_dir."""
         return str(Path(self.settings.log_dir).absolute())
 
-    def command(self, *but: str) -> tuple[str, ...]:
+    def command(self, *but: str) -> Strings:
         """The words after `fleetrun` on a machine of the job: without the engine's options and those of
         `but`.
         """
@@ -184,7 +184,7 @@ class Options:
         """The Python of the machines, which has fleetrun: `python=PATH`, or this one."""
         return self.given.get("python") or sys.executable
 
-    def program(self, default: tuple[str, ...]) -> tuple[str, ...]:
+    def program(self, default: Strings) -> Strings:
         """How fleetrun is started there: `python=PATH`, `command=WORDS`, or the default."""
         import shlex
 
@@ -257,7 +257,7 @@ def gpus(settings: LaunchSettings, options: Options) -> int:
     return len(settings.devices)
 
 
-def excluded_nodes(job: Submission) -> tuple[str, ...]:
+def excluded_nodes(job: Submission) -> Strings:
     """The engine's names of the machines that earlier launches have left out. The user is told: the engine
     may wait for others in vain. Raises UsageError.
     """

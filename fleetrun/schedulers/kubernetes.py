@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fleetrun.aliases import Document, Environ, Fields
+from fleetrun.aliases import Document, Environ, Fields, Strings
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.options import NOTIFY
@@ -33,15 +33,15 @@ class Pod:
     """
 
     image: str
-    command: tuple[str, ...]
+    command: Strings
     environment: Environ
     resources: Fields
     grace: int
     hidden: tuple[tuple[str, str, str], ...] = ()
-    code: tuple[str, ...] = ()
+    code: Strings = ()
     python: str | None = None
     shm: str = ""
-    but: tuple[str, ...] = ()
+    but: Strings = ()
 
     def spec(self, *, subdomain: str | None) -> Document:
         """With /dev/shm in memory: the 64 MB of a container are too few for data loaders."""
@@ -176,10 +176,10 @@ class Code:
     documents: list[Document]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Strings:
         return tuple(each["metadata"]["name"] for each in self.documents)
 
-    def command(self, job: Submission, argv: tuple[str, ...]) -> tuple[str, ...]:
+    def command(self, job: Submission, argv: Strings) -> Strings:
         python = job.options.given.get("python", "python3")
         return self.tree.command(python, job.settings.log_dir, argv, "start", _CODE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers.base import FLEETRUN, Submission, run_programs
 from fleetrun.schedulers.tree import Tree, tree_of_job
@@ -32,7 +32,7 @@ def outlives_a_node(job: Submission) -> bool:
     return job.settings.spares > 0 or (fewest < most and job.settings.master is not None)
 
 
-def settled_by_step(job: Submission) -> tuple[str, ...]:
+def settled_by_step(job: Submission) -> Strings:
     """Options that a step of Slurm sets: with a rendezvous of the user's, the user gives the number of
     machines too.
     """
@@ -81,18 +81,18 @@ def exported(names: Collection[str], asked: str | None) -> str | None:
     return ",".join((*others, *names))
 
 
-def _export(job: Submission) -> tuple[str, ...]:
+def _export(job: Submission) -> Strings:
     asked = exported(tuple(job.carried | job.own_secrets), job.options.given.get("export"))
     return () if asked is None else (f"--export={asked}",)
 
 
-def unpacking(job: Submission, tree: Tree, verb: str) -> tuple[str, ...]:
+def unpacking(job: Submission, tree: Tree, verb: str) -> Strings:
     """srun, whose stdin goes to all nodes."""
     words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
     return ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *words)
 
 
-def sending(job: Submission, tree: Tree) -> tuple[str, ...]:
+def sending(job: Submission, tree: Tree) -> Strings:
     """A step on all nodes of the allocation: Slurm chooses those of the step that follows."""
     first, *rest = unpacking(job, tree, "unpack")
     nodes = nodes_of_allocation(job.environ)

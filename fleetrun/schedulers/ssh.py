@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen
@@ -44,7 +45,7 @@ class SshExit:
     begun: bool
     code: int | None
     client: int
-    said: tuple[str, ...] = ()
+    said: Strings = ()
     cut: bool = False
 
 
@@ -227,7 +228,7 @@ def judge_end(host: str, ssh_exit: SshExit) -> Verdict:
     )
 
 
-def _relevant(said: tuple[str, ...]) -> str:
+def _relevant(said: Strings) -> str:
     """The line that names the trouble: ssh frames a bad host key with others."""
     for line in said:
         if any(part in line for part in _HINTS):

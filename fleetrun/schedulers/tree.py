@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fleetrun import values
-from fleetrun.aliases import Callback, Document, Fields
+from fleetrun.aliases import Callback, Document, Fields, Strings
 from fleetrun.envs.settings.options import OPTIONS
 from fleetrun.envs.settings.parsing import byte_size, plural, some
 from fleetrun.errors import UsageError
@@ -64,8 +64,8 @@ class Tree:
     inside: str
     entries: tuple[Entry, ...]
     digest: str
-    outside: tuple[str, ...] = ()
-    in_logs: tuple[str, ...] = ()
+    outside: Strings = ()
+    in_logs: Strings = ()
     heed: Heed = _nothing
 
     @property
@@ -81,7 +81,7 @@ class Tree:
             return script
         return os.path.relpath(path, self.root / self.inside)
 
-    def command(self, python: str, logs: str, argv: Sequence[str], *first: str) -> tuple[str, ...]:
+    def command(self, python: str, logs: str, argv: Sequence[str], *first: str) -> Strings:
         """`argv`, run in the tree on a machine that has it; `first`: other words than `enter`."""
         module = (python, "-m", "fleetrun.schedulers.tree_remote")
         return (*module, *(first or ("enter",)), self.digest, self.inside, logs, *argv)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fleetrun.aliases import Clock, Environ
+from fleetrun.aliases import Clock, Environ, Strings
 from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.files import open_plain
 from fleetrun.frozen import frozen
@@ -161,7 +161,7 @@ _TO_WRITE = 60.0
 
 
 @contextlib.contextmanager
-def _left_running(pid: int) -> Iterator[tuple[str, ...]]:
+def _left_running(pid: int) -> Iterator[Strings]:
     """Options for a process that py-spy must not stop; a py-spy that is killed between its stop and its
     continue leaves none stopped.
     """

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Strings
 from fleetrun.envs.channels import PROBE_VARIABLE
 from fleetrun.envs.contract import VISIBLE_VARIABLE, Role
 from fleetrun.errors import LaunchError
@@ -44,7 +44,7 @@ _LONGEST = 500
 State = dict[str, Any]
 """Where a rank is: what `probe.states.read_state` reads."""
 
-Taken = Callable[[tuple[str, ...], list[State]], None]
+Taken = Callable[[Strings, list[State]], None]
 
 
 class Taker:
@@ -200,7 +200,7 @@ class _Taking:
         self._kill()
         self._finish((f"the stacks could not be taken within {self._seconds:g} s",))
 
-    def _finish(self, lines: tuple[str, ...]) -> None:
+    def _finish(self, lines: Strings) -> None:
         self._limit.cancel()
         if self._then is not None:
             then, self._then = self._then, None
@@ -254,7 +254,7 @@ class _Finding:
 
     def __init__(self, then: Callable[[Findings], None], *, alone: bool) -> None:
         self._then: Callable[[Findings], None] | None = then
-        self._lines: tuple[str, ...] | None = None
+        self._lines: Strings | None = None
         self._states: list[State] = []
         self._others: list[State] | None = [] if alone else None
         self._node = ""
@@ -268,7 +268,7 @@ class _Finding:
 
         return call_off
 
-    def _taken(self, lines: tuple[str, ...], states: list[State]) -> None:
+    def _taken(self, lines: Strings, states: list[State]) -> None:
         self._lines, self._states = lines, states
         self._finish()
 

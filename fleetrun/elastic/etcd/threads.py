@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from fleetrun.aliases import Strings
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.client import (
     NOT_FOUND,
@@ -240,11 +241,11 @@ class Watcher:
         self._events = events
         self._changed = threading.Condition()
         self._turn = 0
-        self._prefixes: tuple[str, ...] = ()
+        self._prefixes: Strings = ()
         self._interrupt = StreamInterrupt()
         self._ended = False
 
-    def watch(self, prefixes: tuple[str, ...]) -> int:
+    def watch(self, prefixes: Strings) -> int:
         """Watch these prefixes from now on, and read all of them again. Returns the number of this turn."""
         with self._changed:
             self._prefixes = prefixes
@@ -280,7 +281,7 @@ class Watcher:
                 break
         self._client.close()
 
-    def _next(self) -> tuple[int, tuple[str, ...], StreamInterrupt] | None:
+    def _next(self) -> tuple[int, Strings, StreamInterrupt] | None:
         """Waits until there is something to watch; None after `end`."""
         with self._changed:
             self._changed.wait_for(lambda: self._prefixes or self._ended)
@@ -291,7 +292,7 @@ class Watcher:
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._turn != number, seconds)
 
-    def _follow(self, number: int, prefixes: tuple[str, ...], interrupt: StreamInterrupt) -> None:
+    def _follow(self, number: int, prefixes: Strings, interrupt: StreamInterrupt) -> None:
         waiting, early, since = len(prefixes), list[wire.Change](), 0
         requests = wire.watches(self._keys, prefixes)
         for message in self._client.follow("/watch", requests, self._patience, interrupt):
@@ -310,12 +311,12 @@ class Watcher:
         if waiting and not interrupt.used:
             raise Unreachable(f"{self._client.name}: no answer to a watch within {self._patience:.2g} s")
 
-    def _read_all(self, number: int, prefixes: tuple[str, ...]) -> int:
+    def _read_all(self, number: int, prefixes: Strings) -> int:
         self._events.reading()
         entries, revision = self._read(prefixes)
         self._events.read_all(number, entries, revision)
         return revision
 
-    def _read(self, prefixes: tuple[str, ...]) -> tuple[dict[str, Entry], int]:
+    def _read(self, prefixes: Strings) -> tuple[dict[str, Entry], int]:
         answer = self._client.ask("/kv/txn", wire.read(self._keys, prefixes))
         return wire.entries(self._keys, answer), wire.revision(answer)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from fleetrun.aliases import Environ, Fields
+from fleetrun.aliases import Environ, Fields, Strings
 from fleetrun.elastic.store import Entry
 from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list
 from fleetrun.errors import UsageError
@@ -183,7 +183,7 @@ _PARAMETERS = (*_FILES, "user")
 class EtcdAddress:
     """Members of one cluster (`host:port`), and the credentials. Files are paths of PEM files."""
 
-    endpoints: tuple[str, ...]
+    endpoints: Strings
     cacert: str = ""
     cert: str = ""
     key: str = ""
@@ -211,7 +211,7 @@ def parse_address(url: str) -> EtcdAddress:
     return EtcdAddress(_endpoints(where.removesuffix("/")), **parameters)
 
 
-def _endpoints(text: str) -> tuple[str, ...]:
+def _endpoints(text: str) -> Strings:
     parts = [part.strip() for part in text.split(",")]
     try:
         return endpoint_list(",".join(map(_with_port, parts)) or ",")

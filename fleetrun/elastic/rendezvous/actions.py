@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from fleetrun.aliases import Strings
 from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError
@@ -50,7 +51,7 @@ class Policy:
     budget: Budget = NO_RESTARTS
     exclude_after: int = 0
     check: str = "off"
-    fixed_ranks: tuple[str, ...] = ()
+    fixed_ranks: Strings = ()
     endpoint: str = ""
 
     @property
@@ -97,7 +98,7 @@ class Waiting:
     present: int
     fewest: int
     most: int
-    missing: tuple[str, ...] = ()
+    missing: Strings = ()
     left: float = 0.0
     spare: bool = False
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from zlib import crc32
 
+from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 
 UNEVEN = 4.0
@@ -37,7 +38,7 @@ class Check:
     """
 
     turn: int = 0
-    suspects: tuple[str, ...] = ()
+    suspects: Strings = ()
     usual: float = 0.0
     within: float = 0.0
     done: int = 0
@@ -126,7 +127,7 @@ def measures(ids: Sequence[str], suspects: Sequence[str], rank: int) -> bool:
     return not suspects or ids[rank] in suspects or any(rank in pair for pair in pairs(ids, suspects))
 
 
-def left_over(ids: Sequence[str], suspects: Sequence[str]) -> tuple[str, ...]:
+def left_over(ids: Sequence[str], suspects: Sequence[str]) -> Strings:
     """The suspects who have no partner in the second turn."""
     paired = {ids[rank] for pair in pairs(ids, suspects) for rank in pair}
     return tuple(id_ for id_ in ids if id_ in suspects and id_ not in paired)

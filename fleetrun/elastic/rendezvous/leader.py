@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fleetrun.aliases import Strings
 from fleetrun.elastic.rendezvous.actions import (
     REFORM_QUIET,
     CheckNode,
@@ -531,7 +532,7 @@ def _what_to_do(policy: Policy) -> str:
     return f"Start the same command on the other machines, with --master={policy.endpoint}."
 
 
-def missing_nodes(members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> tuple[str, ...]:
+def missing_nodes(members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> Strings:
     """At most eight names, as far as earlier members, --ips or --rank tell which nodes are missing."""
     if len(nodes) >= policy.fewest:
         return ()

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Fields, Strings
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
 from fleetrun.frozen import frozen
 from fleetrun.plan.topology import Offer
@@ -107,7 +107,7 @@ class Cause:
     rank: int = -1
     headline: str = ""
     code: int = 1
-    lines: tuple[str, ...] = ()
+    lines: Strings = ()
     summary: str = ""
     age: float = 0.0
     symptom: bool = False
@@ -196,7 +196,7 @@ class Census:
     """Which nodes have come so far, for those that wait: only the leader watches all."""
 
     present: int
-    missing: tuple[str, ...] = ()
+    missing: Strings = ()
 
 
 # ---- JSON

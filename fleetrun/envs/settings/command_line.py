@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.settings.options import (
     ACTIONS,
     OPTIONS,
@@ -140,7 +141,7 @@ class CommandLine:
 
     options: tuple[Choice, ...] = ()
     script: str | None = None
-    script_args: tuple[str, ...] = ()
+    script_args: Strings = ()
     action: Choice | None = None
 
     def last(self, name: str) -> Choice | None:

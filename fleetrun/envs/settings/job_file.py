@@ -16,7 +16,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.contract import Mode, Role, is_owned
 from fleetrun.envs.settings.options import (
     BY_VARIABLE,
@@ -60,9 +60,9 @@ class TomlDocument:
     name: str
     folder: Path
     tree: dict[str, Any]
-    lines: dict[tuple[str, ...], int] = field(repr=False)
+    lines: dict[Strings, int] = field(repr=False)
 
-    def where(self, path: tuple[str, ...]) -> str:
+    def where(self, path: Strings) -> str:
         """`job.toml:7`."""
         return f"{printable_name(self.name)}:{nearest_line(self.lines, path)}"
 
@@ -83,7 +83,7 @@ def read_documents(name: str, origin: str = "--config") -> list[TomlDocument]:
     return found
 
 
-def _read_with_included(name: str, origin: str, outer: tuple[str, ...], found: list[TomlDocument]) -> None:
+def _read_with_included(name: str, origin: str, outer: Strings, found: list[TomlDocument]) -> None:
     if "\0" in name:
         raise UsageError(f"{origin} {name!r} is not a valid file name")
     real = os.path.realpath(name)
@@ -183,7 +183,7 @@ _EVALUATOR_KEYS = (*_ROLE_KEYS, "on")
 _RESOURCES = ("devices", "threads")
 _SPELLINGS = {word: option for word, option in by_spelling(OPTIONS.values()).items() if word[0] != "-"}
 
-Key = tuple[str, ...]
+Key = Strings
 """`("option", name)`, `("script",)`, `("environment", NAME)`, `("role", role, "script")`, ..."""
 
 
@@ -193,7 +193,7 @@ class Entry:
 
     value: Any
     document: TomlDocument
-    path: tuple[str, ...]
+    path: Strings
 
     @property
     def where(self) -> str:
@@ -238,7 +238,7 @@ def _entries(document: TomlDocument) -> Iterator[tuple[Key, Entry]]:
             yield ("option", _option(entry).name), entry
 
 
-def _table(entry: Entry) -> Iterator[tuple[tuple[str, ...], Entry]]:
+def _table(entry: Entry) -> Iterator[tuple[Strings, Entry]]:
     if not isinstance(entry.value, dict):
         raise entry.wrong("must be a table", hint=f"[{entry.name}]")
     for name, value in entry.value.items():
@@ -347,7 +347,7 @@ class Filling:
         """The value of an entry, with variables filled in. Raises UsageError."""
         return self._value(entry.value, entry, ())
 
-    def _value(self, value: Any, entry: Entry, within: tuple[str, ...]) -> Any:
+    def _value(self, value: Any, entry: Entry, within: Strings) -> Any:
         if isinstance(value, str):
             return self._text(value, entry, within)
         if isinstance(value, list):
@@ -356,7 +356,7 @@ class Filling:
             return {name: self._value(each, entry, within) for name, each in value.items()}
         return value
 
-    def _text(self, text: str, entry: Entry, within: tuple[str, ...]) -> str:
+    def _text(self, text: str, entry: Entry, within: Strings) -> str:
         if "\0" in text:
             raise entry.wrong("has a NUL character, which cannot be passed to a process")
 
@@ -375,7 +375,7 @@ class Filling:
             raise entry.wrong(f"is longer than {LONGEST} characters")
         return filled
 
-    def _variable(self, name: str, entry: Entry, within: tuple[str, ...]) -> str:
+    def _variable(self, name: str, entry: Entry, within: Strings) -> str:
         if name == HERE:
             return str(entry.document.folder)
         if name in self._environ:
@@ -445,7 +445,7 @@ class _Reader:
     def _file_option(self, entry: Entry, option: Option) -> FileOption:
         return FileOption(option, entry.path[-1], self._texts(entry, option), entry.where)
 
-    def _texts(self, entry: Entry, option: Option) -> tuple[str, ...]:
+    def _texts(self, entry: Entry, option: Option) -> Strings:
         try:
             return option_texts(option, self._filling.filled(entry))
         except InvalidValue as error:
@@ -510,12 +510,12 @@ class _Reader:
             raise entry.wrong(f'is {value!r}; it must be "first" (machine) or "each"')
         return bool(value == "each")
 
-    def _devices(self, key: Key) -> tuple[str, ...]:
+    def _devices(self, key: Key) -> Strings:
         entry, _ = self._get(key)
         if entry is None:
             return ()
         text = self._texts(entry, OPTIONS["devices"])[0]
-        chosen: tuple[str, ...] = _parsed(entry, device_list, text)
+        chosen: Strings = _parsed(entry, device_list, text)
         return chosen
 
     # ---- kinds of values
@@ -532,7 +532,7 @@ class _Reader:
             raise entry.wrong("must be a string")
         return str(_parsed(entry, nonempty, value))
 
-    def _words(self, key: Key) -> tuple[str, ...] | None:
+    def _words(self, key: Key) -> Strings | None:
         entry, value = self._get(key)
         if entry is None:
             return None
@@ -561,7 +561,7 @@ class _Reader:
         return tuple(found)
 
 
-def option_texts(option: Option, value: Any) -> tuple[str, ...]:
+def option_texts(option: Option, value: Any) -> Strings:
     """A value from a job file, or from Python, as the text that could have been typed; several texts if the
     option repeats. Raises InvalidValue.
     """

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from fleetrun import plugins
+from fleetrun.aliases import Strings
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
@@ -70,12 +71,12 @@ class Option:
     help: str
     metavar: str = ""
     shown_default: str | None = None
-    choices: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    paddle: tuple[str, ...] = ()
+    choices: Strings = ()
+    aliases: Strings = ()
+    paddle: Strings = ()
     short: str = ""
     brief: str = ""
-    env: tuple[str, ...] = ()
+    env: Strings = ()
     modes: frozenset[Mode] = ANY
     makes: Mode | None = None
     takes: Takes = Takes.VALUE
@@ -85,7 +86,7 @@ class Option:
     plugs: str = ""
 
     @property
-    def all_choices(self) -> tuple[str, ...]:
+    def all_choices(self) -> Strings:
         """With those of other packages."""
         return (*self.choices, *plugins.others(self.plugs)) if self.plugs else self.choices
 
@@ -94,7 +95,7 @@ class Option:
         return f"--{self.name}"
 
     @property
-    def spellings(self) -> tuple[str, ...]:
+    def spellings(self) -> Strings:
         """Without dashes."""
         return (self.name, *self.aliases, *self.paddle)
 
@@ -240,14 +241,14 @@ class RoleSettings:
     role: Role
     where: str = ""
     script: str | None = None
-    args: tuple[str, ...] | None = None
+    args: Strings | None = None
     module: bool = False
     no_python: bool = False
     environment: EnvironmentItems = ()
     threads: int | None = None
     count: int = 0
     each: bool = False
-    devices: tuple[str, ...] = ()
+    devices: Strings = ()
 
     @property
     def table(self) -> str:
@@ -263,7 +264,7 @@ class FileOption:
 
     option: Option
     alias: str
-    texts: tuple[str, ...]
+    texts: Strings
     where: str
 
 
@@ -274,7 +275,7 @@ class JobFile:
 
     options: tuple[FileOption, ...] = ()
     script: str | None = None
-    args: tuple[str, ...] = ()
+    args: Strings = ()
     environment: EnvironmentItems = ()
     roles: tuple[RoleSettings, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
@@ -332,7 +333,7 @@ class LaunchSettings:
     """
 
     script: str
-    script_args: tuple[str, ...] = ()
+    script_args: Strings = ()
     script_in_job_file: bool = False
     environment: EnvironmentItems = ()
     roles: tuple[RoleSettings, ...] = ()
@@ -354,7 +355,7 @@ class LaunchSettings:
     job_id: str = _job(
         "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
         help="Name of the job; the names of its log files begin with it.")
-    env: tuple[str, ...] = _job(
+    env: Strings = _job(
         (), parsing.variables, "NAME[=VALUE]", repeats=True,
         help="A variable for all processes: NAME=VALUE; NAME or a pattern such as 'NCCL_*' passes on those "
              "of this environment, secrets by NAME only.")
@@ -377,7 +378,7 @@ class LaunchSettings:
         help="Number of processes on this machine. gpu, xpu: one per device; cpu: one per core; auto: gpu if "
              "there is one, else cpu.",
         shown_default="one per device, 1 without devices")
-    devices: tuple[str, ...] = _process(
+    devices: Strings = _process(
         (), parsing.device_list, "LIST", aliases=("gpus",),
         paddle=("selected_gpus", "xpus", "selected_xpus", "npus"), env=("PADDLE_DEVICES",),
         brief="devices to use, as 0,1 [all visible ones]",
@@ -407,7 +408,7 @@ class LaunchSettings:
         help="Where machines meet: host:port (served by the launcher there), H1,H2,H3 (by those three, of "
              "which any one may be lost; embedded:3: the first three of --ips), or etcd://host:port,...",
         shown_default="this machine says")
-    ips: tuple[str, ...] = _machine(
+    ips: Strings = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
         help="The machines in order of rank. They meet at the first.", shown_default="this one")
     rank: int = _machine(
@@ -542,7 +543,7 @@ class LaunchSettings:
         secret=True,
         help="Notify of failures, restarts, hangs and the end: POST JSON to a URL (Slack and others), or run "
              "a command. Put a secret URL into FLEETRUN_NOTIFY instead. See `fleetrun help notify`.")
-    notify_on: tuple[str, ...] = _output(
+    notify_on: Strings = _output(
         parsing.MOMENTS, parsing.moments, "LIST", env=("FLEETRUN_NOTIFY_ON",),
         help="Of what --notify tells.", shown_default=",".join(parsing.MOMENTS))
 
@@ -554,10 +555,10 @@ class LaunchSettings:
         None, parsing.count_or_none, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
         brief="their trainers on this machine",
         help="Number of trainers on this machine.", shown_default="1 in ps modes")
-    servers: tuple[str, ...] = _servers(
+    servers: Strings = _servers(
         (), parsing.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
         help="Endpoints of the servers, as host:port,host:port. Needs --trainers.")
-    trainers: tuple[str, ...] = _servers(
+    trainers: Strings = _servers(
         (), parsing.trainer_list, "LIST", paddle=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",),
         help="Endpoints of the trainers. Hosts without a port get ports from 6170 + number of servers.")
 
@@ -565,7 +566,7 @@ class LaunchSettings:
         "local", parsing.engine, "ENGINE", choices=parsing.ENGINES, plugs="schedulers",
         env=("FLEETRUN_SCHEDULER",),
         help="Submit the job to an engine, which starts fleetrun on the machines.")
-    scheduler_option: tuple[str, ...] = _engine(
+    scheduler_option: Strings = _engine(
         (), parsing.assignment, "NAME=VALUE", repeats=True,
         help="An option of the engine, as partition=gpu for slurm.")
     sync: str | None = _engine(
@@ -578,15 +579,15 @@ class LaunchSettings:
 
     coordinator_num: int | None = _paddle(
         None, parsing.count, "N", modes=SERVERS, makes=Mode.PS, help="Number of coordinators.")
-    coordinators: tuple[str, ...] = _paddle(
+    coordinators: Strings = _paddle(
         (), parsing.endpoint_list, "LIST", modes=SERVERS, makes=Mode.PS,
         help="Endpoints of the coordinators.")
     heter_worker_num: tuple[int, ...] = _heter(
         (), parsing.stage_counts, "N;N",
         help="Number of heter workers, by stage after the trainers. Makes the mode ps-heter.")
-    heter_workers: tuple[tuple[str, ...], ...] = _heter(
+    heter_workers: tuple[Strings, ...] = _heter(
         (), parsing.stage_endpoints, "LIST;LIST", help="Endpoints of the heter workers, by stage.")
-    heter_devices: tuple[str, ...] = _heter(
+    heter_devices: Strings = _heter(
         (), parsing.stage_devices, "KIND;KIND",
         help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
     with_gloo: int = _paddle(
@@ -694,6 +695,6 @@ class Resolved:
 
     settings: LaunchSettings
     origins: Mapping[str, str]
-    notices: tuple[str, ...] = ()
+    notices: Strings = ()
     words: Mapping[str, str] = field(default_factory=dict)
     engine: frozenset[str] = frozenset()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fleetrun import plugins
+from fleetrun.aliases import Strings
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.errors import similar
 
@@ -40,12 +41,12 @@ SMALLEST_LOG = 4096
 class InvalidValue(ValueError):
     """Not a value of this option. The message says what it must be, `meant` has suggestions."""
 
-    def __init__(self, requirement: str, meant: tuple[str, ...] = ()) -> None:
+    def __init__(self, requirement: str, meant: Strings = ()) -> None:
         super().__init__(requirement)
         self.meant = meant
 
 
-def closest(word: str, words: Iterable[str]) -> tuple[str, ...]:
+def closest(word: str, words: Iterable[str]) -> Strings:
     """Suggestions out of `words`, at most two: those that begin with `word`, else similar ones."""
     known = tuple(words)
     begun = tuple(other for other in known if len(word) > 1 and other.startswith(word))
@@ -99,7 +100,7 @@ def choice(*words: str, also: dict[str, str] | None = None) -> Parser:
     return parse
 
 
-def either(words: tuple[str, ...]) -> str:
+def either(words: Strings) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
@@ -149,7 +150,7 @@ def seconds_from(least: float) -> Parser:
     return parse
 
 
-def assignment(text: str) -> tuple[str, ...]:
+def assignment(text: str) -> Strings:
     """`NAME=VALUE` in a tuple of one, so that several can be added."""
     name, equals, _ = text.partition("=")
     if not (name.strip() and equals):
@@ -196,7 +197,7 @@ def exports(text: str) -> tuple[Addressed, ...]:
 MOMENTS = ("failure", "restart", "hang", "end")
 
 
-def moments(text: str) -> tuple[str, ...]:
+def moments(text: str) -> Strings:
     """`failure,hang`: of `MOMENTS`, in their order."""
     asked = [part.strip() for part in text.split(",")]
     for each in asked:
@@ -254,7 +255,7 @@ def written_notifiers(found: tuple[Addressed, ...]) -> str:
     return ", ".join(host_of_url(argument) if name == "webhook" else name for name, argument in found)
 
 
-def variables(text: str) -> tuple[str, ...]:
+def variables(text: str) -> Strings:
     """`NAME=VALUE`, or names and patterns of variables joined by commas: `NCCL_*,HF_HOME`."""
     name, equals, _ = text.partition("=")
     if equals and re.fullmatch(_VARIABLE, name):
@@ -344,7 +345,7 @@ def shell_words(text: str) -> str:
     return text
 
 
-def device_list(text: str) -> tuple[str, ...]:
+def device_list(text: str) -> Strings:
     """`0,1,3` or UUIDs; each once."""
     devices = tuple(part.strip() for part in text.split(","))
     if not all(re.fullmatch(_DEVICE, device) for device in devices):
@@ -352,7 +353,7 @@ def device_list(text: str) -> tuple[str, ...]:
     return unique(tuple(str(int(device)) if device.isdigit() else device for device in devices))
 
 
-def unique(items: tuple[str, ...]) -> tuple[str, ...]:
+def unique(items: Strings) -> Strings:
     """The same items. Raises InvalidValue for one that occurs twice."""
     for position, item in enumerate(items):
         if item in items[:position]:
@@ -375,7 +376,7 @@ def _stages(parse: Parser, text: str, example: str) -> tuple[Any, ...]:
 _device_word = choice("cpu", "gpu", "xpu", "npu")
 
 
-def stage_devices(text: str) -> tuple[str, ...]:
+def stage_devices(text: str) -> Strings:
     """`gpu` or `gpu;cpu`: the kind of device of each stage."""
     return _stages(_device_word, text, "gpu;cpu")
 
@@ -480,17 +481,17 @@ def endpoint(text: str) -> str:
         raise InvalidValue(f"the port of {text} must be from 1 to 65535") from None
 
 
-def host_list(text: str) -> tuple[str, ...]:
+def host_list(text: str) -> Strings:
     """Hosts joined by commas; each once."""
     return _listed(host, text)
 
 
-def endpoint_list(text: str) -> tuple[str, ...]:
+def endpoint_list(text: str) -> Strings:
     """Endpoints joined by commas; each once. Empty text is an empty list, as in Paddle."""
     return _listed(endpoint, text) if text else ()
 
 
-def trainer_list(text: str) -> tuple[str, ...]:
+def trainer_list(text: str) -> Strings:
     """Endpoints, or hosts without ports, which get theirs from `with_ports` as in Paddle."""
     parts = tuple(part.strip() for part in text.split(","))
     if not text or any(":" in part for part in parts):
@@ -498,14 +499,14 @@ def trainer_list(text: str) -> tuple[str, ...]:
     return tuple(host(part) for part in parts)
 
 
-def with_ports(hosts: tuple[str, ...], first: int) -> tuple[str, ...]:
+def with_ports(hosts: Strings, first: int) -> Strings:
     """Give ports from `first` on to hosts that have none."""
     return tuple(
         text if ":" in text else f"{text}:{number}" for number, text in enumerate(hosts, start=first)
     )
 
 
-def stage_endpoints(text: str) -> tuple[tuple[str, ...], ...]:
+def stage_endpoints(text: str) -> tuple[Strings, ...]:
     """Stages joined by `;`, the endpoints of one stage by `,`."""
     if not text:
         return ()
@@ -516,7 +517,7 @@ def stage_endpoints(text: str) -> tuple[tuple[str, ...], ...]:
     return stages
 
 
-def _listed(parse: Parser, text: str) -> tuple[str, ...]:
+def _listed(parse: Parser, text: str) -> Strings:
     """Entries joined by commas; each once. If there are several, the error says "each entry"."""
     try:
         return unique(tuple(parse(part.strip()) for part in text.split(",")))
@@ -594,7 +595,7 @@ def _check_majority(machines: int) -> None:
         raise InvalidValue("3, 5 or 7 machines can serve a store together, or one")
 
 
-def _missing() -> tuple[str, ...]:
+def _missing() -> Strings:
     raise InvalidValue(_ENDPOINT)
 
 

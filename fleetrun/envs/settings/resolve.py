@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs import contract, variables
 from fleetrun.envs.channels import inside_container
 from fleetrun.envs.contract import Mode, NodeLoss, Role, join_endpoint
@@ -427,7 +427,7 @@ def _check_endpoints(choices: Choices) -> None:
             owners[endpoint] = choices[name]
 
 
-def _endpoints(choices: Choices, name: str) -> tuple[str, ...]:
+def _endpoints(choices: Choices, name: str) -> Strings:
     value = choices[name].value if name in choices else ()
     return tuple(endpoint for stage in value for endpoint in stage) if name == "heter_workers" else value
 
@@ -594,7 +594,7 @@ def _roles_for_mode(
 
 def _script_of(
     line: CommandLine, file: JobFile, roles: Sequence[RoleSettings], mode: Mode
-) -> tuple[str, tuple[str, ...]]:
+) -> tuple[str, Strings]:
     """The job's script and its arguments: what was typed, else the file's, else the trainers' own.
 
     Raises UsageError when there is none, or a role is left without one.

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.contract import NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleSettings
@@ -113,7 +114,7 @@ def program(settings: LaunchSettings) -> str:
     return settings.script_args[-1] if is_function else settings.script
 
 
-def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
+def words(resolved: Resolved, but: Collection[str] = ()) -> Strings:
     """What to type after `fleetrun` for the same launch, without the options in `but`."""
     given = [word for name, word in resolved.words.items() if name not in but and name != "module"]
     settings = resolved.settings

@@ -7,6 +7,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from fleetrun.aliases import Strings
+
 # ---- Writing: strings, booleans, numbers, lists and tables
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -40,7 +42,7 @@ def value(of: Any) -> str:
     return text(of)
 
 
-def table(path: tuple[str, ...], rows: Mapping[str, Any]) -> list[str]:
+def table(path: Strings, rows: Mapping[str, Any]) -> list[str]:
     """The lines of a table and of the tables in it."""
     own = {name: each for name, each in rows.items() if not isinstance(each, Mapping)}
     inner = {name: each for name, each in rows.items() if isinstance(each, Mapping)}
@@ -58,7 +60,7 @@ def table(path: tuple[str, ...], rows: Mapping[str, Any]) -> list[str]:
 
 # ---- The line of each key, for documents that `tomllib` has read without an error
 
-KeyPath = tuple[str, ...]
+KeyPath = Strings
 
 _DEEPEST = 8  # no key of a job file is deeper
 
