@@ -262,7 +262,7 @@ def test_the_contract_stands_on_the_standard_library():
         waiting += [target for target in imports_of()[module] if target in modules() and target not in seen]
     outside = {package_of(target) for module in seen for target in imports_of()[module] - seen}
     assert seen == {
-        "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi",
+        "fleetrun.aliases", "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi",
         "fleetrun.envs.progress_report", "fleetrun.frozen", "fleetrun.proc", "fleetrun.values",
     }  # fmt: skip
     assert outside <= set(sys.stdlib_module_names)
