@@ -13,7 +13,7 @@ from fleetrun.values import frozen
 @frozen(kw_only=True)
 class Stat:
     """`state` is the letter of `ps`. `ticks` of processor in user and kernel mode, `started` in ticks since
-    the machine was started, `resident` memory in pages.
+    the machine was started, `resident` memory in pages. `exit`: the wait status of one that has ended.
     """
 
     pid: int
@@ -23,6 +23,7 @@ class Stat:
     ticks: int
     started: int
     resident: int
+    exit: int
 
 
 def readable(fd: int, within: float = 0.0) -> bool:
@@ -49,6 +50,7 @@ def read_stat(pid: int | str, proc: Path = Path("/proc")) -> Stat:
             ticks=int(fields[11]) + int(fields[12]),
             started=int(fields[19]),
             resident=int(fields[21]),
+            exit=int(fields[49]),
         )
     except (OSError, IndexError, ValueError):
         raise ProcessLookupError(f"there is no process {pid}") from None

@@ -24,7 +24,7 @@ from collections.abc import Callable, MutableMapping
 from typing import NoReturn
 
 from fleetrun.pod import linux
-from fleetrun.pod.process import Exit, end_descendants
+from fleetrun.pod.process import Exit, end_descendants, reap_adopted
 
 # ---- Signals as numbers in a file descriptor: a handler only records, the loop decides
 
@@ -265,6 +265,7 @@ def _guard(launcher: int, numbers: set[int]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(launcher, number)
             continue
+        reap_adopted([launcher])  # as the first process of a container it gets those of `kubectl exec` too
         pid, status = os.waitpid(launcher, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             continue

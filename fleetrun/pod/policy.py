@@ -124,11 +124,19 @@ _OWN_MISTAKES = frozenset(
 _DEVICES = re.compile(r"cuda|cudnn|cublas|hip\b|driver|memory", re.IGNORECASE)
 
 
+_OUTAGES = re.compile(
+    r"^(\w+\.)*(OSError|IOError|\w*(HTTP|URL|SSL|Proxy|Connect|Timeout|Throttling|Unavailable)\w*):"
+    r"|stale file handle|\b(429|5\d\d) (too many|internal|bad|service|gateway)|service unavailable",
+    re.IGNORECASE,
+)
+"""What a file system or a service raises that may be back soon."""
+
+
 def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
     """`Fault.error`; empty where the error is not known, or may be another process's, and where no step is
     known, unless it is the script's own mistake.
     """
-    if not traceback or is_symptom(exit, message):
+    if not traceback or is_symptom(exit, message) or _OUTAGES.search(message):
         return ""
     if step is None and (message.partition(":")[0] not in _OWN_MISTAKES or _DEVICES.search(message)):
         return ""

@@ -86,15 +86,16 @@ class Process:
         something.
         """
         try:
-            popen = subprocess.Popen(
-                argv,
-                env=env,
-                stdin=stdin,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=keep,
-            )
+            with _default_sigttou():
+                popen = subprocess.Popen(
+                    argv,
+                    env=env,
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=keep,
+                )
         except (FileNotFoundError, NotADirectoryError):
             if "/" in argv[0] and Path(argv[0]).exists():
                 raise ScriptNotExecutableError(
@@ -114,10 +115,12 @@ class Process:
 
     def _left_well(self) -> bool:
         try:
-            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         except ChildProcessError:  # somebody else reaped it: its group's id may be another's
             return True
-        return info is not None and info.si_code == os.CLD_EXITED and info.si_status == 0
+        if info is None:
+            return not read_stat(self.pid).exit
+        return info.si_code == os.CLD_EXITED and info.si_status == 0
 
     def fileno(self) -> int:
         return self._pidfd
@@ -181,12 +184,25 @@ class Process:
 
     def _wait(self) -> Exit:
         try:
-            _, status, usage = os.wait4(self.pid, 0)
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG if self.ended else 0)
         except ChildProcessError:  # somebody else reaped it
             return Exit(self._popen.wait())
-        self.peak_memory = usage.ru_maxrss * 1024  # Linux counts KiB
+        if pid:
+            self.peak_memory = usage.ru_maxrss * 1024  # Linux counts KiB
+        else:  # a debugger holds it, and the kernel keeps its pid until that lets it go
+            status = read_stat(self.pid).exit
         self._popen.returncode = os.waitstatus_to_exitcode(status)
         return Exit(self._popen.returncode)
+
+
+@contextlib.contextmanager
+def _default_sigttou() -> Iterator[None]:
+    """Children do not inherit that this process ignores it."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTTOU, before)
 
 
 _HINTS = {

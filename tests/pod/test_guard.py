@@ -3,10 +3,12 @@
 import os
 import select
 import signal
+import time
 
 import pytest
 
-from fleetrun.pod.guard import Signals, governed
+from fleetrun.pod.guard import Signals, _guard, governed
+from fleetrun.pod.process import children_of
 from tests.support.isolated import isolated
 
 
@@ -100,9 +102,35 @@ def after_an_ending_that_was_read_the_last_words_have_a_moment():
     assert list(signals.read()) == [signal.SIGALRM]
 
 
+def a_guard_reaps_strangers():
+    """Such as those of `kubectl exec pod -- sh -c 'x &'`, if it is the first process of a container."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    read, write = os.pipe()
+    launcher = os.fork()
+    if not launcher:
+        os._exit(os.read(read, 1)[0])
+    watcher = os.fork()
+    if not watcher:
+        for _ in range(3):
+            if not os.fork() and os.fork() >= 0:  # its child is an orphan, and becomes the guard's
+                os._exit(0)
+            os.wait()
+        until = time.monotonic() + 60
+        while set(children_of(os.getppid())) != {launcher, os.getpid()} and time.monotonic() < until:
+            time.sleep(0.01)
+        os.write(write, b"\x07" if time.monotonic() < until else b"\x08")
+        os._exit(0)
+    assert _guard(launcher, {signal.SIGUSR1}) == 7
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [after_the_job_only_endings_arrive, after_an_ending_that_was_read_the_last_words_have_a_moment]
+    "case",
+    [
+        after_the_job_only_endings_arrive,
+        after_an_ending_that_was_read_the_last_words_have_a_moment,
+        a_guard_reaps_strangers,
+    ],
 )
 def test_the_last_moments(case):
     isolated(case)

@@ -150,6 +150,25 @@ def test_where_no_step_is_known_what_may_pass_is_tried_again(message):
 
 
 @pytest.mark.parametrize(
+    ("message", "passes"),
+    [
+        ("urllib.error.HTTPError: HTTP Error 503: Service Unavailable", True),
+        ("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='h', port=443)", True),
+        ("OSError: [Errno 116] Stale file handle: '/data/x'", True),
+        ("RuntimeError: the server answered 429 Too Many Requests", True),
+        ("ssl.SSLEOFError: EOF occurred in violation of protocol", True),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'x'", False),
+        ("IndexError: index 503 is out of range", False),
+        ("ValueError: 500 is not a label", False),
+    ],
+)
+def test_an_outage_of_a_service_is_not_the_same_error_twice(message, passes):
+    again = fault(step=7, error=error(message=message))
+    decision = BUDGET.decide(again, after(BUDGET, again))
+    assert isinstance(decision, Restart if passes else GiveUp)
+
+
+@pytest.mark.parametrize(
     ("step", "second"),
     [
         (8, error()),

@@ -107,6 +107,43 @@ def test_a_child_inherits_no_other_descriptor(child, tmp_path):
         assert made.line() == "0"
 
 
+TRACER = """
+import ctypes, sys, time
+PTRACE_SEIZE = 0x4206
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+print(libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), 0, 0), flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(("script", "code"), [("kill -9 $$", -9), ("exit 3", 3), ("exit 0", 0)])
+def test_a_debugger_that_holds_what_has_ended_is_not_waited_for(child, tmp_path, script, code):
+    """The kernel hides the end of a traced process from its parent until the tracer has seen it."""
+    held = child(f"while [ ! -e {tmp_path}/go ]; do :; done; {script}")
+    command = [sys.executable, "-c", TRACER, str(held.process.pid)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as tracer:
+        try:
+            assert tracer.stdout is not None
+            if tracer.stdout.readline() != b"0\n":
+                pytest.skip("no process may be traced here")
+            (tmp_path / "go").touch()
+            held.wait()
+            assert held.process.reap(with_group=True) == Exit(code)
+        finally:
+            tracer.kill()
+
+
+def test_a_child_does_not_inherit_that_sigttou_is_ignored(child):
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        ignored = child("grep SigIgn /proc/self/status").line().split()[1]
+        assert signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTTOU, before)
+    assert not int(ignored, 16) >> (signal.SIGTTOU - 1) & 1
+
+
 @pytest.mark.parametrize("name", ["no-such-program-anywhere", "/no/such/program", "/etc/passwd/program"])
 def test_a_program_that_is_not_there(nowhere, name):
     with pytest.raises(ScriptNotFoundError, match="no such program") as caught:
