@@ -41,7 +41,8 @@ def main() -> None:
     silent = {each["title"] for each in states if each["alive"] and not each["probe"]} & _wanted(states)
     # All of them for the logs; for a verdict those that do not answer for themselves.
     looked = targets if asked["why"] else [each for each in targets if each.title in silent]
-    found = collect(looked, within, find_pyspy())
+    # A look without a reason leaves no trace in a log, whose growth is a sign of life.
+    found = collect(looked, within, find_pyspy(), asks=bool(asked["why"]))
     told = [completed(state, found.processes) for state in states]
     if facts is not None and told:
         told[0]["machine"] = facts.taken()

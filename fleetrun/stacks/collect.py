@@ -232,12 +232,15 @@ class Collection:
 
 @frozen(kw_only=True)
 class Means:
-    """How it is looked: `program` is py-spy or None, `env` what it is run with."""
+    """How it is looked: `program` is py-spy or None, `env` what it is run with. `asks`: processes that it
+    cannot read may be asked.
+    """
 
     program: str | None
     env: Environ
     deadline: float
     clock: Clock = time.monotonic
+    asks: bool = True
     age: Callable[[int], float | None] = processes.age_of
 
     @property
@@ -245,11 +248,15 @@ class Means:
         return self.deadline - self.clock()
 
 
-def collect(targets: Sequence[Target], within: float, program: str | None) -> Collection:
+def collect(
+    targets: Sequence[Target], within: float, program: str | None, *, asks: bool = True
+) -> Collection:
     """In the order of the targets, each with the Python processes below it. Takes little more than `within`
-    seconds, whatever the processes do. `program` is py-spy (`find_pyspy`), None: it is not here.
+    seconds, whatever the processes do. `program` is py-spy (`find_pyspy`), None: it is not here. `asks`: a
+    process that cannot be read may be asked to write its stacks into its log.
     """
-    means = Means(program=program, env=helper_environment(os.environ), deadline=time.monotonic() + within)
+    deadline = time.monotonic() + within
+    means = Means(program=program, env=helper_environment(os.environ), deadline=deadline, asks=asks)
     jobs = [(target, pid) for target in targets for pid in _pids(target)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         taken = tuple(pool.map(lambda job: take(job[0], job[1], means), jobs))
@@ -302,7 +309,7 @@ def _once(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], s
             return _own(threads), "no Python runs in it"
         except SpyError as error:
             note = str(error)
-    if not can_ask(target, pid):
+    if not (means.asks and can_ask(target, pid)):
         return (), f"{note}; nor does it write its stacks itself (with --probe on it does)"
     return _own(ask_process(target, pid)), f"{note}; it was asked to write its stacks to its stderr"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.stacks.__main__ import MOST_GROUPS, summary
+from fleetrun.stacks.__main__ import main as stacks_main
 from fleetrun.stacks.collect import (
     PYSPY_MISSING,
     Collection,
@@ -87,9 +89,13 @@ def test_what_has_ended_is_told_so(answers: str, tmp_path: Path):
 def test_where_py_spy_may_not_look_a_script_writes_its_stacks_itself(refuses: str, tmp_path: Path):
     with waiting(tmp_path, f"import trainers\n{WAITS}") as (target, _):
         found = collect([target], 60.0, refuses)
+        before = Path(target.log).read_bytes()
+        routine = collect([target], 60.0, refuses, asks=False)
+        assert Path(target.log).read_bytes() == before
     (one,) = found.processes
     assert one.threads[0].frames[0].function == "deep"
     assert found.whole
+    assert not routine.whole
 
 
 def means(program: str, age: float) -> Means:
@@ -192,6 +198,22 @@ def test_it_writes_the_stacks_and_says_where_all_stand(tmp_path: Path):
         assert (where.replace(held_up, ""), answer["written"]) == ("trainer 0: deep (train.py:4)", 1)
         assert "--- fleetrun: it hangs: the stacks of trainer 0" in Path(target.log).read_text()
         eventually(lambda: state_of(target.pid) == "S")
+
+
+@pytest.mark.slow
+def test_a_look_without_a_reason_leaves_the_log_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without py-spy too: what the process writes when it is asked would count as a sign of life."""
+    monkeypatch.setattr("fleetrun.stacks.__main__.find_pyspy", lambda: None)
+    answer = io.StringIO()
+    with waiting(tmp_path, ASKABLE) as (target, _):
+        rank = {"title": target.title, "role": target.role, "rank": 0, "alive": True, "probe": "", "log": ""}
+        asks = {"targets": [target.as_json()], "ranks": [rank], "why": "", "within": 30.0}
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asks) + "\n"))
+        monkeypatch.setattr("sys.stdout", answer)
+        before = Path(target.log).read_bytes()
+        stacks_main()
+        assert Path(target.log).read_bytes() == before
+    assert "py-spy is not" in answer.getvalue()
 
 
 def test_of_many_places_the_first():
