@@ -71,9 +71,11 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def run_folder(environ: Mapping[str, str]) -> Path:
-    """`$XDG_RUNTIME_DIR/fleetrun`; without that variable `/tmp/fleetrun-UID`."""
+    """`$XDG_RUNTIME_DIR/fleetrun`; without that variable `/tmp/fleetrun-UID`. So too where it names a folder
+    of a login that this machine does not have: sbatch and srun export the variable of another one.
+    """
     base = environ.get("XDG_RUNTIME_DIR", "")
-    if base.startswith("/"):
+    if base.startswith("/") and (not base.startswith("/run/user/") or Path(base).is_dir()):
         return Path(base) / "fleetrun"
     return Path("/tmp") / f"fleetrun-{os.getuid()}"
 

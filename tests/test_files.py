@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.files import open_plain, replace_file
+from fleetrun.files import open_plain, replace_file, run_folder
 
 KINDS: list[Callable[[Path], object]] = [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")]
 
@@ -47,3 +47,10 @@ def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         replace_file(tmp_path / "x.json", "new")
+
+
+@pytest.mark.parametrize("base", ["/run/user/4294967294", "", "relative"])
+def test_a_run_folder_of_a_login_that_is_not_here(base: str):
+    """Slurm gives a job the variable of the node from which it was submitted."""
+    assert run_folder({"XDG_RUNTIME_DIR": base}) == Path(f"/tmp/fleetrun-{os.getuid()}")
+    assert run_folder({"XDG_RUNTIME_DIR": "/somewhere"}) == Path("/somewhere/fleetrun")

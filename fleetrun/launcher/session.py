@@ -220,7 +220,11 @@ class LaunchSession:
             say, warn = self._console.info, self._warn
             self.notices = Notices(self.settings, self.pod_name, self._loop, self.companions, say, warn)
         if (problem := self.progress.open()) is not None:
-            self._console.debug(f"no progress can be reported: {problem}")
+            tell = self._console.debug if settings.hang_timeout is None else self._warn
+            tell(
+                f"no progress can be reported: {problem}. For --hang_timeout only output counts as a sign of "
+                "life. Set XDG_RUNTIME_DIR to a folder of this user"
+            )
         if (problem := self._memory.open()) is not None:
             self._console.debug(f"no checkpoints can be kept in memory: {problem}")
         if self.settings.warm:

@@ -87,6 +87,9 @@ class ProgressReceiver:
         """A process starts: what is known of the one before it is over."""
         self._tracks.pop(name, None)
         self._speakers.pop(name, None)
+        if self._socket is not None and not self._path.exists():  # a cleaner of old files took it
+            self.close()
+            self.open()
 
     def ended(self, name: str) -> None:
         """Its process has ended: its last reports come before its exit in the record."""

@@ -150,3 +150,7 @@ tell("done")
     well(launch)
     assert launch.told("done")
     assert steps(fleetrun) == []
+    assert "can be reported" not in launch.err
+    with_a_limit = fleetrun.run("--hang_timeout", "1h", script)
+    well(with_a_limit)
+    assert "only output counts as a sign of life" in " ".join(with_a_limit.err.split())

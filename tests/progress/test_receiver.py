@@ -201,6 +201,16 @@ def test_a_new_process_begins_with_nothing(room):
     assert [event["step"] for event in room.record] == [900, 1]
 
 
+def test_a_socket_that_a_cleaner_of_old_files_took_is_there_at_the_next_start(room):
+    room.path.unlink()
+    room.receiver.begun("trainer.0")
+    room.say(step=1)
+    room.turn()
+    latest = room.receiver.latest("trainer.0")
+    assert latest is not None
+    assert latest.step == 1
+
+
 SPEAKS = """
 import json, socket, sys
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
