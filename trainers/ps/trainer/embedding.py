@@ -99,7 +99,7 @@ def embed(batch: Batch, call: Call, weight: torch.Tensor) -> torch.Tensor:
         if not weight.requires_grad:
             return batch.gather([call])[0]
         if call.output is None:
-            calls = [call, *batch.others()]
+            calls = batch.with_others(call)
             outputs = _Embed.apply(batch.anchor, batch, calls, *batch.weights_of(calls))  # type: ignore[no-untyped-call]  # torch's
             for each, output in zip(calls, outputs, strict=True):
                 each.output = output if len(calls) == 1 else _apart(output, output.shape)

@@ -149,16 +149,20 @@ class Batch:
         """What outputs depend on, for autograd."""
         return self._group.anchor
 
-    def others(self) -> list[Call]:
-        """The calls that have not been made, and need nothing but their rows."""
+    def with_others(self, call: Call) -> list[Call]:
+        """The call, and those that have not been made and need nothing but their rows. One whose weight has
+        hooks is alone: torch calls hooks of all inputs of a node, for which there is no gradient too.
+        """
         embeds, weights = self._group.embeds, self._group.weights
-        return [
+        returning = self._group.collected.returning
+        others = [
             each
             for number, calls in self.calls.items()
-            if embeds[number] and weights[number].requires_grad
+            if embeds[number] and weights[number].requires_grad and number not in returning
             for each in calls
             if each.output is None
         ]
+        return [call] if call.table in returning else [call, *others]
 
     def check(self, call: Call) -> None:
         """Raises IndexError for an id that its table cannot have."""
@@ -555,8 +559,8 @@ class TableGroup:
         return self.collected.events if self.collected.events and self.collected.tables else 0
 
     def concerns(self, weights: Container[int] | None) -> bool:
-        """Whether any of these weights belongs to a table here; None: of any model."""
-        return weights is None or any(id(weight) in weights for weight in self.weights)
+        """Whether any of these weights belongs to a table here; None: the weights of all optimizers."""
+        return self.trained if weights is None else any(id(weight) in weights for weight in self.weights)
 
     def add_stats(self, table: int, keys: torch.Tensor, stats: torch.Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""

@@ -154,6 +154,7 @@ class ServedWeight(torch.nn.Parameter):
                 return func(*args, **options)
         if name in _HOOKS:
             cls._check_hook(args[0], name)
+            args = args[0], _where_reached(*args)
         elif name in _MOVES:
             return _unmoved(func, name, args, options)
         elif name == "__set__":
@@ -174,6 +175,13 @@ class ServedWeight(torch.nn.Parameter):
         if not weight.bounded:
             weight.sparse(torch.empty(0), torch.empty(0))  # raises
         weight.collected.return_gradients()
+
+
+def _where_reached(weight: Any, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook, of either kind. torch also calls it after a forward pass that this weight shares with others,
+    of which a backward pass has reached another one.
+    """
+    return lambda given: None if given is None or (given is weight and weight.own is None) else hook(given)
 
 
 def _without_rows(name: str) -> UsageError:

@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -34,17 +34,37 @@ def serve(
     rows: torch.Tensor,
     rule: AnyRule = SGD(),  # noqa: B008
 ) -> tuple[ServedEmbedding, TableGroup]:
-    sparse: Any = SparseParameter(
-        name="emb.weight",
+    group = TableGroup([table(module, 0, "emb.weight", rule)], SERVERS, cast(Client, Answers(rows)))
+    return ServedEmbedding("emb.weight", module, group.tables[0], statistics=False), group
+
+
+def serve_together(modules: Sequence[EmbeddingModule]) -> tuple[list[ServedEmbedding], TableGroup]:
+    names = [f"emb{place}.weight" for place in range(len(modules))]
+    group = TableGroup(
+        [table(module, place, names[place]) for place, module in enumerate(modules)],
+        SERVERS,
+        cast(Client, Answers(torch.ones(ROWS, DIM))),
+    )
+    found = zip(names, modules, group.tables, strict=True)
+    return [ServedEmbedding(*each, statistics=False) for each in found], group
+
+
+def table(
+    module: EmbeddingModule,
+    place: int,
+    name: str,
+    rule: AnyRule = SGD(),  # noqa: B008
+) -> SparseParameter:
+    found: Any = SparseParameter(
+        name=name,
         module=module,
         group={"lr": 1.0},
         own_lr=None,
-        table=0,
-        spec=TableSpec(kind=TableKind.SPARSE, name="emb.weight", size=DIM, rule=rule),
+        table=place,
+        spec=TableSpec(kind=TableKind.SPARSE, name=name, size=DIM, rule=rule),
         rule=rule,
     )
-    group = TableGroup([sparse], SERVERS, cast(Client, Answers(rows)))
-    return ServedEmbedding("emb.weight", module, group.tables[0], statistics=False), group
+    return found
 
 
 class Twins:
@@ -363,6 +383,30 @@ def test_hooks_of_rows_that_are_looked_up_together_are_apart() -> None:
     assert not seen
     loss_of(first.mul_(2)).backward()
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_a_weight_that_no_backward_pass_reached_are_not_called(kind: str, early: bool) -> None:
+    modules = [torch.nn.Embedding(ROWS, DIM, sparse=True) for _ in range(2)]
+    servings, group = serve_together(modules)
+    assert len(servings) == 2
+    seen: list[Any] = []
+
+    def hook() -> None:
+        getattr(modules[0].weight, kind)(lambda given: seen.append(given))
+
+    if early:
+        hook()
+    group.send(group.prepare({0: [FIRST], 1: [SECOND]}))
+    outputs = modules[0](FIRST), modules[1](SECOND)
+    if not early:
+        hook()
+    loss_of(outputs[1]).backward()
+    assert not seen
+    loss_of(outputs[0]).backward()
+    assert len(seen) == 1
+    assert seen[0] is not None
 
 
 @pytest.mark.parametrize(
