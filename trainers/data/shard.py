@@ -42,7 +42,7 @@ class ShardSampler(ResumableSampler[int]):
         """Indices of a whole epoch."""
         return self._length // self._trainers
 
-    def _samples(self, left: NDArray[np.int64]) -> list[int]:
+    def _samples(self, left: NDArray[np.int64]) -> Any:
         return left[self._rank :: self._trainers][: len(left) // self._trainers].tolist()
 
     def batches(self, loader: DataLoader[T]) -> Iterator[T]:
