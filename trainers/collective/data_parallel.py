@@ -8,7 +8,7 @@ half precision.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from fleetrun.frozen import frozen
+from trainers.collective.averaging import messages_of
 from trainers.collective.configs import LocalSGDConfigs
 from trainers.errors import UsageError
 
@@ -24,18 +25,62 @@ class DataParallel(DistributedDataParallel):
     """`DistributedDataParallel` on the device where the module is.
 
     In eval mode without gradients the module is called directly: no collective, so that one rank may
-    evaluate alone.
+    evaluate alone. All ranks evaluate with the buffers of rank 0, such as the running statistics of batch
+    norms: they are sent beside each training forward pass, and used when an evaluation begins.
     """
+
+    in_step = False
+    """True if all ranks make each forward pass together, also those without an exchange of gradients."""
 
     def __init__(
         self, module: torch.nn.Module, *, find_unused_parameters: bool = False, bucket_cap_mb: float = 25.0
     ) -> None:
         super().__init__(module, find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb)
+        self._sent: list[tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor, dist.Work]] = []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training or torch.is_grad_enabled():
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
+            output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
+            self._send()
+            return output
+        self._take()
         return self.module(*inputs, **kwargs)
+
+    def train(self, mode: bool = True) -> Self:
+        if not mode:
+            self._take()
+        return super().train(mode)  # type: ignore[no-any-return, no-untyped-call]
+
+    def __getstate__(self) -> Any:
+        self._take()  # a copy has rank 0's, and nothing that is under way
+        return super().__getstate__()  # type: ignore[no-untyped-call]
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _send(self) -> None:
+        """Send rank 0's buffers to all ranks, each of which keeps its own meanwhile: the backward pass may
+        need them. As often as torch does that before the next forward pass, so that no rank waits alone.
+        """
+        self._sent.clear()
+        if not (self.in_step or self.will_sync_module_buffers()):
+            return
+        for buffers in messages_of(each for each in self.modules_buffers if each.is_floating_point()):
+            flat = torch.cat([each.reshape(-1) for each in buffers])
+            work = dist.broadcast(flat, 0, group=self.process_group, async_op=True)
+            self._sent.append((buffers, [each.clone() for each in buffers], flat, work))
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _take(self) -> None:
+        """Put them in the place of this rank's own, but for those that the script has set since."""
+        while self._sent:
+            buffers, before, flat, work = self._sent.pop()
+            work.wait()
+            pieces = flat.split([each.numel() for each in buffers])
+            with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # as torch does
+                for buffer, own, piece in zip(buffers, before, pieces, strict=True):
+                    if torch.equal(buffer, own):
+                        buffer.copy_(piece.view_as(buffer))
 
     def clear_gradients(self) -> None:
         """Paddle's name of `zero_grad`."""
@@ -197,8 +242,9 @@ def pace(model: torch.nn.Module, cadence: Cadence) -> None:
                 "strategy.gradient_merge and strategy.localsgd count steps of the optimizer that "
                 "fleet.distributed_optimizer() returns; call it before the first step, and use its optimizer"
             )
-        if isinstance(module, DistributedDataParallel):
+        if isinstance(module, DataParallel):
             module.require_backward_grad_sync = cadence.exchanges
+            module.in_step = not cadence.alone
 
     def zero_grad(set_to_none: bool = True) -> None:
         if not cadence.merged:
