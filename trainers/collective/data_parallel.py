@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from fleetrun.frozen import frozen
-from trainers.collective.averaging import messages_of
 from trainers.collective.configs import LocalSGDConfigs
 from trainers.errors import UsageError
 
@@ -36,7 +35,7 @@ class DataParallel(DistributedDataParallel):
         self, module: torch.nn.Module, *, find_unused_parameters: bool = False, bucket_cap_mb: float = 25.0
     ) -> None:
         super().__init__(module, find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb)
-        self._sent: list[tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor, dist.Work]] = []
+        self._sent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training or torch.is_grad_enabled():
@@ -51,36 +50,25 @@ class DataParallel(DistributedDataParallel):
             self._take()
         return super().train(mode)  # type: ignore[no-any-return, no-untyped-call]
 
-    def __getstate__(self) -> Any:
-        self._take()  # a copy has rank 0's, and nothing that is under way
-        return super().__getstate__()  # type: ignore[no-untyped-call]
-
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _send(self) -> None:
         """Send rank 0's buffers to all ranks, each of which keeps its own meanwhile: the backward pass may
         need them. As often as torch does that before the next forward pass, so that no rank waits alone.
         """
-        self._sent.clear()
-        if not (self.in_step or self.will_sync_module_buffers()):
-            return
-        for buffers in messages_of(each for each in self.modules_buffers if each.is_floating_point()):
-            flat = torch.cat([each.reshape(-1) for each in buffers])
-            work = dist.broadcast(flat, 0, group=self.process_group, async_op=True)
-            self._sent.append((buffers, [each.clone() for each in buffers], flat, work))
+        self._sent = []
+        if self.in_step or self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            mine = [each for each in self.modules_buffers if each.is_floating_point()]
+            before, after = ([each.clone() for each in mine] for _ in range(2))
+            self._distributed_broadcast_coalesced(after, self.broadcast_bucket_size)  # type: ignore[no-untyped-call]
+            self._sent = [*zip(mine, before, after, strict=True)]
 
-    @torch.compiler.disable
-    @torch.no_grad()
     def _take(self) -> None:
         """Put them in the place of this rank's own, but for those that the script has set since."""
-        while self._sent:
-            buffers, before, flat, work = self._sent.pop()
-            work.wait()
-            pieces = flat.split([each.numel() for each in buffers])
-            with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # as torch does
-                for buffer, own, piece in zip(buffers, before, pieces, strict=True):
-                    if torch.equal(buffer, own):
-                        buffer.copy_(piece.view_as(buffer))
+        for mine, before, after in self._sent:
+            if torch.equal(mine, before):
+                mine.data.copy_(after)  # without a new version, which a backward pass would refuse
+        self._sent = []
 
     def clear_gradients(self) -> None:
         """Paddle's name of `zero_grad`."""
