@@ -57,8 +57,8 @@ class DataParallel(DistributedDataParallel):
         need them. As often as torch does that before the next forward pass, so that no rank waits alone.
         """
         self._sent = []
-        if self.in_step or self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-            mine = [each for each in self.modules_buffers if each.is_floating_point()]
+        mine = [each for each in self.modules_buffers if each.is_floating_point()]
+        if mine and (self.in_step or self.will_sync_module_buffers()):  # type: ignore[no-untyped-call]
             before, after = ([each.clone() for each in mine] for _ in range(2))
             self._distributed_broadcast_coalesced(after, self.broadcast_bucket_size)  # type: ignore[no-untyped-call]
             self._sent = [*zip(mine, before, after, strict=True)]

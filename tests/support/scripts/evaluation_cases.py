@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.scripts.strategy_cases import begin, values
 from tests.support.strategies import Net, batch, loss_of, merged, momentum, sharded
+from trainers.fleet import Fleet
 
 TESTED = torch.linspace(-1, 1, 20).view(4, 5)
 LOCAL = {"localsgd": True, "localsgd_configs": {"k_steps": 2, "begin_step": 3}}
@@ -106,8 +107,36 @@ def local() -> dict[str, Any]:
     return {"kept": torch.equal(mean, job.plain.norm.running_mean), "mean": mean}  # type: ignore[arg-type]
 
 
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out: torch.Tensor = self.layer(features)
+        return out
+
+
+def whole_numbers() -> dict[str, Any]:
+    """A model whose buffers are none of floats."""
+    fleet = Fleet()
+    fleet.init(is_collective=True)
+    model = fleet.distributed_model(Counting())
+    loss_of(model, *batch(0, dist.get_rank())).backward()
+    return {"calls": int(model.eval().module.calls)}
+
+
 def main(out: str) -> None:
-    cases: tuple[Callable[[], dict[str, Any]], ...] = (alike, as_torch, one_alone, other_ways, local)
+    cases: tuple[Callable[[], dict[str, Any]], ...] = (
+        alike,
+        as_torch,
+        one_alone,
+        other_ways,
+        local,
+        whole_numbers,
+    )
     torch.save({case.__name__: case() for case in cases}, Path(out) / f"{dist.get_rank()}.pt")
 
 
