@@ -212,8 +212,8 @@ class DistributedStrategy:
         for name in ("a_sync", *_CHOICES):
             if getattr(self, f"{name}_configs") and name not in vars(self):
                 raise UsageError(
-                    f"strategy.{name}_configs is set, and strategy.{name} is not: set strategy.{name} = True, "
-                    "or False if the settings are not to be used"
+                    f"strategy.{name}_configs is set, and strategy.{name} is not: set strategy.{name} = "
+                    "True, or False if the settings are not to be used"
                 )
         for name, default in _DEFAULTS.items():
             if name in _BOTH or (name in _SERVERS) is not is_collective:

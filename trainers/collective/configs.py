@@ -231,7 +231,7 @@ class ShardingConfigs:
         _set_names(self, "segment_anchors", "sharding_configs", "names of modules")
         if self.stage == 1 and (self.segment_anchors or self.segment_broadcast_MB != 32.0):
             raise UsageError(
-                "sharding_configs segment_anchors or segment_broadcast_MB with stage 1: only stages 2 and 3 "
+                "sharding_configs segment_broadcast_MB or segment_anchors with stage 1: only stages 2 and 3 "
                 "have units; leave it out, or set the stage"
             )
 
