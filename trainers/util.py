@@ -27,6 +27,7 @@ from trainers.roles.identity import Identity
 
 MODES = ("sum", "max", "min")
 _NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+_PLAIN: dict[str, Callable[..., Any]] = {"sum": sum, "max": max, "min": min}
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
@@ -84,12 +85,9 @@ def unpacked(data: bytes) -> Payload:
     kind, shape, name = header["kind"], tuple(header.get("shape", ())), header.get("type", "")
     value = header.get("value")
     if kind == "tensor":
-        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
-        value = (
-            raw.view(getattr(torch, name)).reshape(shape)
-            if content
-            else torch.empty(shape, dtype=getattr(torch, name))
-        )
+        dtype = getattr(torch, name)
+        flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        value = flat.reshape(shape)
     elif kind == "array":
         value = np.frombuffer(bytearray(content), np.dtype(name)).reshape(shape)
         value = value if shape else value[()]  # a numpy number
@@ -111,11 +109,14 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
         raise UsageError(f"fleet.util.{first.call} was given a text; texts can be gathered, not reduced")
     values = [payload.value for payload in each]
     if first.kind == "number":
-        return sum(values) if mode == "sum" else max(values) if mode == "max" else min(values)
+        wrong = [value for value in values if value != value]  # NaN
+        return wrong[0] if wrong else _PLAIN[mode](values)
     if first.kind == "tensor":
         return _tensors(values, mode)
     arrays = [np.asarray(value) for value in values]
     common = np.result_type(*arrays)  # lists: one trainer's may be of whole numbers, another's of fractions
+    if first.kind == "list" and common.kind in "iu":
+        common = np.dtype(object)  # Python's own, which have no bound
     result = _arrays([array.astype(common, copy=False) for array in arrays], mode)
     return result.tolist() if first.kind == "list" else result
 

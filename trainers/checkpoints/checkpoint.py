@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -169,10 +170,11 @@ def keep_newest(
     every: float | None = 60.0,
     neighbour: bool = False,
     state: Mapping[str, Any] | None = None,
+    as_one: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Keep all of it in memory that outlives this process (`memory.save`), for `load` of the same directory.
     Save it in the background too, as `save`, if no such save is under way and the last one began `every`
-    seconds ago (None: never).
+    seconds ago (None: never). `as_one`: inside it ranks have one model; memory has each rank's own.
     """
     global _written
     ranks, contents = Ranks(), Contents(model, optimizer, state or {})
@@ -183,7 +185,8 @@ def keep_newest(
     since = time.monotonic() - _written
     if ranks.first_tells(lambda: since >= every and not _background.busy):
         _written = time.monotonic()
-        save(directory, step, model, optimizer, keep=keep, state=state, background=True)
+        with as_one():
+            save(directory, step, model, optimizer, keep=keep, state=state, background=True)
 
 
 def wait() -> str | None:

@@ -7,7 +7,10 @@ half precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, Self
 
 import torch
@@ -173,9 +176,9 @@ class Cadence:
         """An update that did not take place: its gradients were not finite."""
         self.merged = 0
 
-    def resume(self, updates: int) -> None:
-        """Go on where a checkpoint was taken, of models that were equal."""
-        self.updates, self.merged, self.apart = updates, 0, 0
+    def resume(self, updates: int, apart: int) -> None:
+        """Go on where a checkpoint was taken."""
+        self.updates, self.merged, self.apart = updates, 0, apart
 
 
 # ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
@@ -243,13 +246,23 @@ def pace(model: torch.nn.Module, cadence: Cadence) -> None:
 
 
 def _in_full(output: Any, dtype: torch.dtype) -> Any:
-    """The same with tensors of this type as float32, in lists, tuples and dicts too."""
+    """The same with tensors of this type as float32, in tuples, lists, mappings and dataclasses too."""
+    put: Callable[[Any, Any, Any], None] = operator.setitem
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype == dtype else output
-    if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(_in_full(each, dtype) for each in output))
-    if type(output) in (list, tuple):
-        return type(output)(_in_full(each, dtype) for each in output)
-    if type(output) is dict:
-        return {key: _in_full(each, dtype) for key, each in output.items()}
-    return output
+    if isinstance(output, Mapping):
+        values = dict(output)
+    elif isinstance(output, list | tuple):
+        values = dict(enumerate(output))
+    elif is_dataclass(output) and not isinstance(output, type):
+        put, values = object.__setattr__, {each.name: getattr(output, each.name) for each in fields(output)}
+    else:
+        return output
+    full = {key: _in_full(value, dtype) for key, value in values.items()}
+    changed = [key for key, value in values.items() if full[key] is not value]
+    if isinstance(output, tuple) and changed:
+        return type(output)(*full.values()) if hasattr(output, "_fields") else type(output)(full.values())
+    made = copy.copy(output) if changed else output
+    for key in changed:
+        put(made, key, full[key])
+    return made

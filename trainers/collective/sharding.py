@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainers.checkpoints.tensors import Sharded
+from trainers.checkpoints.tensors import Sharded as Sharded
 from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
 from trainers.collective.averaging import messages_of, put_back
 from trainers.collective.configs import ShardingConfigs
@@ -219,6 +219,13 @@ def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    for name, param in model.named_parameters():
+        if not (param.dim() and param.is_contiguous()):
+            raise NotSupportedError(
+                f"NotSupported: sharding stage {configs.stage} with parameter {name!r} of shape "
+                f"{tuple(param.shape)} and strides {param.stride()}, which torch does not divide; make it "
+                "contiguous, of one dimension or more, or use stage 1"
+            )
     names = _units(model, configs)
     _from_first((*model.parameters(), *model.buffers()))
     kind = type(model)
