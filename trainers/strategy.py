@@ -28,7 +28,6 @@ from trainers.collective.configs import (
     LocalSGDConfigs,
     RecomputeConfigs,
     ShardingConfigs,
-    amp_configs,
     checker,
 )
 from trainers.errors import NotSupportedError, UsageError
@@ -364,7 +363,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 _CHECKS |= {f"{name}_configs": checker(make) for name, make in _CHOICES.items()}
 _CHECKS |= {
-    "amp_configs": amp_configs,
     "a_sync_configs": a_sync_configs,
     "ps_configs": ps_configs,
     "sparse_table_configs": sparse_table_configs,

@@ -9,6 +9,7 @@ torch.distributed or through the first parameter server:
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -25,14 +26,12 @@ from trainers.roles.identity import Identity
 
 # ---- Values on the way: as a line of JSON and bytes
 
-MODES = ("sum", "max", "min")
-_NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-_PLAIN: dict[str, Callable[..., Any]] = {"sum": sum, "max": max, "min": min}
-_TORCH: dict[str, Callable[..., torch.Tensor]] = {
-    "sum": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
+MODES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "sum": ("add", sum),
+    "max": ("maximum", max),
+    "min": ("minimum", min),
 }
+"""What makes one of two, as torch and numpy call it, and of several plain numbers."""
 
 
 @frozen
@@ -110,7 +109,7 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
     values = [payload.value for payload in each]
     if first.kind == "number":
         wrong = [value for value in values if value != value]  # NaN
-        return wrong[0] if wrong else _PLAIN[mode](values)
+        return wrong[0] if wrong else MODES[mode][1](values)
     if first.kind == "tensor":
         return _tensors(values, mode)
     arrays = [np.asarray(value) for value in values]
@@ -143,22 +142,24 @@ def _listed(value: Sequence[Any], call: str) -> dict[str, Any]:
 
 def _tensors(values: Sequence[torch.Tensor], mode: str) -> torch.Tensor:
     dtype = values[0].dtype
-    if dtype is torch.bool:
-        raise UsageError("fleet.util.all_reduce was given bool; give integers")
-    total = values[0].double() if mode == "sum" and dtype.is_floating_point else values[0]
-    for value in values[1:]:
-        total = _TORCH[mode](total, value)
-    return total.to(dtype)
+    floats = mode == "sum" and dtype.is_floating_point
+    total = _combined(torch, mode, values[0].double() if floats else values[0], values, dtype is torch.bool)
+    return cast(torch.Tensor, total.to(dtype))
 
 
 def _arrays(values: Sequence[Any], mode: str) -> Any:
     dtype = values[0].dtype
-    if dtype.kind == "b":
-        raise UsageError("fleet.util.all_reduce was given bool; give integers")
-    total = values[0].astype(np.float64) if mode == "sum" and dtype.kind == "f" else values[0]
-    for value in values[1:]:
-        total = _NUMPY[mode](total, value)
+    floats = mode == "sum" and dtype.kind == "f"
+    total = _combined(
+        np, mode, values[0].astype(np.float64) if floats else values[0], values, dtype.kind == "b"
+    )
     return total.astype(dtype)
+
+
+def _combined(library: Any, mode: str, first: Any, values: Sequence[Any], flags: bool) -> Any:
+    if flags:
+        raise UsageError("fleet.util.all_reduce was given bool; give integers")
+    return functools.reduce(getattr(library, MODES[mode][0]), values[1:], first)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -235,7 +235,7 @@ def test_what_is_no_tensor_or_has_another_shape_is_refused(kind: Callable[[], An
 
 
 def test_the_same_number_in_another_shape_is_another_order():
-    with pytest.raises(UsageError, match=r"shape \(2, 3\) and labels of shape \(3, 2\)"):
+    with pytest.raises(UsageError, match=r"given shapes \(2, 3\) and \(3, 2\)"):
         Mae().update(torch.zeros(2, 3), torch.zeros(3, 2))
     for labels in (torch.zeros(6), torch.zeros(2, 1, 3)):
         Mae().update(torch.zeros(2, 3), labels)
@@ -244,8 +244,6 @@ def test_the_same_number_in_another_shape_is_another_order():
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (torch.tensor([0, 3]), "label 3; classes are 0 to 2"),
-        (torch.tensor([-100, 0]), "label -100"),
         (torch.tensor([0.0, 1.0]), r"labels of torch\.float32; give integers"),
     ],
 )

@@ -44,6 +44,12 @@ class AmpConfigs:
 
     def __post_init__(self) -> None:
         one_of("amp_configs dtype", self.dtype, AMP_DTYPES)
+        for each in fields(self)[1:]:
+            if self.dtype != "float16" and getattr(self, each.name) != each.default:
+                raise UsageError(
+                    f"amp_configs {each.name} is about loss scaling, which bfloat16 needs none of; add "
+                    '"dtype": "float16", or leave it out'
+                )
         positive("amp_configs init_loss_scaling", self.init_loss_scaling)
         flag("amp_configs use_dynamic_loss_scaling", self.use_dynamic_loss_scaling)
         for name in ("incr_every_n_steps", "decr_every_n_nan_or_inf"):
@@ -176,18 +182,6 @@ def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Mapping[str, 
         return configs
 
     return check
-
-
-def amp_configs(name: str, value: Any) -> Mapping[str, Any]:
-    """As the others; and keys that only float16 heeds are refused without it."""
-    configs = checker(AmpConfigs)(name, value)
-    scaling = configs.keys() - {"dtype"}
-    if scaling and configs.get("dtype") != "float16":
-        raise UsageError(
-            f"strategy.{name} {min(scaling)} is about loss scaling, which bfloat16 needs none of; add "
-            '"dtype": "float16", or leave it out'
-        )
-    return configs
 
 
 def _share(name: str, value: Any) -> None:

@@ -34,11 +34,7 @@ class DataParallel(DistributedDataParallel):
     in_step = False
     """True if all ranks make each forward pass together, also those without an exchange of gradients."""
 
-    def __init__(
-        self, module: torch.nn.Module, *, find_unused_parameters: bool = False, bucket_cap_mb: float = 25.0
-    ) -> None:
-        super().__init__(module, find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb)
-        self._sent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    _sent: Any = ()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training or torch.is_grad_enabled():
@@ -59,19 +55,19 @@ class DataParallel(DistributedDataParallel):
         """Send rank 0's buffers to all ranks, each of which keeps its own meanwhile: the backward pass may
         need them. As often as torch does that before the next forward pass, so that no rank waits alone.
         """
-        self._sent = []
+        self._sent = ()
         mine = [each for each in self.modules_buffers if each.is_floating_point()]
         if mine and (self.in_step or self.will_sync_module_buffers()):  # type: ignore[no-untyped-call]
             before, after = ([each.clone() for each in mine] for _ in range(2))
             self._distributed_broadcast_coalesced(after, self.broadcast_bucket_size)  # type: ignore[no-untyped-call]
-            self._sent = [*zip(mine, before, after, strict=True)]
+            self._sent = list(zip(mine, before, after, strict=True))
 
     def _take(self) -> None:
         """Put them in the place of this rank's own, but for those that the script has set since."""
         for mine, before, after in self._sent:
             if torch.equal(mine, before):
                 mine.data.copy_(after)  # without a new version, which a backward pass would refuse
-        self._sent = []
+        self._sent = ()
 
     def clear_gradients(self) -> None:
         """Paddle's name of `zero_grad`."""

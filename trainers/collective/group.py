@@ -182,9 +182,6 @@ def in_step(batches: Iterable[Batch]) -> Iterator[Batch]:
 
     Raises UsageError, on all ranks, where some have batches and others none at all.
     """
-    if dist.get_world_size() == 1:
-        yield from batches
-        return
     coming, count = iter(batches), 0
     while True:
         batch = next(coming, None)

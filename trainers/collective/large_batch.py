@@ -79,13 +79,6 @@ class Lamb(torch.optim.AdamW):
                 ratio = torch.where((norm > 0) & (change > 0), norm / change, 1.0)
                 param.copy_(weight - rate * ratio * update)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also that of former versions, which counted steps in the group."""
-        for group in state_dict["param_groups"]:
-            for index in state_dict["state"].keys() & set(group["params"]):
-                state_dict["state"][index].setdefault("step", torch.tensor(float(group.get("step", 0))))
-        super().load_state_dict(state_dict)
-
 
 def _made(make: Any, given: torch.optim.Optimizer, defaults: dict[str, Any]) -> torch.optim.Optimizer:
     for group in given.param_groups:

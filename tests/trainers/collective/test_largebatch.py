@@ -69,20 +69,6 @@ def test_lamb_is_algorithm_2_after_many_steps_of_weights_that_decay() -> None:
                 assert torch.allclose(param.detach().double(), value, atol=1e-5)
 
 
-def test_lamb_goes_on_from_a_checkpoint_of_a_former_version() -> None:
-    """Which counted steps in the group."""
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = large_batch.lamb(Adam([weight], lr=0.01), LambConfigs(), {})
-    weight.grad = torch.ones(2, 2)
-    optimizer.step()
-    state = optimizer.state_dict()
-    del state["state"][0]["step"]
-    state["param_groups"][0]["step"] = 7
-    optimizer.load_state_dict(state)
-    optimizer.step()
-    assert optimizer.state[weight]["step"] == 8
-
-
 def test_lamb_that_maximizes_goes_the_other_way() -> None:
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     for weight, grad, maximize in zip(weights, (1.0, -1.0), (False, True), strict=True):
