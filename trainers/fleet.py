@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 import torch
 
 from trainers import progress
-from trainers.collective.group import in_step
 from trainers.collective.runtime import CollectiveRuntime
 from trainers.data import loop
 from trainers.data.loop import AnyBatch, Result, Step
@@ -289,9 +288,10 @@ class Fleet:
         they leave out the rest. Raises UsageError for a name that the step does not give, and where one has
         no batch at all.
         """
+        runtime = self._runtime_for("train_from_dataset")
         prefetch: loop.Prefetch | None = None
-        if self._runtime_for("train_from_dataset").is_collective:
-            prefetch = in_step if torch.is_grad_enabled() else None
+        if runtime.is_collective:
+            prefetch = runtime.in_step if torch.is_grad_enabled() else None
         elif ids is not None:
             prefetch = functools.partial(self.prefetch, ids=ids)
         return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)

@@ -18,7 +18,7 @@ from trainers import progress
 from trainers.collective.averaging import average_model, average_state
 from trainers.collective.configs import CollectiveSettings, CompileConfigs, RecomputeConfigs
 from trainers.collective.data_parallel import Cadence, DataParallel, Reducing, compute_in, pace, set_reducing
-from trainers.collective.group import Agreement, gather, start
+from trainers.collective.group import Agreement, gather, in_step, start
 from trainers.collective.large_batch import lamb, lars
 from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
 from trainers.collective.sharding import rewire, shard, zero_optimizer
@@ -147,6 +147,7 @@ class CollectiveRuntime:
 
     is_collective: ClassVar[Literal[True]] = True
     is_server: ClassVar[Literal[False]] = False
+    in_step = staticmethod(in_step)
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
