@@ -284,11 +284,15 @@ class Fleet:
 
         Every `print_period` batches (100) the values of `fetch_list`, names of what the step gives, are
         printed, under the names of `fetch_info` if given. With `ids`, rows are prefetched as by `prefetch`.
-        Raises UsageError for a name that the step does not give.
+        In a collective job the pass ends for all trainers when one has no more batches; the others log that
+        they leave out the rest. Raises UsageError for a name that the step does not give, and where one has
+        no batch at all.
         """
-        self._runtime_for("train_from_dataset")
+        runtime = self._runtime_for("train_from_dataset")
         prefetch: loop.Prefetch | None = None
-        if ids is not None:
+        if runtime.is_collective:
+            prefetch = runtime.in_step if torch.is_grad_enabled() else None
+        elif ids is not None:
             prefetch = functools.partial(self.prefetch, ids=ids)
         return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)
 
@@ -496,12 +500,14 @@ class Fleet:
         of the process. Raises CheckpointError, then the former checkpoints are as they were; a save in the
         background that failed lets the next of these calls raise it, on all ranks.
         """
-        optimizer = self._collective_for("save_checkpoint").before_checkpoint(optimizer)
+        runtime = self._collective_for("save_checkpoint")
         from trainers.checkpoints import checkpoint
 
-        return checkpoint.save(
-            directory, step, model, optimizer, keep=keep, state=state, background=async_save
-        )
+        optimizer = runtime.with_state(optimizer)
+        with runtime.as_one():
+            return checkpoint.save(
+                directory, step, model, optimizer, keep=keep, state=state, background=async_save
+            )
 
     def checkpoint(
         self,
@@ -525,12 +531,13 @@ class Fleet:
         At its end a script saves what it has by `save_checkpoint`. Raises CheckpointError for such a save
         that has failed.
         """
-        optimizer = self._collective_for("checkpoint").before_checkpoint(optimizer)
+        runtime = self._collective_for("checkpoint")
         from trainers.checkpoints import checkpoint
 
         checkpoint.keep_newest(
-            directory, step, model, optimizer, keep=keep, every=every, neighbour=neighbour, state=state
-        )
+            directory, step, model, runtime.with_state(optimizer),
+            keep=keep, every=every, neighbour=neighbour, state=state, as_one=runtime.as_one,
+        )  # fmt: skip
 
     def wait_checkpoint(self) -> str | None:
         """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable; its path, None

@@ -168,9 +168,6 @@ class DistributedOptimizer(WrappingOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict)
 
-    def before_checkpoint(self) -> None:
-        """All ranks call it before model and state are taken: they are alike on all of them after it."""
-
 
 def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """A step is done, from whichever call; merging gradients is one too."""

@@ -9,6 +9,7 @@ torch.distributed or through the first parameter server:
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -25,13 +26,12 @@ from trainers.roles.identity import Identity
 
 # ---- Values on the way: as a line of JSON and bytes
 
-MODES = ("sum", "max", "min")
-_NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-_TORCH: dict[str, Callable[..., torch.Tensor]] = {
-    "sum": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
+MODES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "sum": ("add", sum),
+    "max": ("maximum", max),
+    "min": ("minimum", min),
 }
+"""What makes one of two, as torch and numpy call it, and of several plain numbers."""
 
 
 @frozen
@@ -84,12 +84,9 @@ def unpacked(data: bytes) -> Payload:
     kind, shape, name = header["kind"], tuple(header.get("shape", ())), header.get("type", "")
     value = header.get("value")
     if kind == "tensor":
-        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
-        value = (
-            raw.view(getattr(torch, name)).reshape(shape)
-            if content
-            else torch.empty(shape, dtype=getattr(torch, name))
-        )
+        dtype = getattr(torch, name)
+        flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        value = flat.reshape(shape)
     elif kind == "array":
         value = np.frombuffer(bytearray(content), np.dtype(name)).reshape(shape)
         value = value if shape else value[()]  # a numpy number
@@ -111,11 +108,14 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
         raise UsageError(f"fleet.util.{first.call} was given a text; texts can be gathered, not reduced")
     values = [payload.value for payload in each]
     if first.kind == "number":
-        return sum(values) if mode == "sum" else max(values) if mode == "max" else min(values)
+        wrong = [value for value in values if value != value]  # NaN
+        return wrong[0] if wrong else MODES[mode][1](values)
     if first.kind == "tensor":
         return _tensors(values, mode)
     arrays = [np.asarray(value) for value in values]
     common = np.result_type(*arrays)  # lists: one trainer's may be of whole numbers, another's of fractions
+    if first.kind == "list" and common.kind in "iu":
+        common = np.dtype(object)  # Python's own, which have no bound
     result = _arrays([array.astype(common, copy=False) for array in arrays], mode)
     return result.tolist() if first.kind == "list" else result
 
@@ -142,22 +142,24 @@ def _listed(value: Sequence[Any], call: str) -> dict[str, Any]:
 
 def _tensors(values: Sequence[torch.Tensor], mode: str) -> torch.Tensor:
     dtype = values[0].dtype
-    if dtype is torch.bool:
-        raise UsageError("fleet.util.all_reduce was given bool; give integers")
-    total = values[0].double() if mode == "sum" and dtype.is_floating_point else values[0]
-    for value in values[1:]:
-        total = _TORCH[mode](total, value)
-    return total.to(dtype)
+    floats = mode == "sum" and dtype.is_floating_point
+    total = _combined(torch, mode, values[0].double() if floats else values[0], values, dtype is torch.bool)
+    return cast(torch.Tensor, total.to(dtype))
 
 
 def _arrays(values: Sequence[Any], mode: str) -> Any:
     dtype = values[0].dtype
-    if dtype.kind == "b":
-        raise UsageError("fleet.util.all_reduce was given bool; give integers")
-    total = values[0].astype(np.float64) if mode == "sum" and dtype.kind == "f" else values[0]
-    for value in values[1:]:
-        total = _NUMPY[mode](total, value)
+    floats = mode == "sum" and dtype.kind == "f"
+    total = _combined(
+        np, mode, values[0].astype(np.float64) if floats else values[0], values, dtype.kind == "b"
+    )
     return total.astype(dtype)
+
+
+def _combined(library: Any, mode: str, first: Any, values: Sequence[Any], flags: bool) -> Any:
+    if flags:
+        raise UsageError("fleet.util.all_reduce was given bool; give integers")
+    return functools.reduce(getattr(library, MODES[mode][0]), values[1:], first)
 
 
 def _name(dtype: torch.dtype) -> str:

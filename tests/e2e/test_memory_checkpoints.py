@@ -89,7 +89,10 @@ FLEET = """
 import torch
 from trainers import fleet
 
-fleet.init(is_collective=True)
+strategy = fleet.DistributedStrategy()
+if "local" in sys.argv:
+    strategy.localsgd, strategy.localsgd_configs = True, {"k_steps": 4}
+fleet.init(is_collective=True, strategy=strategy)
 torch.manual_seed(1)
 model = fleet.distributed_model(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)))
 optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
@@ -113,11 +116,13 @@ tell("end", RANK, float(weight.double().sum().detach()))
 """
 
 
-def test_fleets_checkpoint_restores_all_of_it(fleetrun: Fleetrun):
+@pytest.mark.parametrize("how", ["together", "local"])
+def test_fleets_checkpoint_restores_all_of_it(fleetrun: Fleetrun, how: str):
+    """With localsgd each process goes on with its own model, and where it was between two averages."""
     script = fleetrun.script(FLEET)
-    launch = fleetrun.run("--nproc_per_node", "2", script, "whole", "never")
+    launch = fleetrun.run("--nproc_per_node", "2", script, "whole", "never", how)
     (whole,) = ends(launch)
-    launch = fleetrun.run("--nproc_per_node", "2", script, "killed", "never", "die")
+    launch = fleetrun.run("--nproc_per_node", "2", script, "killed", "never", "die", how)
     assert launch.code == 0, launch
     assert ends(launch) == {whole}
     assert [line.split()[2:] for line in launch.told("trainer.0 from ")] == [

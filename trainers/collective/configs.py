@@ -44,6 +44,12 @@ class AmpConfigs:
 
     def __post_init__(self) -> None:
         one_of("amp_configs dtype", self.dtype, AMP_DTYPES)
+        for each in fields(self)[1:]:
+            if self.dtype != "float16" and getattr(self, each.name) != each.default:
+                raise UsageError(
+                    f"amp_configs {each.name} is about loss scaling, which bfloat16 needs none of; add "
+                    '"dtype": "float16", or leave it out'
+                )
         positive("amp_configs init_loss_scaling", self.init_loss_scaling)
         flag("amp_configs use_dynamic_loss_scaling", self.use_dynamic_loss_scaling)
         for name in ("incr_every_n_steps", "decr_every_n_nan_or_inf"):
@@ -178,18 +184,6 @@ def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Mapping[str, 
     return check
 
 
-def amp_configs(name: str, value: Any) -> Mapping[str, Any]:
-    """As the others; and keys that only float16 heeds are refused without it."""
-    configs = checker(AmpConfigs)(name, value)
-    scaling = configs.keys() - {"dtype"}
-    if scaling and configs.get("dtype") != "float16":
-        raise UsageError(
-            f"strategy.{name} {min(scaling)} is about loss scaling, which bfloat16 needs none of; add "
-            '"dtype": "float16", or leave it out'
-        )
-    return configs
-
-
 def _share(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise UsageError(f"{name} is {value!r}; it must be a number from 0 to 1")
@@ -229,10 +223,10 @@ class ShardingConfigs:
             raise UsageError(f"sharding_configs stage is {self.stage!r}; it must be 1, 2 or 3")
         positive("sharding_configs segment_broadcast_MB", self.segment_broadcast_MB)
         _set_names(self, "segment_anchors", "sharding_configs", "names of modules")
-        if self.segment_anchors and self.stage == 1:
+        if self.stage == 1 and (self.segment_anchors or self.segment_broadcast_MB != 32.0):
             raise UsageError(
-                "sharding_configs segment_anchors with stage 1: only stages 2 and 3 have units; "
-                "leave it out, or set the stage"
+                "sharding_configs segment_broadcast_MB or segment_anchors with stage 1: only stages 2 and 3 "
+                "have units; leave it out, or set the stage"
             )
 
 

@@ -7,8 +7,11 @@ half precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -24,18 +27,47 @@ class DataParallel(DistributedDataParallel):
     """`DistributedDataParallel` on the device where the module is.
 
     In eval mode without gradients the module is called directly: no collective, so that one rank may
-    evaluate alone.
+    evaluate alone. All ranks evaluate with the buffers of rank 0, such as the running statistics of batch
+    norms: they are sent beside each training forward pass, and used when an evaluation begins.
     """
 
-    def __init__(
-        self, module: torch.nn.Module, *, find_unused_parameters: bool = False, bucket_cap_mb: float = 25.0
-    ) -> None:
-        super().__init__(module, find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb)
+    in_step = False
+    """True if all ranks make each forward pass together, also those without an exchange of gradients."""
+
+    _sent: Any = ()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training or torch.is_grad_enabled():
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
+            output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
+            self._send()
+            return output
+        self._take()
         return self.module(*inputs, **kwargs)
+
+    def train(self, mode: bool = True) -> Self:
+        if not mode:
+            self._take()
+        return super().train(mode)  # type: ignore[no-any-return, no-untyped-call]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _send(self) -> None:
+        """Send rank 0's buffers to all ranks, each of which keeps its own meanwhile: the backward pass may
+        need them. As often as torch does that before the next forward pass, so that no rank waits alone.
+        """
+        self._sent = ()
+        mine = [each for each in self.modules_buffers if each.is_floating_point()]
+        if mine and (self.in_step or self.will_sync_module_buffers()):  # type: ignore[no-untyped-call]
+            before, after = ([each.clone() for each in mine] for _ in range(2))
+            self._distributed_broadcast_coalesced(after, self.broadcast_bucket_size)  # type: ignore[no-untyped-call]
+            self._sent = list(zip(mine, before, after, strict=True))
+
+    def _take(self) -> None:
+        """Put them in the place of this rank's own, but for those that the script has set since."""
+        for mine, before, after in self._sent:
+            if torch.equal(mine, before):
+                mine.data.copy_(after)  # without a new version, which a backward pass would refuse
+        self._sent = ()
 
     def clear_gradients(self) -> None:
         """Paddle's name of `zero_grad`."""
@@ -140,9 +172,9 @@ class Cadence:
         """An update that did not take place: its gradients were not finite."""
         self.merged = 0
 
-    def resume(self, updates: int) -> None:
-        """Go on where a checkpoint was taken, of models that were equal."""
-        self.updates, self.merged, self.apart = updates, 0, 0
+    def resume(self, updates: int, apart: int) -> None:
+        """Go on where a checkpoint was taken."""
+        self.updates, self.merged, self.apart = updates, 0, apart
 
 
 # ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
@@ -197,8 +229,9 @@ def pace(model: torch.nn.Module, cadence: Cadence) -> None:
                 "strategy.gradient_merge and strategy.localsgd count steps of the optimizer that "
                 "fleet.distributed_optimizer() returns; call it before the first step, and use its optimizer"
             )
-        if isinstance(module, DistributedDataParallel):
+        if isinstance(module, DataParallel):
             module.require_backward_grad_sync = cadence.exchanges
+            module.in_step = not cadence.alone
 
     def zero_grad(set_to_none: bool = True) -> None:
         if not cadence.merged:
@@ -209,13 +242,23 @@ def pace(model: torch.nn.Module, cadence: Cadence) -> None:
 
 
 def _in_full(output: Any, dtype: torch.dtype) -> Any:
-    """The same with tensors of this type as float32, in lists, tuples and dicts too."""
+    """The same with tensors of this type as float32, in tuples, lists, mappings and dataclasses too."""
+    put: Callable[[Any, Any, Any], None] = operator.setitem
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype == dtype else output
-    if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(_in_full(each, dtype) for each in output))
-    if type(output) in (list, tuple):
-        return type(output)(_in_full(each, dtype) for each in output)
-    if type(output) is dict:
-        return {key: _in_full(each, dtype) for key, each in output.items()}
-    return output
+    if isinstance(output, Mapping):
+        values = dict(output)
+    elif isinstance(output, list | tuple):
+        values = dict(enumerate(output))
+    elif is_dataclass(output) and not isinstance(output, type):
+        put, values = object.__setattr__, {each.name: getattr(output, each.name) for each in fields(output)}
+    else:
+        return output
+    full = {key: _in_full(value, dtype) for key, value in values.items()}
+    changed = [key for key, value in values.items() if full[key] is not value]
+    if isinstance(output, tuple) and changed:
+        return type(output)(*full.values()) if hasattr(output, "_fields") else type(output)(full.values())
+    made = copy.copy(output) if changed else output
+    for key in changed:
+        put(made, key, full[key])
+    return made

@@ -12,9 +12,9 @@ import functools
 import ipaddress
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from trainers import progress
 from trainers.errors import UsageError
 from trainers.notice import Notice
 from trainers.process.hooks import failed, install_exit_hooks
+from trainers.process.log import glog
 from trainers.roles.environment import current_identity
 from trainers.roles.identity import Identity
 
@@ -165,17 +166,39 @@ def _gloo_beside(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
 
 def gather(mine: bytes) -> list[bytes]:
     """What every rank gives, in rank order; all ranks call it. Raises what torch does when a rank is gone."""
-    world = dist.get_world_size()
-    if world == 1:
-        return [mine]
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]), group=cpu_group())
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    given = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(given, padded, group=cpu_group())
-    return [each[: int(size)].numpy().tobytes() for each, size in zip(given, sizes, strict=True)]
+    told = [mine] * dist.get_world_size()
+    dist.all_gather_object(told, mine, group=cpu_group())
+    return told
+
+
+# ---- Agreement about batches: all ranks make the same number of steps
+
+Batch = TypeVar("Batch")
+
+
+def in_step(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, until one rank has no more: a rank with another would wait for the others without end. All
+    ranks ask together, before each batch, and a rank that leaves some out logs it.
+
+    Raises UsageError, on all ranks, where some have batches and others none at all.
+    """
+    coming, count = iter(batches), 0
+    while True:
+        batch = next(coming, None)
+        some = int(batch is not None)
+        told = torch.tensor([some, -some])
+        dist.all_reduce(told, op=dist.ReduceOp.MIN, group=cpu_group())
+        if batch is None or not told[0]:
+            break
+        yield batch
+        count += 1
+    if told[1] and not count:
+        raise UsageError(
+            f"trainer {dist.get_rank()} has {'a' if some else 'no'} batch, and it is otherwise for another: "
+            "nothing would be trained. Divide the examples evenly, as by global_shuffle()"
+        )
+    if some:
+        glog(f"another trainer has no more than {count} batches; this one leaves out the rest of its own")
 
 
 # ---- Agreement to stop: all ranks leave a loop at the same step
@@ -219,10 +242,7 @@ class Agreement:
     def _together(self, mine: Notice | None) -> Notice:
         told: list[Any] = [None] * dist.get_world_size()
         own = None if mine is None else (mine.why, mine.deadline - time.time())
-        if len(told) > 1:
-            dist.all_gather_object(told, own, group=cpu_group())
-        else:
-            told = [own]
+        dist.all_gather_object(told, own, group=cpu_group())
         return combined(told, time.time())
 
 

@@ -1,10 +1,9 @@
 """LARS and LAMB in place of the optimizer that a script gives, as Paddle's meta optimizers do. Knows the
-optimizers of the library pytorch_optimizer; leaves their arithmetic to it.
+arithmetic of LAMB; leaves that of LARS to the library pytorch_optimizer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,13 +27,18 @@ def lars(given: torch.optim.Optimizer, configs: LarsConfigs, names: Names) -> to
         )
     _take_over(given, "lars", configs.lars_weight_decay, configs.exclude_from_weight_decay, names)
     defaults = {"trust_coefficient": configs.lars_coeff, "maximize": given.defaults["maximize"]}
-    return _made("LARS", given, defaults)
+    try:
+        from pytorch_optimizer import LARS
+    except ImportError as error:
+        raise NotSupportedError(
+            "NotSupported: strategy.lars without pytorch_optimizer, whose LARS it uses; install "
+            "fleetrun[optimizers]"
+        ) from error
+    return _made(LARS, given, defaults)
 
 
 def lamb(given: torch.optim.Optimizer, configs: LambConfigs, names: Names) -> torch.optim.Optimizer:
-    """The same: LAMB with the rates and betas of the Adam or AdamW given. Without the library's bound of 10
-    on the norm of a weight, which the paper's formula and Paddle do not have.
-    """
+    """The same: LAMB with the rates and betas of the Adam or AdamW given."""
     if type(given) not in (torch.optim.Adam, torch.optim.AdamW):
         raise UsageError(
             f"strategy.lamb replaces torch.optim.Adam or AdamW, and was given {_described(given)}; give one "
@@ -43,25 +47,44 @@ def lamb(given: torch.optim.Optimizer, configs: LambConfigs, names: Names) -> to
     if any(group["amsgrad"] for group in given.param_groups):
         raise NotSupportedError("NotSupported: strategy.lamb with amsgrad=True; make the optimizer without")
     _take_over(given, "lamb", configs.lamb_weight_decay, configs.exclude_from_weight_decay, names)
-    # Not debiased twice: the trust ratio cancels a factor of the update, and the rate is to be the script's.
-    defaults = {"weight_decouple": False, "adam_debias": True, "maximize": given.defaults["maximize"]}
-    made = _made("Lamb", given, defaults)
-    made.clamp = math.inf  # type: ignore[attr-defined]  # of the library's class
-    return made
+    return _made(Lamb, given, {})
 
 
-def _made(name: str, given: torch.optim.Optimizer, defaults: dict[str, Any]) -> torch.optim.Optimizer:
-    try:
-        import pytorch_optimizer
-    except ImportError as error:
-        raise NotSupportedError(
-            f"NotSupported: strategy.{name.lower()} without pytorch_optimizer, whose {name} it uses; install "
-            "fleetrun[optimizers]"
-        ) from error
+class Lamb(torch.optim.AdamW):
+    """Algorithm 2 of You et al. 2019: the step that Adam makes from 0 with the rate 1 is the update, to which
+    a share of the weight is added. A weight of norm 0 has the rate itself, so that biases are trained.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """`closure` must be None, as it is when fleet's optimizer calls."""
+        groups = [
+            (
+                group,
+                group["lr"],
+                [(param, param.clone()) for param in group["params"] if param.grad is not None],
+            )
+            for group in self.param_groups
+        ]
+        for group, _, params in groups:
+            group["lr"] = 1.0
+            for param, _ in params:
+                param.zero_()
+        super().step()
+        for group, rate, params in groups:
+            group["lr"] = rate
+            for param, weight in params:
+                update = group["weight_decay"] * weight - param
+                norm, change = weight.norm(), update.norm()
+                ratio = torch.where((norm > 0) & (change > 0), norm / change, 1.0)
+                param.copy_(weight - rate * ratio * update)
+
+
+def _made(make: Any, given: torch.optim.Optimizer, defaults: dict[str, Any]) -> torch.optim.Optimizer:
     for group in given.param_groups:
         for key in ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"):
             group.pop(key, None)
-    made = getattr(pytorch_optimizer, name)(given.param_groups, **defaults)
+    made = make(given.param_groups, **defaults)
     given.register_step_pre_hook(_refuse)
     return made  # type: ignore[no-any-return]  # the library's classes are optimizers
 

@@ -7,18 +7,18 @@ the order of the calls in them is the order that the parts need. Each part is in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
 
 from trainers import progress
-from trainers.collective.averaging import average_model
+from trainers.collective.averaging import average_model, average_state
 from trainers.collective.configs import CollectiveSettings, CompileConfigs, RecomputeConfigs
 from trainers.collective.data_parallel import Cadence, DataParallel, Reducing, compute_in, pace, set_reducing
-from trainers.collective.group import Agreement, gather, start
+from trainers.collective.group import Agreement, gather, in_step, start
 from trainers.collective.large_batch import lamb, lars
 from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
 from trainers.collective.sharding import rewire, shard, zero_optimizer
@@ -147,6 +147,7 @@ class CollectiveRuntime:
 
     is_collective: ClassVar[Literal[True]] = True
     is_server: ClassVar[Literal[False]] = False
+    in_step = staticmethod(in_step)
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -232,11 +233,28 @@ class CollectiveRuntime:
     ) -> AbstractContextManager[StandIns | None]:
         return nullcontext({} if self._identity.index == 0 else None)
 
-    def before_checkpoint(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-        """Prepare all optimizers for a checkpoint; return the one with the whole state, as `with_state`."""
-        for each in self._optimizers.values():
-            each.before_checkpoint()
-        return self.with_state(optimizer)
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """All ranks enter it. Inside, with localsgd their models are one, their average, and so is the state
+        of their updates, as a checkpoint has only one of each. After it each rank has its own again.
+        """
+        cadence, optimizers = self._cadence, [each.inner for each in self._optimizers.values()]
+        if not cadence.localized:
+            yield
+            return
+        own = [value for each in self._models for value in (*each.model.parameters(), *each.model.buffers())]
+        own += [value for each in optimizers for state in each.state.values() for value in state.values()]
+        kept = [(each, each.clone()) for each in own if isinstance(each, torch.Tensor)]
+        apart, cadence.apart = cadence.apart, 0
+        try:
+            self._average()
+            for optimizer in optimizers:
+                average_state(optimizer)
+            yield
+        finally:
+            cadence.apart = apart
+            for tensor, value in kept:
+                tensor.data.copy_(value)
 
     def _agreed(self, call: str) -> CollectiveSettings:
         """What the strategy asks for: the first model or optimizer settles it. Raises UsageError for one that

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainers.checkpoints.tensors import Sharded
+from trainers.checkpoints.tensors import Sharded as Sharded
 from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
 from trainers.collective.averaging import messages_of, put_back
 from trainers.collective.configs import ShardingConfigs
@@ -212,15 +212,22 @@ def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
     `clear_gradients`. Starts from rank 0's values, as DDP does. In place of DataParallel.
 
     All ranks call the model equally often, in eval mode too: it has its parameters from all of them. For an
-    evaluation on one rank see `whole_state_dict`. Buffers stay each rank's own: running statistics are alike
-    with `sync_batch_norm` only. Raises UsageError for anchors that cannot be.
+    evaluation on one rank see `whole_state_dict`. Buffers are each rank's own in training, and rank 0's in
+    evaluation. Raises UsageError for anchors that cannot be.
     """
     # Late: only those who shard wait for it.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    for name, param in model.named_parameters():
+        if not (param.dim() and param.is_contiguous()):
+            raise NotSupportedError(
+                f"NotSupported: sharding stage {configs.stage} with parameter {name!r} of shape "
+                f"{tuple(param.shape)} and strides {param.stride()}, which torch does not divide; make it "
+                "contiguous, of one dimension or more, or use stage 1"
+            )
     names = _units(model, configs)
-    _from_first(model)
+    _from_first((*model.parameters(), *model.buffers()))
     kind = type(model)
     model.__class__ = type(f"Sharded{kind.__name__}", (Sharded, kind), {})
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
@@ -231,6 +238,9 @@ def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
     fully_shard(model, **how)
     assert isinstance(model, Sharded)
     model._shards = list(model.parameters())
+    model.register_forward_pre_hook(
+        lambda module, inputs: None if module.training else _from_first(module.buffers())
+    )
     model.register_forward_hook(_give_back)
     return model
 
@@ -264,8 +274,8 @@ def _units(model: torch.nn.Module, configs: ShardingConfigs) -> list[str]:
 
 
 @torch.no_grad()
-def _from_first(model: torch.nn.Module) -> None:
-    for tensor in (*model.parameters(), *model.buffers()):
+def _from_first(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
         whole = tensor.contiguous()
         dist.broadcast(whole, 0)
         tensor.copy_(whole)

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from trainers import progress
-from trainers.collective.averaging import average_state
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import Cadence
 from trainers.errors import NotSupportedError, UsageError
@@ -196,7 +195,8 @@ class SteppingOptimizer(DistributedOptimizer):
             self._stepping = False
         self._kept.clear()
         if self.cadence.update():
-            self._bring_together()
+            self._average()
+            self.cadence.apart = 0
         return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -217,34 +217,23 @@ class SteppingOptimizer(DistributedOptimizer):
             self.cadence.drop()
             self._kept.clear()
 
-    def before_checkpoint(self) -> None:
-        """All ranks call it: with localsgd their models become one, and the state of their updates, as a
-        checkpoint has only one of each.
-        """
-        if self.cadence.localized:
-            self._bring_together()
-            average_state(self.inner)
-
     def extra_state(self) -> dict[str, float]:
-        """What a checkpoint keeps besides: how many updates there have been, the scaler's state. Gradients
-        that have been merged and not used are not in a checkpoint.
+        """What a checkpoint keeps besides: how many updates there have been, and how many of them on its own;
+        the scaler's state. Gradients that have been merged and not used are not in a checkpoint.
         """
         scaler = {} if self.scaler is None else self.scaler.state_dict()
-        return {"updates": self.cadence.updates} | {f"scaler.{key}": value for key, value in scaler.items()}
+        counts = {"updates": self.cadence.updates, "apart": self.cadence.apart}
+        return counts | {f"scaler.{key}": value for key, value in scaler.items()}
 
     def load_extra_state(self, state: Mapping[str, float]) -> None:
         """Go on where `extra_state` was taken."""
-        self.cadence.resume(int(state["updates"]))
+        self.cadence.resume(int(state["updates"]), int(state.get("apart", 0)))
         self._kept.clear()
         scaler = {
             key.removeprefix("scaler."): value for key, value in state.items() if key.startswith("scaler.")
         }
         if self.scaler is not None and scaler:
             self.scaler.load_state_dict(scaler)
-
-    def _bring_together(self) -> None:
-        self._average()
-        self.cadence.apart = 0
 
     def _keep(self) -> None:
         """Remember gradients by object and by how often it has changed."""

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from trainers import progress
+from trainers.collective.data_parallel import DataParallel
+from trainers.collective.group import in_step
+from trainers.collective.sharding import Sharded
 from trainers.data import loop
 from trainers.data.slots import Bag, Batch
 from trainers.errors import UsageError
@@ -78,7 +81,10 @@ class Executor:
                 f"train_from_dataset was given a program for test: {program}; use infer_from_dataset"
             )
         feeding = _Feeding(program, self._place(program), prefetch, printing.get("fetch_list", ()))
-        return loop.train_from_dataset(feeding.step, dataset, prefetch=feeding.ahead, **printing)
+        ahead: Callable[[Iterable[Batch]], Iterable[Batch]] = feeding.ahead
+        if isinstance(program.model, (DataParallel, Sharded)):
+            ahead = lambda batches: in_step(feeding.ahead(batches))  # noqa: E731
+        return loop.train_from_dataset(feeding.step, dataset, prefetch=ahead, **printing)
 
     def infer_from_dataset(
         self,

@@ -174,15 +174,27 @@ def local(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"end": values(job.plain)}
     job.optimizer.minimize(next(job.losses()))
     found["apart"] = values(job.plain)
-    job.fleet.save_checkpoint(folder, 7, job.model, job.optimizer)
-    found["together"] = values(job.plain)
+    for background in (False, True):
+        job.fleet.save_checkpoint(folder, 7 + background, job.model, job.optimizer, async_save=background)
+    job.fleet.checkpoint(folder, 9, job.model, job.optimizer)  # a third, which the directory may get too
+    job.fleet.wait_checkpoint()
+    found["kept"] = values(job.plain)
     after = begin(LOCAL)
     after.fleet.load_checkpoint(folder, after.model, after.optimizer)
     found["loaded"] = values(after.plain)
-    for each in (job, after):
+    quiet = begin(LOCAL)
+    for loss in quiet.losses():
+        quiet.optimizer.minimize(loss)
+    quiet.optimizer.minimize(next(quiet.losses()))
+    for each in (job, after, quiet):
         for _, loss in zip(range(3), each.losses(), strict=False):
             each.optimizer.minimize(loss)
-    found |= {"on": values(job.plain), "after": values(after.plain), "others": []}
+    found |= {
+        "on": values(job.plain),
+        "quiet": values(quiet.plain),
+        "after": values(after.plain),
+        "others": [],
+    }
     for optimizer in (None, after.own):  # without fleet's optimizer it is a checkpoint of one model as well
         after.fleet.save_checkpoint(folder / str(optimizer is None), 10, after.model, optimizer)
         other = Net()

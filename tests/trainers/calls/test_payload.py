@@ -104,3 +104,16 @@ def test_who_asks_for_something_else_is_told() -> None:
 def test_what_cannot_be_told(value: Any) -> None:
     with pytest.raises(UsageError, match=r"fleet\.util\.all_gather"):
         packed(value, "all_gather")
+
+
+@pytest.mark.parametrize("mode", ["sum", "max", "min"])
+@pytest.mark.parametrize("values", [(math.nan, 1.0), (1.0, math.nan), (1, math.nan, 3)])
+def test_a_number_that_is_none_is_not_lost(mode: str, values: tuple[float, ...]) -> None:
+    assert math.isnan(over(mode, *values))
+    assert math.isnan(over(mode, *([value] for value in values))[0])
+
+
+def test_whole_numbers_of_a_list_have_no_bound() -> None:
+    assert over("sum", [2**62, -1], [2**62, 4], [2**62, 5]) == [3 * 2**62, 8]
+    assert over("max", [[2**63 - 1]], [[7]]) == [[2**63 - 1]]
+    assert over("sum", [1, 2], [0.5, 1]) == [1.5, 3.0]

@@ -48,6 +48,6 @@ def test_updates_alone_from_the_begin_step_on() -> None:
 
 def test_a_job_that_goes_on_does_not_begin_anew() -> None:
     cadence = Cadence(1, LocalSGDConfigs(k_steps=2, begin_step=3))
-    cadence.resume(5)
+    cadence.resume(5, 0)
     assert cadence.alone
     assert [cadence.update(), cadence.update()] == [False, True]

@@ -45,6 +45,39 @@ def test_what_lamb_refuses(kind: Any, options: dict[str, Any], words: str) -> No
         large_batch.lamb(optimizer, LambConfigs(exclude_from_weight_decay=("bias",)), {})
 
 
+def test_lamb_is_algorithm_2_after_many_steps_of_weights_that_decay() -> None:
+    torch.manual_seed(0)
+    weight, zeros = torch.nn.Parameter(torch.randn(4, 3)), torch.nn.Parameter(torch.zeros(3))
+    optimizer = large_batch.lamb(
+        Adam([weight, zeros], lr=0.01, betas=(0.8, 0.99), eps=1e-6), LambConfigs(lamb_weight_decay=0.1), {}
+    )
+    values = [weight.detach().double().clone(), zeros.detach().double().clone()]
+    moments = [[torch.zeros_like(value), torch.zeros_like(value)] for value in values]
+    for step in range(1, 201):
+        grads = [torch.randn_like(weight), torch.randn_like(zeros)]
+        weight.grad, zeros.grad = (grad.clone() for grad in grads)
+        optimizer.step()
+        for value, moment, grad in zip(values, moments, grads, strict=True):
+            moment[0] = 0.8 * moment[0] + 0.2 * grad
+            moment[1] = 0.99 * moment[1] + 0.01 * grad**2
+            scaled = (moment[1] / (1 - 0.99**step)).sqrt() + 1e-6
+            update = moment[0] / (1 - 0.8**step) / scaled + 0.1 * value
+            ratio = value.norm() / update.norm() if value.norm() > 0 else 1.0
+            value -= 0.01 * ratio * update
+        if step in (1, 200):
+            for param, value in zip((weight, zeros), values, strict=True):
+                assert torch.allclose(param.detach().double(), value, atol=1e-5)
+
+
+def test_lamb_that_maximizes_goes_the_other_way() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    for weight, grad, maximize in zip(weights, (1.0, -1.0), (False, True), strict=True):
+        weight.grad = torch.full((2,), grad)
+        large_batch.lamb(Adam([weight], lr=0.01, maximize=maximize), LambConfigs(), {}).step()
+    assert torch.equal(*weights)
+    assert bool((weights[0] < 1).all())
+
+
 def test_an_optimizer_that_has_made_steps_is_not_replaced() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 2))
     optimizer = Adam([weight])

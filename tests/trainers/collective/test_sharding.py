@@ -10,7 +10,7 @@ from torch import nn
 
 from trainers.collective.configs import CompileConfigs, RecomputeConfigs, ShardingConfigs, checker
 from trainers.collective.modules import check_compiler, matching_modules, outermost_modules
-from trainers.collective.sharding import check_divisible, check_unit, units
+from trainers.collective.sharding import check_divisible, check_unit, shard, units
 from trainers.errors import FleetError, NotSupportedError, UsageError
 
 # ---- Which modules FSDP2 fetches as one.
@@ -136,3 +136,19 @@ def test_a_compiler_that_is_not_here_is_named_before_the_first_step(tmp_path: Pa
     check_compiler("aot_eager", "strategy.compile", str(tmp_path))
     with pytest.raises(NotSupportedError, match=r"NotSupported: strategy.compile needs a C\+\+ compiler"):
         check_compiler("inductor", "strategy.compile", str(tmp_path))
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, scale: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.scale = torch.nn.Parameter(scale)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("scale", [torch.ones(()), torch.ones(2, 3).t()])
+def test_a_parameter_that_cannot_be_divided_is_named(stage: int, scale: torch.Tensor) -> None:
+    with pytest.raises(
+        NotSupportedError, match=rf"NotSupported: sharding stage {stage} with parameter 'scale'"
+    ):
+        shard(Scaled(scale), ShardingConfigs(stage=stage))

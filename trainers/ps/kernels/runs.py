@@ -8,6 +8,9 @@ Keys are in the order of the tables; those of table t are at [starts[t], starts[
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import NamedTuple
 
 import numpy as np
@@ -250,135 +253,32 @@ def count_uses_run(lines: Keys, starts: Keys, keys: Keys, stats: Floats) -> None
             count_uses(index, rows, uses, keys[start:stop], stats)
 
 
-# ---- One step of an optimizer. options: (tables, ...), a line as the kernel in `updates` takes it. Each does
-# what its kernel does for every table, and returns how many keys without a row there are. One function for
-# all rules would take its kernel as an argument, and numba does not cache such functions: each process would
-# compile it again.
+# ---- One step of an optimizer: a function for each rule. One for all would take its kernel as an argument,
+# and numba does not cache such functions: each process would compile it again. So all are made of one code,
+# each with its kernel as a global name.
+
+update: Callable[..., int] = updates.sgd
 
 
-@compiled
-def sgd_run(
+def _run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
+    """Do what `update` does for every table; return how many keys without a row there are. `options`:
+    (tables, ...), a line as the kernel takes it.
+    """
     total = np.int64(0)
     for t in range(len(counts)):
         start, stop = starts[t], starts[t + 1]
         if start < stop:
             index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            counts[t] = updates.sgd(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            counts[t] = update(index, rows, keys[start:stop], grad[start:stop], options[t], some)
             total += counts[t]
     return int(total)
 
 
-@compiled
-def momentum_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            counts[t] = updates.momentum(index, rows, keys[start:stop], grad[start:stop], options[t], some)
-            total += counts[t]
-    return int(total)
-
-
-@compiled
-def adagrad_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            counts[t] = updates.adagrad(index, rows, keys[start:stop], grad[start:stop], options[t], some)
-            total += counts[t]
-    return int(total)
-
-
-@compiled
-def sparse_adam_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            counts[t] = updates.sparse_adam(index, rows, keys[start:stop], grad[start:stop], options[t], some)
-            total += counts[t]
-    return int(total)
-
-
-@compiled
-def adam_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            counts[t] = updates.adam(index, rows, keys[start:stop], grad[start:stop], options[t], some)
-            total += counts[t]
-    return int(total)
-
-
-@compiled
-def row_wise_adagrad_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            of_keys, slopes = keys[start:stop], grad[start:stop]
-            counts[t] = updates.row_wise_adagrad(index, rows, of_keys, slopes, options[t], some)
-            total += counts[t]
-    return int(total)
-
-
-@compiled
-def row_wise_adam_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            of_keys, slopes = keys[start:stop], grad[start:stop]
-            counts[t] = updates.row_wise_adam(index, rows, of_keys, slopes, options[t], some)
-            total += counts[t]
-    return int(total)
-
-
-@compiled
-def rmsprop_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            counts[t] = updates.rmsprop(index, rows, keys[start:stop], grad[start:stop], options[t], some)
-            total += counts[t]
-    return int(total)
-
-
-@compiled
-def ftrl_run(
-    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
-) -> int:
-    total = np.int64(0)
-    for t in range(len(counts)):
-        start, stop = starts[t], starts[t + 1]
-        if start < stop:
-            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
-            counts[t] = updates.ftrl(index, rows, keys[start:stop], grad[start:stop], options[t], some)
-            total += counts[t]
-    return int(total)
+@cache
+def run_of(kernel: Callable[..., int]) -> Callable[..., int]:
+    """Return the kernel over a run of tables for the kernel of one table."""
+    made = FunctionType(_run.__code__, {**globals(), "update": kernel}, f"{kernel.__name__}_run")
+    made.__qualname__ = made.__name__  # by which numba names its cache
+    return compiled(made)

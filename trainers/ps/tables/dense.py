@@ -57,7 +57,7 @@ def kernel_of(rule: AnyRule) -> Kernel | None:
 def run_kernel_of(rule: AnyRule) -> Callable[..., int] | None:
     """The same over a run of tables."""
     kernel = kernel_of(rule)
-    return None if kernel is None else getattr(runs, f"{kernel.__name__}_run")
+    return None if kernel is None else runs.run_of(kernel)
 
 
 def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
