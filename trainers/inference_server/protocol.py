@@ -31,7 +31,6 @@ DATATYPES = {
     torch.float32: "FP32",
     torch.float64: "FP64",
 }
-_BY_NAME = {name: dtype for dtype, name in DATATYPES.items()}
 
 
 class RefusedError(Exception):

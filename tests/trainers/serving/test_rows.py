@@ -19,7 +19,11 @@ def table(rows: RowOptions, dim: int) -> SparseTable:
 @pytest.mark.parametrize("dtype", RowType)
 @pytest.mark.parametrize("dim", [1, 4, 7])
 @pytest.mark.parametrize(
-    "init", [Uniform(), Uniform(-3.0, 5.5, seed=2**64 - 1), Normal(0.0, 0.1, seed=3), Normal(1.5, 2.0)]
+    "init",
+    [
+        *(Uniform(), Uniform(-3.0, 5.5, seed=2**64 - 1), Normal(0.0, 0.1, seed=3), Normal(1.5, 2.0)),
+        *(Uniform(-9e4, 9e4), Normal(0.0, 5e4), Uniform(3.39e38, 3.4e38)),
+    ],
 )
 def test_an_unknown_id_reads_as_the_servers_would_begin_it(
     init: Initializer, dim: int, dtype: RowType

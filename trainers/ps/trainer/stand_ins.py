@@ -97,8 +97,11 @@ class SavedRows(torch.nn.Module):
 
 
 def initial_rows(options: RowOptions, ids: torch.Tensor, dim: int) -> torch.Tensor:
-    """(..., dim) float32: the initial values of these keys, as a row of their type has them."""
-    return _drawn(options.init, ids, dim).to(options.dtype.dtype).float()
+    """(..., dim) float32: the initial values of these keys, as a row of their type has them: it has no
+    infinity, but its largest value.
+    """
+    kept, largest = options.dtype.dtype, torch.finfo(options.dtype.dtype).max
+    return _drawn(options.init, ids, dim).clamp(-largest, largest).to(kept).float()
 
 
 def _drawn(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
