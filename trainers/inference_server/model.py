@@ -28,9 +28,11 @@ _PROBES = (1, 0), (2e6, -1e6), (0, 1), (0, 3e38), (0, -3e38), (0, math.nan)
 """The width and the start of ranges of numbers: ordinary, large of both signs, equal, and extreme ones."""
 
 _SIZE = r"L\['inputs'\]\[\d+\]\.size\(\)\[\d+\]"
-_EQUAL = re.compile(f"{_SIZE} == {_SIZE}")
+_EQUAL = re.compile(rf"{_SIZE} == {_SIZE}|\(\(-1\) \+ {_SIZE}\) != 1")
 _RANGE = re.compile(rf"{_SIZE} (<|<=|>|>=) \d+|\d+ (<|<=|>|>=) {_SIZE}")
-"""Guards that are checked for each request: by the protocol, or by the program itself."""
+"""Guards that are checked for each request: by the protocol, or by the program itself. One number of bags,
+which is one less than of offsets with their end, is not another program, only special to torch.
+"""
 
 Outputs = dict[str, torch.Tensor]
 Result = Outputs | BaseException

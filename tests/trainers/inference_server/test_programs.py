@@ -38,7 +38,11 @@ class Counting(Function):
 
 
 def served(
-    folder: Path, model: nn.Module, example: torch.Tensor | None = None, *, unread: bool = False
+    folder: Path,
+    model: nn.Module,
+    example: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
+    *,
+    unread: bool = False,
 ) -> ServedModel:
     """`unread`: as if nothing in the program's graph could combine rows."""
     save_program(folder, model.eval(), torch.rand(5, 3) if example is None else example, None, {})
@@ -262,6 +266,18 @@ def test_ordinary_models_are_joined(tmp_path: Path, name: str) -> None:
         assert isinstance(result, dict)
         for key, value in wanted.items():
             assert torch.allclose(result[key], value, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_flat_ids_are_served_for_any_number_of_bags(tmp_path: Path, mode: str) -> None:
+    """As a data set gives them: offsets with their end."""
+    bags = nn.EmbeddingBag(10, 4, mode=mode, include_last_offset=True)
+    ids = torch.tensor([1, 2, 3, 4, 9])
+    model = served(tmp_path, bags, (ids, torch.tensor([0, 2, 3, 5])))
+    for offsets in ([0, 5], [0, 3, 5], [0, 0, 2, 2, 5]):
+        _, (found,) = model.compute([(ids, torch.tensor(offsets))])
+        assert isinstance(found, dict)
+        assert torch.allclose(found["output"], bags(ids, torch.tensor(offsets)))
 
 
 def test_a_program_that_remembers_requests_is_refused(tmp_path: Path) -> None:
