@@ -84,12 +84,8 @@ def unpacked(data: bytes) -> Payload:
     kind, shape, name = header["kind"], tuple(header.get("shape", ())), header.get("type", "")
     value = header.get("value")
     if kind == "tensor":
-        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
-        value = (
-            raw.view(getattr(torch, name)).reshape(shape)
-            if content
-            else torch.empty(shape, dtype=getattr(torch, name))
-        )
+        raw = torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
+        value = raw.view(getattr(torch, name)).reshape(shape)
     elif kind == "array":
         value = np.frombuffer(bytearray(content), np.dtype(name)).reshape(shape)
         value = value if shape else value[()]  # a numpy number
