@@ -13,7 +13,7 @@ import torch
 from trainers.checkpoints.state import bare
 from trainers.errors import NotSupportedError, UsageError
 from trainers.inference import KIND
-from trainers.ps.trainer.modules import SparseEmbedding
+from trainers.ps.trainer.modules import EmbeddingModule, row_limit
 from trainers.serving.bundle import write_bundle
 from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Inputs, program_of
@@ -38,7 +38,7 @@ def save_program(
     missing = [
         name
         for name, module in plain.named_modules()
-        if isinstance(module, SparseEmbedding) and module not in stand_ins
+        if isinstance(module, EmbeddingModule) and row_limit(module) is None and module not in stand_ins
     ]
     if missing:
         raise UsageError(

@@ -100,34 +100,11 @@ def _distinct(values: npt.NDArray[np.generic], text: Callable[[np.generic], str]
     return texts[place].view(np.uint8).reshape(len(values), -1)
 
 
-def _digits(base: int, figures: int) -> Bytes:
-    """(base ** figures, figures): the digits of every number of so many figures."""
-    numbers = np.arange(base**figures)[:, None] // base ** np.arange(figures - 1, -1, -1) % base
-    return np.frombuffer(b"0123456789abcdef", np.uint8)[numbers]
-
-
-_HEX = np.ascontiguousarray(_digits(16, 4)).view(np.uint32)[:, 0]
-_FULL = np.ascontiguousarray(_digits(10, 4)).view(np.uint32)[:, 0]
-_FIRST = (  # the same without the zeros in front
-    _digits(10, 4) * (np.arange(10_000)[:, None] >= 10 ** np.arange(3, -1, -1))
-).view(np.uint32)[:, 0]
-
-
 def _hexadecimal(words: npt.NDArray[np.uint32]) -> Bytes:
     """(rows, 8): always 8 digits."""
-    halves = np.stack([words >> np.uint32(16), words & np.uint32(0xFFFF)], axis=1)
-    return _HEX[halves].view(np.uint8).reshape(len(words), 8)
+    return np.frombuffer(words.astype(">u4").tobytes().hex().encode(), np.uint8).reshape(-1, 8)
 
 
 def _decimal(numbers: npt.NDArray[np.int64]) -> Bytes:
-    """(rows, 20) of numbers that are not negative: four digits at a time, from the last."""
-    pieces = np.zeros((len(numbers), 5), np.uint32)
-    left = numbers
-    for place in range(4, -1, -1):
-        higher = left // 10_000
-        four = left - higher * 10_000
-        pieces[:, place] = np.where(higher > 0, _FULL[four], _FIRST[four])
-        left = higher
-    text = pieces.view(np.uint8)
-    text[:, -1] |= np.where(numbers == 0, np.uint8(ord("0")), np.uint8(0))
-    return text
+    """(rows, 20) of numbers that are not negative."""
+    return numbers.astype("S20").view(np.uint8).reshape(-1, 20)

@@ -140,6 +140,8 @@ class ParquetFiles:
         """
         file, path = self._file(name), self._folder.path(name)
         schema = file.schema_arrow
+        if twice := {column for column in self._columns.values() if schema.names.count(column) > 1}:
+            raise DataError(f"{path} has several columns {min(twice)!r}; rename all but one")
         for slot in self._layout.slots:
             column = self._columns[slot.name]
             if column not in schema.names:
@@ -229,6 +231,6 @@ def _numbers(found: pa.Array, where: str) -> Values:
     if found.null_count:
         raise DataError(f"{where} has lists with {found.null_count} nulls; a slot needs numbers")
     values: Values = found.to_numpy(zero_copy_only=True)
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise DataError(f"{where} has numbers that are not finite")
+    if values.dtype.kind == "f" and not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise DataError(f"{where} has numbers that are not finite as float32")
     return values

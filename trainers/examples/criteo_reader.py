@@ -14,6 +14,7 @@ of a line were in a line before, so the text of each is made once and looked up 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -42,16 +43,30 @@ def mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def whole(text: str | bytes, base: int = 10) -> int:
+    """Return a number of the logs. Python alone reads `1_0`, ` 1` and `0xf` too."""
+    if re.fullmatch("-?[0-9a-fA-F]+", text if isinstance(text, str) else text.decode()) is None:
+        raise ValueError(f"{text!r} is not a whole number of base {base}")
+    return int(text, base)
+
+
+def label_of(text: str | bytes) -> int:
+    """Return 0 or 1."""
+    if (found := whole(text)) not in (0, 1):
+        raise ValueError(f"the label is {found}; it must be 0 or 1")
+    return found
+
+
 def category_id(slot: int, text: str | bytes) -> int:
     """An id of 63 bits for a category of slot 0 to 25; 0 when it is missing. The same in every process, which
     Python's hash() is not.
     """
-    return mixed(int(text, 16) ^ (slot + 1 << 33)) >> 1 if text else 0
+    return mixed(whole(text, 16) ^ (slot + 1 << 33)) >> 1 if text else 0
 
 
 def normal(column: int, text: str | bytes) -> float:
     """A number of column 0 to 12, brought to about 0 to 1; 0 when it is missing."""
-    return (int(text) - LEAST[column]) / DIFFERENCE[column] if text else 0.0
+    return (whole(text) - LEAST[column]) / DIFFERENCE[column] if text else 0.0
 
 
 class CriteoReader(MultiSlotDataGenerator):
@@ -64,7 +79,7 @@ class CriteoReader(MultiSlotDataGenerator):
                 raise ValueError(f"a line has {1 + len(fields)} fields; one of Criteo's logs has {FIELDS}")
             dense = [normal(column, fields[column]) for column in range(DENSE)]
             ids = [[category_id(slot, fields[DENSE + slot])] for slot in range(CATEGORIES)]
-            yield list(zip(NAMES, [dense, *ids, [int(label)]], strict=True))
+            yield list(zip(NAMES, [dense, *ids, [label_of(label)]], strict=True))
 
         return samples
 
@@ -95,7 +110,7 @@ def _tables() -> list[_Texts]:
     def category(slot: int) -> _Texts:
         return _Texts(lambda field: f"1 {category_id(slot, field)}")
 
-    label = _Texts(lambda field: f"1 {int(field)}")
+    label = _Texts(lambda field: f"1 {label_of(field)}")
     return [label, *map(dense, range(DENSE)), *map(category, range(CATEGORIES))]
 
 

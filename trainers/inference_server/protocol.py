@@ -31,7 +31,6 @@ DATATYPES = {
     torch.float32: "FP32",
     torch.float64: "FP64",
 }
-_BY_NAME = {name: dtype for dtype, name in DATATYPES.items()}
 
 
 class RefusedError(Exception):
@@ -191,9 +190,7 @@ def _tensor(where: str, entry: Mapping[str, Any], wanted: TensorSpec, binary: _B
             f"{where}.parameters.binary_data_size is {_shown(size)}; for shape {list(shape)} it is {expected}"
         )
     content = bytearray(binary.take(size, where))  # a copy: torch wants memory that is aligned and writable
-    if not size:
-        return torch.empty(shape, dtype=wanted.dtype)
-    return torch.frombuffer(content, dtype=wanted.dtype).view(shape)
+    return torch.from_numpy(np.frombuffer(content, np.uint8)).view(wanted.dtype).view(shape)
 
 
 def _shape(where: str, shape: Any, wanted: TensorSpec) -> tuple[int, ...]:

@@ -454,7 +454,7 @@ class TrainerRuntime(_ServedRuntime):
     def stand_ins(
         self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
     ) -> Iterator[StandIns | None]:
-        if not self.serving or model is not self._model:
+        if not self.serving or self._model is None:
             yield {}
             return
         from trainers.ps.trainer.stand_ins import outside_of, stand_ins_of
@@ -465,11 +465,12 @@ class TrainerRuntime(_ServedRuntime):
             found = None
             if mine and rows:
                 save = partial(worker.save, mode=SaveMode.VALUES)
-                found = stand_ins_of(model, where, save, int8=int8)
+                found = stand_ins_of(self._model, where, save, int8=int8)
             elif mine:
-                found = outside_of(model)
+                found = outside_of(self._model)
             worker.refresh()
-            yield found
+            inside = set(model.modules())  # it may be a part of the model
+            yield found and {each: found[each] for each in found if each in inside}
 
     def publish(self, *, buffers: bool) -> int:
         worker = self._complete("publish")

@@ -70,9 +70,14 @@ class Bags(torch.nn.Module):
             raise UsageError("an EmbeddingBag needs ids (batch, ids of a bag), or flat ids and offsets")
         places = torch.arange(rows.shape[0], device=rows.device)
         fit = (offsets == offsets.cummax(0).values) & (offsets <= rows.shape[0])
+        if (
+            self._last and self._mode != "sum"
+        ):  # torch takes ids after the last offset for some of the last bag's
+            fit = fit & (offsets[-1:] == rows.shape[0])
         torch._assert_async(
             fit.all() & (offsets[:1] == 0).all(),
-            "offsets must begin with 0, must not fall, and end within the ids",
+            "offsets must begin with 0, must not fall, and end within the ids, or at their end for means and "
+            "maxima of bags with include_last_offset",
         )
         bag = torch.searchsorted(offsets.to(torch.int64), places, right=True)
         count = offsets.shape[0] - int(self._last)

@@ -138,6 +138,13 @@ def serve_in_8_bits(model: torch.nn.Module, batch: Any) -> None:
     assert "exclude" in refused(
         lambda: fleet.save_inference_model(FOLDER, model, tuple(batch), rows=False, int8_rows=True)
     )
+    few = IDS % 30
+    for part, int8 in ((model.bags, False), (torch.nn.Sequential(model.words, torch.nn.Tanh()), True)):
+        with torch.no_grad():
+            wanted = part.eval()(few)
+        fleet.save_inference_model(FOLDER / "part", part, few, int8_rows=int8)
+        off = (load_inference_model(FOLDER / "part")(few) - wanted).abs()
+        assert float(off.max()) < (0.02 if int8 else 1e-6)
     assert "has none" in refused(
         lambda: fleet.save_inference_model(FOLDER, torch.nn.Linear(1, 1), torch.ones(1, 1), rows=False)
     )
@@ -163,6 +170,7 @@ def with_servers() -> None:
         return
     assert "between fleet.init_worker()" in refused(lambda: fleet.util.all_gather(1))
     assert "between" in refused(lambda: fleet.save_inference_model(FOLDER, model, (IDS, IDS[:, :2].float())))
+    assert "between" in refused(lambda: fleet.save_inference_model(FOLDER, model.many, IDS))
     fleet.init_worker()
     generator = torch.Generator().manual_seed(fleet.worker_index())
     for _ in range(4):

@@ -179,6 +179,25 @@ def test_tables_of_texts_do_not_grow_for_ever() -> None:
     assert len(table) <= table.MOST
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "said"),
+    [
+        (0, "7", "the label is 7; it must be 0 or 1"),
+        (0, "", "is not a whole number"),
+        (3, "1_0", "is not a whole number of base 10"),
+        (3, " 1", "is not a whole number of base 10"),
+        (20, "0xf", "is not a whole number of base 16"),
+    ],
+)
+def test_a_field_that_only_python_takes_for_a_number_is_an_error(field: int, text: str, said: str) -> None:
+    fields = log_line(random.Random(1)).split("\t")
+    fields[field] = text
+    with pytest.raises(ValueError, match=said):
+        list(criteo_reader.texts(["\t".join(fields).encode()]))
+    with pytest.raises(ValueError, match=said):
+        list(criteo_reader.CriteoReader().generate_sample("\t".join(fields))())
+
+
 @pytest.mark.parametrize("arguments", [[], ["--lines"]])
 def test_a_line_with_other_fields_is_an_error(arguments: list[str]) -> None:
     good = log_line(random.Random(1))

@@ -120,11 +120,21 @@ def test_columns_that_are_not_slots(tmp_path: Path) -> None:
         ({"bag": pa.array([[1], [None], []], pa.list_(pa.int64()))}, "has lists with 1 nulls"),
         ({"three": pa.array([[1] * 3, [2], [3] * 3])}, "has a list of 1; slot 'three' has length 3"),
         ({"price": pa.array([1.0, np.inf, 2.0])}, "column 'price' of {path}, row group 0 has numbers that"),
+        ({"price": pa.array([1.0, np.nan, 2.0])}, "has numbers that are not finite"),
+        ({"price": pa.array([1.0, -1e300, 2.0])}, "has numbers that are not finite as float32"),
+        (
+            {"w": pa.array([[1e39], [], []], pa.list_(pa.float64()))},
+            "column 'w' of {path}, row group 0 has num",
+        ),
     ]
     for others, message in cases:
         pq.write_table(table(0, 3, **others), path)
         with pytest.raises(DataError, match=re.escape(message.format(path=path))):
             ids(made(path, Servers()))
+    whole = table(0, 3)
+    pq.write_table(whole.append_column("id", whole["id"]), path)
+    with pytest.raises(DataError, match=re.escape(f"{path} has several columns 'id'; rename all but one")):
+        ids(made(path, Servers()))
     pq.write_table(table(0, 3).drop(["more"]), path)
     with pytest.raises(DataError, match=re.escape(f"{path} has no column 'more'; it has unused, id, price")):
         ids(made(path, Servers()))

@@ -15,7 +15,7 @@ def test_trainers_tell_each_other_and_save_what_they_see(forker: Forker, tmp_pat
         job.start_all(["-m", "tests.support.scripts.sharing_cases", mode, str(tmp_path)])
         job.expect_success()
         first, second = (trainer.output.splitlines() for trainer in job.trainers)
-        (told,) = (line for line in first if "int8" in line)
+        told = next(line for line in first if "int8" in line)
         assert "rows of 4 tables in int8: no value is off by more than 0.0" in told
         assert first[-1] == "done"
         # A slow machine adds lines that say what a trainer waits for.

@@ -60,3 +60,10 @@ def test_a_program_takes_any_number_of_ids_and_of_bags(mode: str, last: bool) ->
     for wrong in ([1, 2, 3], [0, 3, 1], [0, 2, 9]):
         with pytest.raises(RuntimeError, match="offsets must begin with 0"):
             module(weights, (torch.arange(3), torch.tensor(wrong)))
+    early = torch.arange(3), torch.tensor([0, 1, 2])
+    if last and mode != "sum":
+        with pytest.raises(RuntimeError, match="or at their end"):
+            module(weights, early)
+    else:
+        with torch.no_grad():
+            assert torch.allclose(module(weights, early), model(*early), atol=1e-6)

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from trainers.ps import Normal, Uniform
+from trainers.ps.saves.read import SparseValues
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Initializer, RowOptions, RowType, TableKind, TableSpec
-from trainers.ps.trainer.stand_ins import SavedRows, initial_rows
+from trainers.ps.tables.spec import Bound, Initializer, RowOptions, RowType, TableKind, TableSpec
+from trainers.ps.trainer.stand_ins import SavedRows, _stand_in, initial_rows
 
 LAST, FIRST = 2**63 - 1, -(2**63)
 
@@ -19,7 +20,11 @@ def table(rows: RowOptions, dim: int) -> SparseTable:
 @pytest.mark.parametrize("dtype", RowType)
 @pytest.mark.parametrize("dim", [1, 4, 7])
 @pytest.mark.parametrize(
-    "init", [Uniform(), Uniform(-3.0, 5.5, seed=2**64 - 1), Normal(0.0, 0.1, seed=3), Normal(1.5, 2.0)]
+    "init",
+    [
+        *(Uniform(), Uniform(-3.0, 5.5, seed=2**64 - 1), Normal(0.0, 0.1, seed=3), Normal(1.5, 2.0)),
+        *(Uniform(-9e4, 9e4), Normal(0.0, 5e4), Uniform(3.39e38, 3.4e38)),
+    ],
 )
 def test_an_unknown_id_reads_as_the_servers_would_begin_it(
     init: Initializer, dim: int, dtype: RowType
@@ -44,3 +49,15 @@ def test_ids_find_their_rows_and_no_other(keys: list[int]) -> None:
     assert torch.equal(rows(asked.int()[:1]), wanted[:1])
     padded = SavedRows(some, served.pull(some), init, 3)
     assert torch.equal(padded(asked), wanted * (asked != 3)[..., None])
+    assert not padded.rows[:-1][some == 3].any(), "no file has values that the model never reads"
+
+
+def test_padding_that_a_bound_has_evicted_is_zeros_in_an_ordinary_table() -> None:
+    options = RowOptions(init=Normal(0.0, 1.0, seed=1), bound=Bound(rows=2))
+    saved = SparseValues(torch.tensor([1, 3]), torch.ones(2, 4))
+    bag = torch.nn.Embedding(5, 4, padding_idx=2, sparse=True)
+    found = _stand_in(bag, saved, options, int8=False)
+    rows = found(torch.arange(5))
+    assert torch.equal(rows[[1, 3]], torch.ones(2, 4))
+    assert torch.equal(rows[[0, 4]], initial_rows(options, torch.tensor([0, 4]), 4))
+    assert not rows[2].any()

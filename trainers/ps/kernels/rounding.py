@@ -20,7 +20,6 @@ LARGEST = np.array([np.inf, 3.3895313892515355e38, 65504.0], np.float32)
 """The largest finite value of each type; larger ones become it."""
 
 _SIGN, _REST = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
-_INFINITY = np.uint32(0x7F800000)
 _LEAST = np.float32(2.0**-14)
 """The smallest normal float16: below it they are 2**-24 apart."""
 _HALF = np.float32(0.5)  # float32 from here to 1 are as far apart

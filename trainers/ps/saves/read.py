@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from trainers.ps.saves.manifest import (
     range_of,
 )
 from trainers.ps.saves.write import Chunk, Removed, SparseTarget, Target, counts_of, decoded, seen_of
+from trainers.ps.tables.budget import later
 from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec, holders
 from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
@@ -233,7 +235,7 @@ def chunks(
     verify: bool = True,
 ) -> Iterator[Found]:
     """The pieces of these tables (None: of all), of the first save first, or `backwards`. `servers`: for each
-    save whose parts are wanted. `verify`: compare checksums as well as sizes. Raises LoadError.
+    save whose parts are wanted. `verify`: as of `load_tables`. Raises LoadError.
     """
     places = {save.id: place for place, save in enumerate(opened.saves)}
     wanted = [
@@ -321,14 +323,12 @@ def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: torch.Tensor
 
 def _wrong_size(path: str, size: int, wanted: int) -> str:
     return (
-        f"{path} has {size} bytes, and the manifest says {wanted}: it was cut off or replaced. Copy it again."
+        f"{path} has {size} bytes, and the manifest says {wanted}: it was cut off or replaced. Copy it again"
     )
 
 
-# ---- Whether saved tables match those of a model.
-#
-# A dense block is named `parameter[start:stop]` and saved under that name. Another number of servers cuts a
-# parameter elsewhere, so dense tables are compared by parameter.
+# ---- Whether saved tables match those of a model. Another number of servers cuts a dense parameter elsewhere
+# into blocks, named `parameter[start:stop]`, so dense tables are compared by parameter.
 
 _WARM_START = " fleet.init_server(dirname, var_names=[...]) loads only what you name."
 
@@ -364,10 +364,7 @@ def check_fit(
         kept = theirs[name]
         same_size = kept.size == mine.size if whole or mine.sparse else kept.size >= mine.size
         if kept.sparse != mine.sparse or not same_size:
-            raise LoadError(
-                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}."
-                f"{'' if whole else _WARM_START}"
-            )
+            raise _other_size(name, where, kept, mine, "" if whole else _WARM_START)
         if not values_only and not same_state(kept.rule, mine.rule):
             raise LoadError(
                 f"table {name!r} of {where} was trained with {kept.rule}, this model has {mine.rule}, which "
@@ -383,10 +380,13 @@ def check_small(saved: Iterable[TableSpec], model: Iterable[TableSpec], where: s
     for name, mine in _table_shapes(model).items():
         kept = theirs.get(name, mine)
         if not mine.sparse and mine.size < SLICE_ABOVE and kept.size != mine.size:
-            raise LoadError(
-                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}."
-                f"{_WARM_START}"
-            )
+            raise _other_size(name, where, kept, mine, _WARM_START)
+
+
+def _other_size(name: str, where: str, kept: _Shape, mine: _Shape, more: str) -> LoadError:
+    return LoadError(
+        f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}.{more}"
+    )
 
 
 @frozen
@@ -414,9 +414,6 @@ def _table_shapes(specs: Iterable[TableSpec]) -> dict[str, _Shape]:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
-
-
-# ---- Dense parameters, cut in one way and reassembled in another.
 
 
 @dataclass(slots=True)
@@ -538,12 +535,10 @@ def load_tables(
     *,
     verify: bool = True,
 ) -> int:
-    """Load what this server owns into its tables, which must be empty; returns the save's step.
-
-    `verify`: compare checksums as well as sizes. A chain of deltas is loaded save after save. After a save of
-    mode 2 optimizer state and statistics are reset. Raises LoadError: for another model, missing files and
-    wrong sizes before any table was changed; for a wrong checksum possibly later, when the tables have a part
-    of the save and must not be used.
+    """Load what this server owns into its tables, which must be empty; returns the save's step. `verify`:
+    compare checksums as well as sizes. A chain of deltas is loaded save after save. After a save of mode 2
+    optimizer state and statistics are reset. Raises LoadError: for another model, missing files and wrong
+    sizes before any table was changed; for a wrong checksum possibly later, when they must not be used.
     """
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = [table.spec for table in tables]
@@ -552,10 +547,8 @@ def load_tables(
     for table in tables:
         if isinstance(table, SparseTarget):
             saved = list(_sources(opened, table.spec, owner))
-            table.restore_clocks(
-                [each.clock for each in saved if each.clock],
-                [each.candidate_clock for each in saved if each.candidate_clock],
-            )
+            clocks = [each.clock for each in saved], [each.candidate_clock for each in saved]
+            table.restore_clocks(*(list(filter(None, some)) for some in clocks))
     for name, chunk in owned_chunks(opened, specs, owner, verify=verify):
         table = by_name[name]
         if isinstance(table, SparseTarget) and name in expected:
@@ -596,16 +589,16 @@ def owned_chunks(
                 # A candidate of an earlier save has a row now, or is a candidate in the last save too.
                 wanted_here = not isinstance(chunk, Candidates) or item.save == last
                 if wanted_here and owner.may_own_of(item.part, spec, mine):
-                    yield piece.table, _completed(owner.owned(item.part, spec, mine, chunk), spec, mine)
+                    behind = partial(_behind, opened, item.part, mine, owner)
+                    owned = owner.owned(item.part, spec, mine, chunk)
+                    yield piece.table, _completed(owned, spec, mine, behind)
             loading.advance()
     for name, block in blocks.whole(opened.folder.where):
-        yield name, _completed(block, by_name[name], by_name[name])
+        yield name, _completed(block, by_name[name], by_name[name], lambda clock: 0.0)
 
 
 def _expected(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> dict[str, int]:
-    """The approximate number of rows of each sparse table on this server, by the first save: later ones have
-    mostly the same rows.
-    """
+    """Approximate numbers of rows of each sparse table here, by the first save: later ones have as many."""
     rows = {spec.name: 0.0 for spec in specs if spec.kind is TableKind.SPARSE}
     mine = {spec.name: spec for spec in specs}
     for part in opened.saves[0].parts:
@@ -634,14 +627,33 @@ def _wanted(
 
 def _sources(opened: OpenFolder, spec: TableSpec, owner: RowOwner) -> Iterator[SavedTable]:
     """The saved tables of its rows."""
+    dense = spec.kind is TableKind.DENSE
+    blocks = BlockAssembler([spec] if dense else [])
     for part in opened.saves[-1].parts:
         for table in part.tables:
-            if _comes_from(spec, part, table.spec, owner):
+            saved = table.spec
+            if (
+                saved.kind is TableKind.DENSE and blocks.overlap(saved)
+                if dense
+                else saved.name == spec.name and owner.may_own_of(part, saved, spec)
+            ):
                 yield table
 
 
-def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec) -> Chunk:
-    """Adds fresh state and statistics that the save lacks; drops statistics that the table does not have."""
+def _behind(opened: OpenFolder, part: SavedPart, spec: TableSpec, owner: RowOwner, clock: str) -> float:
+    """By how much this clock of a part's table is behind the last one of those whose rows are loaded."""
+    own = [each for each in opened.saves[-1].parts[part.server].tables if each.spec.name == spec.name]
+    times = [getattr(each, clock)[:1] for each in (*own, *_sources(opened, spec, owner))]
+    return float(max(times)[0] - times[0][0]) if times[0] else 0.0
+
+
+def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec, behind: Callable[[str], float]) -> Chunk:
+    """Adds fresh state and statistics that the save lacks; drops statistics that the table does not have.
+    `behind`: see `_behind`; stamps become those of the last clock.
+    """
+    if isinstance(chunk, Candidates) and chunk.stamps is not None:
+        stamps = later(chunk.stamps.numpy(), behind("candidate_clock"))
+        return Candidates(chunk.keys, chunk.counts, chunk.days, torch.from_numpy(stamps).float())
     if isinstance(chunk, Candidates | Removed):
         return chunk
     state, widths = chunk.state, state_widths(spec.rule, spec.size)
@@ -659,7 +671,8 @@ def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec) -> Chunk:
         seen = min(seen_of(saved), seen_of(spec))
         statistics[:, :seen] = chunk.statistics[:, :seen]
         if saved.rows.bound is not None and spec.rows.bound is not None:
-            statistics[:, -1] = chunk.statistics[:, -1]
+            stamps = chunk.statistics[:, -1].numpy()
+            statistics[:, -1] = torch.from_numpy(later(stamps, behind("clock")))
     return SparseRows(chunk.keys, chunk.values, state, statistics)
 
 
@@ -668,12 +681,6 @@ def _steps(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> d
     return {
         spec.name: max((table.step for table in _sources(opened, spec, owner)), default=0) for spec in specs
     }
-
-
-def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, owner: RowOwner) -> bool:
-    if spec.kind is TableKind.SPARSE:
-        return spec.name == saved.name and owner.may_own_of(part, saved, spec)
-    return saved.kind is TableKind.DENSE and BlockAssembler([spec]).overlap(saved)
 
 
 # ---- A save as plain tensors, without servers.
@@ -696,7 +703,7 @@ class ModelValues:
 
 
 def read_values(where: str | os.PathLike[str] | OpenFolder, *, verify: bool = True) -> ModelValues:
-    """Every value of a save of any mode, from all servers, in memory at once. Raises LoadError."""
+    """Read every value of a save of any mode, from all servers, at once. Raises LoadError."""
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = opened.specs()
     blocks = BlockAssembler(_whole_parameters(specs.values()))

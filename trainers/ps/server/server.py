@@ -235,7 +235,14 @@ class Server:
             tables = [table for table in tables if name_of(table.spec) in names]
         check_small(opened.specs().values(), [table.spec for table in tables], opened.folder.where)
         load_tables(opened, tables, place)
-        rows = sum(len(table) for table in tables if isinstance(table, SparseTable))
+        sparse = [table for table in tables if isinstance(table, SparseTable)]
+        for table in sparse:
+            if lost := table.sweep():
+                glog(
+                    f"WARNING: {lost} rows of {table.spec.name!r} in {opened.folder.where} were removed: "
+                    "this server's share of the table's bound is full; raise max_rows or max_bytes"
+                )
+        rows = sum(map(len, sparse))
         glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
         found = opened.rows()
         ids = " ".join(save.id for save in opened.saves)

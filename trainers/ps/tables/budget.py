@@ -194,13 +194,19 @@ class Budget:
         return [clock[NOW].item(), *clock[FLOORS:].tolist(), *times]
 
     def restore(self, clocks: Sequence[Clock]) -> None:
-        """Continue from the clocks of one or more budgets, whose rows are loaded after this."""
+        """Continue from the clocks of one or more budgets, whose rows are loaded after this, with stamps that
+        are `later` by as much as their clock is behind the last one.
+        """
         now = max(clock[0] for clock in clocks)
         self.passed = units = _turns(now)
         pass_until(self.uses, now - units)
-        self.uses.clock[FLOORS:] = np.array([clock[1 : 1 + PARTS] for clock in clocks]).min(0)
-        times = min(clocks, key=lambda clock: clock[0])[1 + PARTS :]  # so that no row leaves before its time
-        self._times = deque((time, int(level)) for time, level in zip(times[::2], times[1::2], strict=True))
+        floors = [later(np.array(clock[1 : 1 + PARTS]), now - clock[0]) for clock in clocks]
+        self.uses.clock[FLOORS:] = np.min(floors, 0)
+        longest = max(clocks, key=len)  # the one with the most levels, so that no row leaves before its time
+        times, behind = longest[1 + PARTS :], round((now - longest[0]) * LEVELS_A_UNIT)
+        self._times = deque(
+            (time, int(level) + behind) for time, level in zip(times[::2], times[1::2], strict=True)
+        )
         self._set_back(units)
 
     def _restart(self) -> None:
@@ -275,6 +281,11 @@ class Budget:
 
     def _places(self) -> NDArray[np.int64]:
         return (int(self.uses.clock[LEVEL]) - LEVELS_BELOW + np.arange(LEVELS)) % LEVELS
+
+
+def later(stamps: NDArray[np.float64], units: float) -> NDArray[np.float64]:
+    """Return stamps of a clock that was set forward by so many units. Those of long ago stay."""
+    return np.where(stamps > ANCIENT, stamps + units, stamps)
 
 
 def _turns(now: float) -> float:

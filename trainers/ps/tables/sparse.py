@@ -16,7 +16,7 @@ import torch
 
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
-from trainers.ps.kernels.counts import TableCounts
+from trainers.ps.kernels.counts import EVICTED, TableCounts
 from trainers.ps.kernels.eviction import FLOORS, find_evicted
 from trainers.ps.kernels.rows import (
     DTYPE,
@@ -522,6 +522,12 @@ class SparseTable:
             self._filter.begin_day(numbers)
         if self._counts:
             self._begin(PassingDay(self._storage, numbers, self._note_shrunk))
+
+    def sweep(self) -> int:
+        """Remove the records of all evicted rows; return how many rows were evicted so far."""
+        while self.bounded is not None and self.bounded.sweep(_MANY):
+            pass
+        return int(self.counts.row[EVICTED])
 
     def release(self) -> None:
         """After a shrink: its budgets evict again."""

@@ -342,11 +342,17 @@ class ServedEmbedding:
             compute = self._bag if is_bag else self._embedding
         kind: Any = type(self._module)
         own: Callable[..., torch.Tensor] = functools.partial(kind.forward, self._module)
+        own = self._refuse_weight if compute == self._sparse else own
         parameters, weight = self._module._parameters, self._weight
 
         @functools.wraps(compute)
         def forward(*args: Any, **options: Any) -> torch.Tensor:
             given = parameters.get("weight")
+            if torch._C._get_tracing_state() is not None:
+                raise UsageError(
+                    f"embedding {self._name!r} cannot be traced, because its rows are on parameter servers: "
+                    "use fleet.save_inference_model(), or trace the model after fleet.stop_worker()"
+                )
             if peek_interpreter_stack() is not None:
                 self._check_transform(given)
             if self._given:
@@ -355,6 +361,13 @@ class ServedEmbedding:
             return call(*args, **options)
 
         return outside_graphs(forward)
+
+    def _refuse_weight(self, *args: object, **options: object) -> NoReturn:
+        raise UsageError(
+            f"embedding {self._name!r} was called with another weight (torch.func.functional_call, a "
+            "parametrization, an assignment), and a SparseEmbedding has its rows on parameter servers only: "
+            "call it with its own weight"
+        )
 
     def _check_transform(self, given: torch.Tensor | None) -> None:
         """Raises UsageError for the served weight inside of vmap, grad and others of torch.func."""
@@ -449,10 +462,11 @@ class ServedEmbedding:
     ) -> torch.Tensor | None:
         """Collect the gradient of these rows; shows and clicks count with the first one."""
         grad = given.detach().resolve_neg().to("cpu", torch.float32)
-        if stats and not ServedWeight.wanted:
-            self._rows.add_stats(keys, stats.pop())
         if padding is not None:  # torch excludes the padding row from the gradient
             keys, grad = _without(keys, padding), _without(grad, padding)
+            stats[:] = [_without(each, padding) for each in stats]
+        if stats and not ServedWeight.wanted:
+            self._rows.add_stats(keys, stats.pop())
         return self._rows.collect(keys, grad)
 
     def _add_weight(self, state: dict[str, torch.Tensor], name: str) -> None:

@@ -77,6 +77,7 @@ class SavedRows(torch.nn.Module):
         super().__init__()
         self.register_buffer("keys", torch.cat([keys, torch.tensor([_LAST_KEY])]))
         rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+        rows[self.keys == padding_idx] = 0.0  # an id that is counted may have a row, which nobody reads
         if int8:
             self.rows = Int8Rows(rows)
         else:
@@ -97,8 +98,11 @@ class SavedRows(torch.nn.Module):
 
 
 def initial_rows(options: RowOptions, ids: torch.Tensor, dim: int) -> torch.Tensor:
-    """(..., dim) float32: the initial values of these keys, as a row of their type has them."""
-    return _drawn(options.init, ids, dim).to(options.dtype.dtype).float()
+    """(..., dim) float32: the initial values of these keys, as a row of their type has them: it has no
+    infinity, but its largest value.
+    """
+    kept, largest = options.dtype.dtype, torch.finfo(options.dtype.dtype).max
+    return _drawn(options.init, ids, dim).clamp(-largest, largest).to(kept).float()
 
 
 def _drawn(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
@@ -206,7 +210,7 @@ def _stand_in(
         rows = SavedRows(saved.keys, saved.values.to(dtype), options, module.padding_idx, int8=int8)
         return Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     table: Any = torch.nn.Embedding if isinstance(module, torch.nn.Embedding) else torch.nn.EmbeddingBag
-    weight = _whole(total, saved, options).to(module.weight.dtype)
+    weight = _whole(total, saved, options, module.padding_idx).to(module.weight.dtype)
     if int8:
         quantized = Int8Rows(weight)
         return Bags(module, quantized) if isinstance(module, torch.nn.EmbeddingBag) else quantized
@@ -222,11 +226,12 @@ def _options(module: EmbeddingModule) -> dict[str, Any]:
     return {"mode": module.mode, "include_last_offset": module.include_last_offset}
 
 
-def _whole(total: int, saved: SparseValues, options: RowOptions) -> torch.Tensor:
-    """(total, dim): rows that `shrink` has removed read as on the servers."""
+def _whole(total: int, saved: SparseValues, options: RowOptions, padding: int | None) -> torch.Tensor:
+    """(total, dim): rows that have been removed read as on the servers, and that of padding as zeros."""
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values
     if len(saved.keys) < total:
         gone = torch.ones(total, dtype=torch.bool).index_fill_(0, saved.keys, False).nonzero()[:, 0]
         weight[gone] = initial_rows(options, gone, weight.shape[1])
+        weight[gone[gone == padding]] = 0.0
     return weight

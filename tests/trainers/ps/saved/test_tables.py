@@ -214,6 +214,73 @@ def test_a_save_fits_a_table_with_another_bound(tmp_path):
     assert content(again[0])[3].shape[1] == 3
 
 
+def saved_of_servers(where, servers: list[SparseTable]) -> None:
+    id, parts = new_id(1), []
+    for number, table in enumerate(servers):
+        spec = dataclasses.replace(order(id, SaveMode.ALL, 1), server=number, servers=len(servers))
+        task = SaveTask(where, spec, cut_tables([table], SaveMode.ALL))
+        task.wait()
+        parts.append(task.result())
+        task.close(saved=True)
+    commit_save(where, id, SaveMode.ALL, 1, parts, after=None)
+
+
+@pytest.mark.parametrize("candidates", [False, True])
+def test_rows_keep_their_ages_where_the_clocks_of_servers_differ(tmp_path, candidates):
+    """The rows of a server that was idle are not the oldest where those of two servers come together."""
+    entry = Entry(EntryKind.COUNT, 999) if candidates else Entry()
+    spec = dataclasses.replace(SEEN, rows=RowOptions(bound=Bound(rows=100), entry=entry))
+
+    def use(table: SparseTable, keys: torch.Tensor) -> None:
+        if candidates:
+            table.pull(keys)
+        else:
+            table.apply(keys, torch.ones(len(keys), 8), 0.1)
+
+    def there(table: SparseTable) -> set[int]:
+        return set((table.candidates().keys if candidates else content(table)[0]).tolist())
+
+    busy, idle = SparseTable(spec), SparseTable(spec)
+    both = torch.arange(1000), owners(torch.arange(1000), 2)
+    mine, others = both[0][both[1] == 0][:40], both[0][both[1] == 1][:40]
+    use(busy, mine)
+    for _ in range(300):
+        use(busy, mine[:20])
+    use(idle, others)
+    saved_of_servers(tmp_path, [busy, idle])
+    joined = SparseTable(spec)
+    load_tables(tmp_path, [joined], RowOwner(0, 1))
+    assert there(joined) == {*mine.tolist(), *others.tolist()}
+    use(joined, torch.arange(5000, 5018))
+    assert set(others.tolist()) <= there(joined), "they were used when their server was saved"
+    assert not set(mine[20:].tolist()) <= there(joined)
+
+
+def test_rows_of_several_servers_live_for_their_time(tmp_path):
+    """One server looked at the time more often than the other."""
+    spec = dataclasses.replace(SEEN, rows=RowOptions(bound=Bound(ttl_s=480.0)))
+    often, seldom = SparseTable(spec), SparseTable(spec)
+    keys = torch.arange(100)
+    for table, number, step in ((often, 0, 2), (seldom, 1, 40)):
+        own = keys[owners(keys, 2) == number]
+        for second in range(0, 401, step):
+            table.budgets[0].tick(float(second))
+            if second in (0, 400):
+                some = own[:5] if second else own
+                table.apply(some, torch.ones(len(some), 8), 0.1)
+    saved_of_servers(tmp_path, [often, seldom])
+    joined = SparseTable(spec)
+    load_tables(tmp_path, [joined], RowOwner(0, 1))
+    joined.budgets[0].tick(470.0)
+    assert len(content(joined)[0]) == 100, "none is older than 470 seconds"
+    for second in range(472, 880, 2):
+        joined.budgets[0].tick(float(second))
+    assert {*owners(content(joined)[0], 2).tolist()} == {0, 1}, "five of each were used 400 seconds later"
+    for second in range(880, 1400, 2):
+        joined.budgets[0].tick(float(second))
+    assert not len(content(joined)[0])
+
+
 def test_a_delta_that_was_not_committed_is_in_the_next(tmp_path):
     mine = tables()
     train(*mine, 1)

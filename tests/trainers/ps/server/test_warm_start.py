@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.saves.read import read_values
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adagrad, Adam
-from trainers.ps.tables.spec import TableKind, TableSpec, describe_job
+from trainers.ps.tables.spec import Bound, RowOptions, TableKind, TableSpec, describe_job
 from trainers.ps.trainer.worker import SaveCoordinator
 from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
 
@@ -124,6 +125,27 @@ class Alone:
         assert self.server._state_saver is not None
         self.server._state_saver.close(over=False)
         self.server._close()
+
+
+def test_rows_that_a_bound_has_no_room_for_are_counted_in_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A save loads into another bound, or onto a server that gets more than its share of rows."""
+    bounded = replace(sparse("user.weight", 2), rows=RowOptions(bound=Bound(rows=50)))
+    first = Alone({0: sparse("user.weight", 2)}, tmp_path / "first")
+    first.hello(0)
+    first.fill(5.0, rows=70)
+    first.save(tmp_path / "saved")
+    first.kill()
+    for spec in (bounded, replace(bounded, rows=RowOptions(bound=Bound(rows=100)))):
+        second = Alone({0: spec}, tmp_path / "second", tmp_path / "saved")
+        second.hello(0)
+        (table,) = second.server._store.tables.values()
+        lost = 70 - len(table)
+        said = f"WARNING: {lost} rows of 'user.weight' in {tmp_path / 'saved'} were removed"
+        assert (lost > 0) == (said in capfd.readouterr().err) == (spec is bounded)
+        second.server._state_saver.close(over=True)
+        second.server._close()
 
 
 @pytest.fixture

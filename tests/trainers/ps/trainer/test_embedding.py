@@ -191,6 +191,14 @@ def test_shows_and_clicks_of_calls_with_a_gradient_are_counted_once_by_id() -> N
     assert {key: pair.tolist() for key, pair in rows.stats.items()} == {1: [2, 0], 2: [3, 2], 3: [1, 0]}
 
 
+def test_padding_is_not_shown_so_that_it_gets_no_row() -> None:
+    table = SparseEmbedding(2, statistics=True, padding_idx=2)
+    rows = LocalRows(torch.zeros(10, 2))
+    ServedEmbedding("t", table, rows, statistics=True)
+    table(torch.tensor([[1, 2], [2, 3]]), clicks=torch.tensor([0, 1])).sum().backward()
+    assert {key: pair.tolist() for key, pair in rows.stats.items()} == {1: [1, 0], 3: [1, 1]}
+
+
 def test_padding_of_a_bounded_table_reads_as_zeros() -> None:
     """Its row was evicted, and would read as an initial value."""
     module = torch.nn.Embedding(10, 3, padding_idx=4, sparse=True)

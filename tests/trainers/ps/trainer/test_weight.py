@@ -538,6 +538,22 @@ def test_transforms_of_torch_func_are_refused() -> None:
     assert torch.func.grad(of_weights)(other)["weight"].shape == (ROWS, DIM)
 
 
+def test_a_sparse_embedding_has_no_rows_for_another_weight() -> None:
+    module = SparseEmbedding(DIM)
+    serve(module, torch.ones(ROWS, DIM))
+    with pytest.raises(UsageError, match="was called with another weight"):
+        torch.func.functional_call(module, {"weight": torch.ones(ROWS, DIM)}, (FIRST,))
+    assert torch.func.functional_call(module, dict(module.named_parameters()), (FIRST,)).shape[-1] == DIM
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_served_embedding_cannot_be_traced(inside: bool) -> None:
+    module: Any = Twins(MODULES["rows"]).served
+    with pytest.raises(UsageError, match=r"save_inference_model"):
+        torch.jit.trace(torch.nn.Sequential(module) if inside else module, (FIRST,))
+
+
 def test_a_gradient_stays_until_it_is_dropped_and_a_message_keeps_its_own() -> None:
     twins = Twins(MODULES["rows"])
     rows = twins.served(FIRST)
