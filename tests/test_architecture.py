@@ -239,7 +239,7 @@ def test_the_contract_is_the_only_bridge_between_the_packages():
         for module, target in edges()
         if package_of(module) == "trainers"
         and package_of(target) == "fleetrun"
-        and part_of(target) != "frozen"
+        and part_of(target) not in ("aliases", "frozen")
     }
     assert bridges == {
         *((f"trainers.{module}", "fleetrun.envs.contract") for module in ENDPOINT_READERS),

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 from trainers.serving.bundle import Bundle, read_bundle
 from trainers.serving.program import pickled
@@ -28,15 +30,15 @@ class InferenceModel:
     def __init__(
         self,
         module: torch.nn.Module,
-        weights: Mapping[str, torch.Tensor],
-        inputs: Sequence[Mapping[str, Any]],
+        weights: Mapping[str, Tensor],
+        inputs: Sequence[Fields],
     ) -> None:
         self.weights = weights
         self.inputs = tuple(each["name"] for each in inputs)
         self._module = module
         self._wanted = inputs
 
-    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
+    def __call__(self, *args: Tensor, **kwargs: Tensor) -> Any:
         """Without gradients. Raises UsageError for inputs of other number, names, types or shapes."""
         with torch.no_grad():
             return self._module(tuple(self.weights.values()), self._ordered(args, kwargs))
@@ -44,9 +46,7 @@ class InferenceModel:
     def __repr__(self) -> str:
         return f"InferenceModel({', '.join(map(_words, self._wanted))})"
 
-    def _ordered(
-        self, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
+    def _ordered(self, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         given = dict(zip(self.inputs, args, strict=False)) | dict(kwargs)
         if len(args) + len(kwargs) != len(self.inputs) or given.keys() != set(self.inputs):
             raise UsageError(
@@ -98,15 +98,15 @@ def checked_program(bundle: Bundle) -> bytes:
     return file
 
 
-def _check(wanted: Mapping[str, Any], given: torch.Tensor) -> None:
+def _check(wanted: Fields, given: Tensor) -> None:
     shape = wanted["shape"]
-    fits = isinstance(given, torch.Tensor) and str(given.dtype) == f"torch.{wanted['type']}"
+    fits = isinstance(given, Tensor) and str(given.dtype) == f"torch.{wanted['type']}"
     fits = fits and given.dim() == len(shape)
     if not fits or any(size not in (None, mine) for size, mine in zip(shape, given.shape, strict=True)):
-        found = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
+        found = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
         raise UsageError(f"the program takes {_words(wanted)}, and was given {found}")
 
 
-def _words(wanted: Mapping[str, Any]) -> str:
+def _words(wanted: Fields) -> str:
     shape = ", ".join("any" if size is None else str(size) for size in wanted["shape"])
     return f"{wanted['name']}: {wanted['type']} [{shape}]"

@@ -638,7 +638,7 @@ def _given(call: str, value: Any) -> Any:
     return value
 
 
-def _total(call: str, value: Any) -> torch.Tensor:
+def _total(call: str, value: Any) -> Tensor:
     """As a vector of float64 on the CPU."""
     try:
         total = torch.as_tensor(_given(call, value)).detach().to("cpu", torch.float64).reshape(-1)

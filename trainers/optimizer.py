@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from trainers import progress
 from trainers.errors import UsageError
@@ -37,7 +38,7 @@ class _Backwards:
         def backward(tensors: Any, *args: Any, **options: Any) -> None:
             original(tensors, *args, **options)
             if not options.get("inputs"):  # else it may have been for others than the parameters
-                self._note([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+                self._note([tensors] if isinstance(tensors, Tensor) else tensors)
 
         torch.autograd.backward = backward
 
@@ -108,7 +109,7 @@ class DistributedOptimizer(WrappingOptimizer):
         """Around a step by a scaler, whose gradients are unscaled."""
         return nullcontext()
 
-    def minimize(self, loss: torch.Tensor) -> None:
+    def minimize(self, loss: Tensor) -> None:
         """One whole training step: backward, update, gradients cleared.
 
         `loss.backward()` is not called again for a loss that the script has backpropagated since the last
@@ -122,7 +123,7 @@ class DistributedOptimizer(WrappingOptimizer):
         self.step()
         self.zero_grad()
 
-    def has_gradients_of(self, loss: torch.Tensor) -> bool:
+    def has_gradients_of(self, loss: Tensor) -> bool:
         """Whether a backward pass went through this loss since the last `zero_grad()`. Drops gradients that
         another optimizer's `minimize` of another loss has left.
 
@@ -143,7 +144,7 @@ class DistributedOptimizer(WrappingOptimizer):
             self.zero_grad()
         return False
 
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: Tensor) -> None:
         """Call `loss.backward()`, and note which other optimizers get gradients by that."""
         others = [each for each in self._all if each is not self and not each.has_gradients()]
         own = self._backwards.own

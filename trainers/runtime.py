@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from trainers.errors import UsageError
 
-Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+Tensors: TypeAlias = Tensor | Sequence[Tensor]
 Ids: TypeAlias = Tensors | Mapping[torch.nn.Module, Tensors]
 """The tensors with which embeddings will be called: for each module, or of the only one."""
 
@@ -42,9 +43,7 @@ def check_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     return optimizer
 
 
-def ids_by_module(
-    ids: Ids, served: Sequence[torch.nn.Module]
-) -> Mapping[torch.nn.Module, Sequence[torch.Tensor]]:
+def ids_by_module(ids: Ids, served: Sequence[torch.nn.Module]) -> Mapping[torch.nn.Module, Sequence[Tensor]]:
     """The ids by module, also where a script names no module. Raises UsageError for a module that is not
     served, and for tensors without a module when several are served.
     """
@@ -59,4 +58,4 @@ def ids_by_module(
     for module in ids:
         if id(module) not in known:
             raise UsageError(f"fleet.prefetch got ids of {module}, which no server serves")
-    return {module: [each] if isinstance(each, torch.Tensor) else each for module, each in ids.items()}
+    return {module: [each] if isinstance(each, Tensor) else each for module, each in ids.items()}

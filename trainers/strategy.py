@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.checks import flag, nearest, one_of, positive
 from trainers.collective.configs import (
@@ -133,7 +134,7 @@ def off_value(name: str) -> Any:
 
 DENSE = ("servers", "allreduce")
 
-Configs: TypeAlias = Mapping[str, Any]
+Configs: TypeAlias = Fields
 _NONE: Configs = MappingProxyType({})
 
 
@@ -379,7 +380,7 @@ _YAML_OBJECTS |= {"Initializer": Initializer, "Entry": Entry}
 _YAML_KINDS: dict[str, type[InitKind] | type[EntryKind]] = {"Initializer": InitKind, "Entry": EntryKind}
 
 
-def to_yaml_text(values: Mapping[str, Any]) -> str:
+def to_yaml_text(values: Fields) -> str:
     """The values by field, in this order."""
     import yaml
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.data.shard import get_file_shard
@@ -55,7 +56,7 @@ def packed(value: Any, call: str) -> bytes:
     """Raises UsageError for anything else than numbers, texts, lists of numbers, arrays and tensors."""
     content = b""
     header: dict[str, Any] = {"call": call}
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise UsageError(f"fleet.util.{call} needs dense tensors, not {value.layout}")
         header |= {"kind": "tensor", "type": _name(value.dtype), "shape": list(value.shape)}
@@ -139,11 +140,11 @@ def _listed(value: Sequence[Any], call: str) -> dict[str, Any]:
     return {"kind": "list", "shape": list(array.shape), "value": array.tolist()}
 
 
-def _tensors(values: Sequence[torch.Tensor], mode: str) -> torch.Tensor:
+def _tensors(values: Sequence[Tensor], mode: str) -> Tensor:
     dtype = values[0].dtype
     floats = mode == "sum" and dtype.is_floating_point
     total = _combined(torch, mode, values[0].double() if floats else values[0], values, dtype is torch.bool)
-    return cast(torch.Tensor, total.to(dtype))
+    return cast(Tensor, total.to(dtype))
 
 
 def _arrays(values: Sequence[Any], mode: str) -> Any:
@@ -244,7 +245,7 @@ class Util:
 
 def _beside(value: Any, input: Any) -> Any:
     """A tensor on the device of the one that was given."""
-    if isinstance(value, torch.Tensor) and isinstance(input, torch.Tensor):
+    if isinstance(value, Tensor) and isinstance(input, Tensor):
         return value.to(input.device)
     return value
 

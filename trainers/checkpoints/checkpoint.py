@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.checkpoints import directory as checkpoint_directory
@@ -121,7 +122,7 @@ def save(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     keep: int = KEEP,
-    state: Mapping[str, Any] | None = None,
+    state: Fields | None = None,
     background: bool = False,
 ) -> str | None:
     """Save all of it as `directory/step-XXXXXXXX`, and remove what is older than the newest `keep`. When it
@@ -169,7 +170,7 @@ def keep_newest(
     keep: int = KEEP,
     every: float | None = 60.0,
     neighbour: bool = False,
-    state: Mapping[str, Any] | None = None,
+    state: Fields | None = None,
     as_one: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Keep all of it in memory that outlives this process (`memory.save`), for `load` of the same directory.
@@ -201,7 +202,7 @@ def load(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
-    state: Mapping[str, Any] | None = None,
+    state: Fields | None = None,
 ) -> int | None:
     """Bring all of it to the newest checkpoint in `directory`; its step, or None when there is none: then
     nothing has changed. Any number of ranks may load what any number has saved.
@@ -309,7 +310,7 @@ def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tup
     return written.files, order.parts() if rank else {}
 
 
-def _commit(order: _Order, name: str, index: Mapping[str, Any], shares: Sequence[Any]) -> str:
+def _commit(order: _Order, name: str, index: Fields, shares: Sequence[Any]) -> str:
     manifest = Manifest(
         step=order.step,
         world=len(shares),

@@ -11,6 +11,7 @@ from typing import Any
 
 import xxhash
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.errors import FleetError, NotSupportedError, UsageError
 
@@ -34,8 +35,8 @@ class Manifest:
     step: int
     world: int
     files: Mapping[str, tuple[int, str]]
-    index: Mapping[str, Any]
-    parts: Mapping[str, Any]
+    index: Fields
+    parts: Fields
 
 
 def manifest_to_bytes(manifest: Manifest) -> bytes:
@@ -82,7 +83,7 @@ def values_of(value: Any) -> Any:
     return value.state_dict() if is_stateful(value) else value
 
 
-def put_values(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def put_values(state: Fields, saved: Fields) -> None:
     """Bring the objects and dicts of `state` to what was saved under the same names."""
     for name, value in state.items():
         if is_stateful(value):

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from fleetrun.aliases import Fields
 from fleetrun.envs.channels import MEMORY_VARIABLE
 from fleetrun.frozen import frozen
 from trainers import progress
@@ -40,7 +41,7 @@ from trainers.process.log import glog
 _PIECE = 1 << 26  # bytes that ranks send at once
 
 
-def save(step: int, state: Mapping[str, Any], name: str = "", *, neighbour: bool = False) -> bool:
+def save(step: int, state: Fields, name: str = "", *, neighbour: bool = False) -> bool:
     """Keep the state as it is after `step` steps: by name, dicts, and objects with `state_dict` and
     `load_state_dict`. `name`: states of different names are kept beside each other. All ranks call it, with a
     later step than the last.
@@ -54,7 +55,7 @@ def save(step: int, state: Mapping[str, Any], name: str = "", *, neighbour: bool
     return True
 
 
-def load(state: Mapping[str, Any], name: str = "") -> int | None:
+def load(state: Fields, name: str = "") -> int | None:
     """Bring it to the newest version that all ranks have, dicts in place; its step. None, and nothing has
     changed, where there is none: at the first start, after the launcher has ended, with another number of
     ranks. All ranks call it, once they have joined their group. Raises CheckpointError for another state.
@@ -73,7 +74,7 @@ def newest(name: str = "") -> Version | None:
     return None if keeper is None else keeper.newest()
 
 
-def _take(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def _take(state: Fields, saved: Fields) -> None:
     """Put what was saved where it belongs. Raises CheckpointError."""
     if missing := sorted(state.keys() - saved.keys()):
         raise CheckpointError(f"the state in memory has no {', '.join(missing)}; it was saved without")
@@ -89,7 +90,7 @@ class Version:
     """How many steps had been made then, which `step` does not tell of a script that saves by epochs."""
     _slot: Slot
 
-    def read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, state: Fields) -> dict[str, Any]:
         """What was saved; sharded tensors on the meshes of those in this state."""
         return self._slot.read(cache(lambda: meshes_of(state)))
 
@@ -131,7 +132,7 @@ class Keeper:
         self._last = -1
         self._warned = False
 
-    def save(self, step: int, state: Mapping[str, Any], *, neighbour: bool = False) -> bool:
+    def save(self, step: int, state: Fields, *, neighbour: bool = False) -> bool:
         ranks = Ranks()
         if self._own is None:
             self._begin(ranks, self._held())

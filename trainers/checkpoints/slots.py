@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
+from fleetrun.aliases import Fields
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
 from fleetrun.frozen import frozen
 from trainers.checkpoints.manifest import CheckpointError, values_of
@@ -124,7 +126,7 @@ class Slot:
         self.descriptor = descriptor
         self.name = name
         self._memory: mmap.mmap | None = None
-        self._views: list[torch.Tensor] = []
+        self._views: list[Tensor] = []
         self._layout: Any = None
         self.look()
 
@@ -143,7 +145,7 @@ class Slot:
         self._views, self._layout, self._memory = [], None, None
         os.close(self.descriptor)
 
-    def write(self, head: Head, tensors: Sequence[torch.Tensor], values: bytes) -> None:
+    def write(self, head: Head, tensors: Sequence[Tensor], values: bytes) -> None:
         """Raises OSError for lack of memory: then the slot is empty."""
         layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
         memory = self._emptied(head)
@@ -213,7 +215,7 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def _views(memory: mmap.mmap, layout: Sequence[tuple[torch.Size, torch.dtype]]) -> Iterator[torch.Tensor]:
+def _views(memory: mmap.mmap, layout: Sequence[tuple[torch.Size, torch.dtype]]) -> Iterator[Tensor]:
     """Tensors in the memory of a slot, in the order in which they lie there."""
     at = _FIRST
     for shape, dtype in layout:
@@ -221,7 +223,7 @@ def _views(memory: mmap.mmap, layout: Sequence[tuple[torch.Size, torch.dtype]]) 
         at += _aligned(shape.numel() * dtype.itemsize)
 
 
-def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     size = shape.numel() * dtype.itemsize
     if not size:
         return torch.empty(shape, dtype=dtype)
@@ -251,8 +253,8 @@ class Place:
 class Packed:
     """A state as tensors and JSON. Raises UsageError for what cannot be kept."""
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self.tensors: list[torch.Tensor] = []
+    def __init__(self, state: Fields) -> None:
+        self.tensors: list[Tensor] = []
         self.size = 0
         self._places: list[Place] = []
         self._numbers: dict[Any, int] = {}
@@ -263,7 +265,7 @@ class Packed:
     def _value(self, found: Any) -> Any:
         if found is None or isinstance(found, bool | int | float | str):
             return found
-        if isinstance(found, torch.Tensor):
+        if isinstance(found, Tensor):
             return {"tensor": self._number(found)}
         if isinstance(found, Mapping):
             pairs = [[self._value(key), self._value(value)] for key, value in found.items()]
@@ -285,7 +287,7 @@ class Packed:
             "state holds numbers, strings, lists, tuples and dicts"
         )
 
-    def _number(self, found: torch.Tensor) -> int:
+    def _number(self, found: Tensor) -> int:
         local, parted = (local_part(found), True) if is_sharded(found) else (found, False)
         local = local.detach()
         if local.layout is not torch.strided or local.is_quantized:
@@ -347,7 +349,7 @@ Meshes = dict[tuple[int, ...], Any]
 """Device meshes by their shapes."""
 
 
-def _read(memory: mmap.mmap, place: Place, meshes: Callable[[], Meshes]) -> torch.Tensor:
+def _read(memory: mmap.mmap, place: Place, meshes: Callable[[], Meshes]) -> Tensor:
     own = _view(memory, place.at, torch.Size(place.shape), getattr(torch, place.dtype)).clone()
     if place.placements is None or place.mesh is None or place.whole is None:
         return own
@@ -364,7 +366,7 @@ def _read(memory: mmap.mmap, place: Place, meshes: Callable[[], Meshes]) -> torc
     )
 
 
-def meshes_of(state: Mapping[str, Any]) -> Meshes:
+def meshes_of(state: Fields) -> Meshes:
     """Those on which its sharded tensors are."""
     meshes: Meshes = {}
 
@@ -372,7 +374,7 @@ def meshes_of(state: Mapping[str, Any]) -> Meshes:
         if isinstance(found, Mapping):
             for each in found.values():
                 collect(each)
-        elif isinstance(found, torch.Tensor) and is_sharded(found):
+        elif isinstance(found, Tensor) and is_sharded(found):
             mesh = found._spec.mesh  # type: ignore[attr-defined]  # a DTensor's
             meshes[tuple(mesh.shape)] = mesh
 

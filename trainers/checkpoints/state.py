@@ -16,8 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fleetrun.aliases import Fields
 from trainers.checkpoints.manifest import (
     CheckpointError,
     Manifest,
@@ -68,7 +70,7 @@ class OptimizerState:
         }
         for place, group in enumerate(saved["param_groups"]):
             found |= {f"optimizer.group.{place}.{key}": value for key, value in group.items()}
-        return {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+        return {key: value for key, value in found.items() if isinstance(value, Tensor)}
 
     def values(self) -> dict[str, Any]:
         saved = self._optimizer.state_dict()
@@ -88,7 +90,7 @@ class OptimizerState:
         extra = None if ask is None else to_json("optimizer.extra", ask())
         return {"groups": groups, "state": state, "extra": extra}
 
-    def check(self, saved: Mapping[str, Any] | None) -> None:
+    def check(self, saved: Fields | None) -> None:
         if saved is None:
             raise CheckpointError("the checkpoint has no optimizer; it was saved without")
         theirs = [group["params"] for group in saved["groups"]]
@@ -100,7 +102,7 @@ class OptimizerState:
                 f"and this one {sum(map(len, ours))} in {len(ours)}, or in another order; make it as before"
             )
 
-    def wanted(self, saved: Mapping[str, Any], index: Mapping[str, Any]) -> Tensors:
+    def wanted(self, saved: Fields, index: Fields) -> Tensors:
         by_name = dict(zip(self._names, self._params, strict=True))
         places = [(by_name[name], entry) for name, entry in self._my_state(saved)]
         return {
@@ -110,7 +112,7 @@ class OptimizerState:
             if key is not None
         }
 
-    def take(self, saved: Mapping[str, Any], tensors: Tensors) -> None:
+    def take(self, saved: Fields, tensors: Tensors) -> None:
         def value_of(value: Any) -> Any:
             key = _tensor_key(value)
             return from_json(value) if key is None else tensors[key]
@@ -132,19 +134,19 @@ class OptimizerState:
         if go_on is not None and extra is not None:
             go_on(from_json(extra))
 
-    def _my_state(self, saved: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    def _my_state(self, saved: Fields) -> list[tuple[str, Fields]]:
         return [(name, entry) for name, entry in saved["state"].items() if name in self._mine]
 
     def _json(self, key: str, value: Any) -> Any:
-        return {"tensor": key} if isinstance(value, torch.Tensor) else to_json(key, value)
+        return {"tensor": key} if isinstance(value, Tensor) else to_json(key, value)
 
 
-def _owned(optimizer: Any) -> Collection[torch.Tensor] | None:
+def _owned(optimizer: Any) -> Collection[Tensor] | None:
     """The parameters of which this rank has the state, None for all. The optimizer may be wrapped."""
     while optimizer is not None:
         ask = getattr(optimizer, "owned_params", None)
         if ask is not None:
-            owned: Collection[torch.Tensor] = ask()
+            owned: Collection[Tensor] = ask()
             return owned
         optimizer = getattr(optimizer, "inner", None)
     return None
@@ -155,7 +157,7 @@ def _tensor_key(value: Any) -> str | None:
     return value["tensor"] if isinstance(value, dict) and value.keys() == {"tensor"} else None
 
 
-def _empty(entry: Mapping[str, Any], like: torch.Tensor | None) -> torch.Tensor:
+def _empty(entry: Fields, like: Tensor | None) -> Tensor:
     shape, dtype = torch.Size(entry["shape"]), getattr(torch, entry["dtype"])
     if like is not None and is_sharded(like) and like.shape == shape:
         return torch.zeros_like(like, dtype=dtype)
@@ -214,7 +216,7 @@ class Contents:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        state: Mapping[str, Any],
+        state: Fields,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"the model of a checkpoint must be a torch.nn.Module, not {model!r}")
@@ -280,7 +282,7 @@ class Contents:
         return {"optimizer": optimizer, "state": state}
 
     @staticmethod
-    def joined(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def joined(first: Fields, others: Sequence[Fields]) -> dict[str, Any]:
         """The `parts` of a checkpoint from those of its ranks."""
         parts = dict(first)
         for other in others:
@@ -326,7 +328,7 @@ class Contents:
     def _model_tensors(self) -> Tensors:
         found = self._model.state_dict()
         for name, value in found.items():
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, Tensor):
                 raise NotSupportedError(
                     f"{name} in the model's state is not a tensor but {type(value).__name__}; keep it in "
                     "`state=` of save_checkpoint"

@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.checkpoints.manifest import CheckpointError
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 
 
-def is_sharded(value: torch.Tensor) -> bool:
+def is_sharded(value: Tensor) -> bool:
     """Whether a rank holds a part of it only: a DTensor, as FSDP2's and tensor parallel parameters are. To
     import that type takes a while.
     """
@@ -50,14 +51,14 @@ class Sharded(torch.nn.Module):
         self.zero_grad()
 
 
-def whole_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def whole_state_dict(model: torch.nn.Module) -> dict[str, Tensor]:
     """The state of a wrapped or sharded model under its own names, whole, in host memory: on rank 0; empty on
     the others. All ranks call it. A model of the same kind that loads it can be evaluated on one rank.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found: dict[str, torch.Tensor] = dict(get_model_state_dict(model, options=options))  # type: ignore[arg-type]  # torch's
+    found: dict[str, Tensor] = dict(get_model_state_dict(model, options=options))  # type: ignore[arg-type]  # torch's
     return found
 
 
@@ -183,22 +184,22 @@ class Staging:
         return copied
 
 
-def _copied(value: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
+def _copied(value: Tensor, memory: Tensor | None) -> Tensor:
     if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
         memory = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
     return memory.copy_(value, non_blocking=value.is_cuda)
 
 
-def local_part(value: Any) -> torch.Tensor:
-    local: torch.Tensor = value.to_local() if is_sharded(value) else value
+def local_part(value: Any) -> Tensor:
+    local: Tensor = value.to_local() if is_sharded(value) else value
     return local
 
 
-def _as_part_of(value: Any, local: torch.Tensor) -> torch.Tensor:
+def _as_part_of(value: Any, local: Tensor) -> Tensor:
     """`local` as the same part of the whole as `value` is of it. By the constructor, since `from_local` would
     bring it to the mesh's device.
     """
     if not is_sharded(value):
         return local
-    shard: torch.Tensor = type(value)(local, value._spec, requires_grad=False)
+    shard: Tensor = type(value)(local, value._spec, requires_grad=False)
     return shard

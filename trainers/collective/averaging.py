@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainers.collective.group import group_of
 
@@ -32,7 +33,7 @@ def average_state(optimizer: torch.optim.Optimizer) -> None:
         (place, key): value
         for place, param in enumerate(param for group in optimizer.param_groups for param in group["params"])
         for key, value in optimizer.state.get(param, {}).items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        if isinstance(value, Tensor) and value.is_floating_point()
     }
     told: list[list[tuple[int, str]]] = [[]] * dist.get_world_size()
     dist.all_gather_object(told, sorted(mine))
@@ -40,7 +41,7 @@ def average_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 @torch.no_grad()
-def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
+def average_tensors(tensors: Iterable[Tensor]) -> None:
     """The same for tensors of equal shapes and order on all ranks, in place. torch's own averager gives
     parameters new memory, all of them one block, which files of tensors do not take.
     """
@@ -49,12 +50,12 @@ def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def messages_of(
-    tensors: Iterable[torch.Tensor],
-    kind: Callable[[torch.Tensor], Any] = lambda tensor: (tensor.dtype, tensor.device),
-) -> list[list[torch.Tensor]]:
+    tensors: Iterable[Tensor],
+    kind: Callable[[Tensor], Any] = lambda tensor: (tensor.dtype, tensor.device),
+) -> list[list[Tensor]]:
     """Divide tensors into those that travel together, in this order: those of one kind."""
-    messages: list[list[torch.Tensor]] = []
-    last: dict[Any, list[torch.Tensor]] = {}
+    messages: list[list[Tensor]] = []
+    last: dict[Any, list[Tensor]] = {}
     sizes: dict[Any, int] = {}
     for tensor in tensors:
         key = kind(tensor)
@@ -66,7 +67,7 @@ def messages_of(
     return messages
 
 
-def put_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+def put_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy the values of a message into its tensors."""
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
     for tensor, piece in zip(tensors, pieces, strict=True):
@@ -77,7 +78,7 @@ class PendingAverage:
     """The same, all messages at once: they are under way from construction on."""
 
     @torch.no_grad()
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._messages = [_Pending(message) for message in messages_of(tensors)]
 
     @torch.no_grad()
@@ -90,7 +91,7 @@ class PendingAverage:
 class _Pending:
     """One message under way."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         self._flat.div_(dist.get_world_size())  # before adding up: no sum may overflow

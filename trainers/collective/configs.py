@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
@@ -166,12 +167,12 @@ _PADDLES = {
 """Keys of Paddle's that have no effect here, and what to do instead."""
 
 
-def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Mapping[str, Any]]:
+def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Fields]:
     """The check of the strategy's field with these keys: the mapping, read-only. It raises UsageError or
     NotSupportedError.
     """
 
-    def check(name: str, value: Any) -> Mapping[str, Any]:
+    def check(name: str, value: Any) -> Fields:
         if isinstance(value, Mapping):
             for key in value.keys() & _PADDLES.keys():
                 raise NotSupportedError(

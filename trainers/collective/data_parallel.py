@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -80,7 +81,7 @@ class DataParallel(DistributedDataParallel):
 class Bucket(Protocol):
     """torch's GradBucket, which it does not name for type checkers."""
 
-    def buffer(self) -> torch.Tensor: ...
+    def buffer(self) -> Tensor: ...
 
 
 @frozen
@@ -91,14 +92,14 @@ class Reducing:
     dtype: torch.dtype | None = None
 
 
-def reduce(how: Reducing, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+def reduce(how: Reducing, bucket: Bucket) -> torch.futures.Future[Tensor]:
     """What a communication hook of DDP does."""
     buffer = bucket.buffer()
     sent = buffer if how.dtype is None else buffer.to(how.dtype)
     sent.div_(how.divisor)  # before adding up: a sum of float16 overflows earlier than an average
-    future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(sent, async_op=True).get_future()
+    future: torch.futures.Future[list[Tensor]] = dist.all_reduce(sent, async_op=True).get_future()
 
-    def back(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    def back(done: torch.futures.Future[list[Tensor]]) -> Tensor:
         summed = done.value()[0]
         return summed if summed.dtype == buffer.dtype else buffer.copy_(summed)
 
@@ -244,7 +245,7 @@ def pace(model: torch.nn.Module, cadence: Cadence) -> None:
 def _in_full(output: Any, dtype: torch.dtype) -> Any:
     """The same with tensors of this type as float32, in tuples, lists, mappings and dataclasses too."""
     put: Callable[[Any, Any, Any], None] = operator.setitem
-    if isinstance(output, torch.Tensor):
+    if isinstance(output, Tensor):
         return output.float() if output.dtype == dtype else output
     if isinstance(output, Mapping):
         values = dict(output)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
@@ -192,20 +192,20 @@ class CpuSyncBatchNorm(_BatchNorm):
     (batch, channels, ...) floats in, as many out; a rank may have none.
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
         normed, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]  # torch's
         if self.running_mean is not None and self.running_var is not None:
             self._track(mean, variance * (count / (count - 1)))
-        out: torch.Tensor = normed
+        out: Tensor = normed
         return out
 
-    def _check_input_dim(self, input: torch.Tensor) -> None:
+    def _check_input_dim(self, input: Tensor) -> None:
         """Any number of dimensions."""
 
     @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -219,8 +219,8 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values = input.to(torch.promote_types(input.dtype, torch.float32))
         mean, variance, count = _moments_of_all(values)
         if count.item() < 2:
@@ -236,7 +236,7 @@ class _Normalize(torch.autograd.Function):
         return out.to(input.dtype), mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, *unused: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         normed, weight, scale, count = ctx.saved_tensors
         grads = grad.to(normed.dtype)
         sums = torch.stack([_sum_by_channel(grads), _sum_by_channel(grads * normed)])
@@ -252,7 +252,7 @@ class _Normalize(torch.autograd.Function):
         return of_input.to(grad.dtype), of_weight if wanted[1] else None, of_bias if wanted[2] else None, None
 
 
-def _moments_of_all(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moments_of_all(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of each channel, and how many values of it there are. From the ranks' own means, as
     in Chan, Golub and LeVeque 1979: sums of squares would lose digits.
     """
@@ -271,10 +271,10 @@ def _moments_of_all(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     return mean, variance, total[0]
 
 
-def _sum_by_channel(values: torch.Tensor) -> torch.Tensor:
+def _sum_by_channel(values: Tensor) -> Tensor:
     return values.sum([dim for dim in range(values.dim()) if dim != 1])
 
 
-def _by_channel(channels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _by_channel(channels: Tensor, like: Tensor) -> Tensor:
     """(channels) as (1, channels, 1, ...)"""
     return channels.view(1, -1, *[1] * (like.dim() - 2))

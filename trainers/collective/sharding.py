@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from trainers.checkpoints.tensors import Sharded as Sharded
 from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
@@ -41,14 +41,14 @@ class ZeroOptimizer(WrappingOptimizer):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner)
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._owners: dict[torch.Tensor, int] = {}
+        self._owners: dict[Tensor, int] = {}
         self._bytes = [0] * self._world
         self._give_owners(self._params())
         inner.register_load_state_dict_post_hook(self._share)
         if self.state:
             self.load_state_dict(inner.state_dict())
 
-    def owned_params(self) -> list[torch.Tensor]:
+    def owned_params(self) -> list[Tensor]:
         """The parameters that this rank updates and whose state it has."""
         return [param for param in self._params() if self._owners[param] == self._rank]
 
@@ -77,10 +77,10 @@ class ZeroOptimizer(WrappingOptimizer):
         }
         self.inner.load_state_dict({**state_dict, "state": owned})
 
-    def _params(self) -> list[torch.Tensor]:
+    def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
-    def _give_owners(self, params: Iterable[torch.Tensor]) -> None:
+    def _give_owners(self, params: Iterable[Tensor]) -> None:
         """The largest first, each to the rank with least: equal on all ranks."""
         for param in sorted(params, key=lambda each: -each.numel()):
             least = min(range(self._world), key=lambda rank: self._bytes[rank])
@@ -99,7 +99,7 @@ class ZeroOptimizer(WrappingOptimizer):
                 group["params"] = params
 
     @torch.no_grad()
-    def _send(self, params: Sequence[torch.Tensor]) -> None:
+    def _send(self, params: Sequence[Tensor]) -> None:
         underway = []
         for message in messages_of(params, lambda param: (self._owners[param], param.dtype, param.device)):
             owner = self._owners[message[0]]
@@ -190,7 +190,7 @@ def _named_params(module: nn.Module) -> list[nn.Parameter]:
     return [param for _, param in module.named_parameters(remove_duplicate=False)]
 
 
-def _bytes_of(params: Iterable[torch.Tensor]) -> int:
+def _bytes_of(params: Iterable[Tensor]) -> int:
     return sum(param.numel() * param.element_size() for param in params)
 
 
@@ -274,7 +274,7 @@ def _units(model: torch.nn.Module, configs: ShardingConfigs) -> list[str]:
 
 
 @torch.no_grad()
-def _from_first(tensors: Iterable[torch.Tensor]) -> None:
+def _from_first(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         whole = tensor.contiguous()
         dist.broadcast(whole, 0)

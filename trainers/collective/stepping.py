@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainers import progress
 from trainers.collective.configs import AmpConfigs
@@ -54,7 +55,7 @@ class DistributedScaler(torch.amp.GradScaler):
         with optimizer.unscaled():
             return super().step(optimizer, *args, **kwargs)
 
-    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+    def update(self, new_scale: float | Tensor | None = None) -> None:
         if self._waits:
             self._waits = False
         elif self._configs is None or new_scale is not None or not self.is_enabled():
@@ -62,7 +63,7 @@ class DistributedScaler(torch.amp.GradScaler):
         else:
             self._update(self._configs)
 
-    def minimize(self, optimizer: DistributedOptimizer, loss: torch.Tensor) -> None:
+    def minimize(self, optimizer: DistributedOptimizer, loss: Tensor) -> None:
         """Paddle's name for what follows `scale(loss).backward()`: step, update, gradients cleared. Raises
         UsageError if there was no such call.
         """
@@ -142,7 +143,7 @@ class SteppingOptimizer(DistributedOptimizer):
         self._own_backward = own_backward
         self._unscaled = False
         self._stepping = False
-        self._kept: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
+        self._kept: dict[Tensor, tuple[Tensor, int]] = {}
         inner.register_step_pre_hook(self._refuse_direct_step)
         cadence.followed = True
 
@@ -150,7 +151,7 @@ class SteppingOptimizer(DistributedOptimizer):
     def merges(self) -> bool:
         return self.cadence.merges
 
-    def minimize(self, loss: torch.Tensor) -> None:
+    def minimize(self, loss: Tensor) -> None:
         found = self.has_gradients_of(loss)
         if self.has_gradients():
             self._check_scaled("loss.backward()")
@@ -242,7 +243,7 @@ class SteppingOptimizer(DistributedOptimizer):
                 if param.grad is not None:
                     self._kept[param] = (param.grad, _changes(param.grad))
 
-    def _is_kept(self, param: torch.Tensor) -> bool:
+    def _is_kept(self, param: Tensor) -> bool:
         """Whether no backward pass has changed the gradient since it was remembered."""
         kept = self._kept.get(param)
         return kept is not None and param.grad is kept[0] and _changes(param.grad) == kept[1]
@@ -270,7 +271,7 @@ class SteppingOptimizer(DistributedOptimizer):
             )
 
 
-def _changes(grad: torch.Tensor) -> int:
+def _changes(grad: Tensor) -> int:
     """How often this gradient was written to; of a shard, how often its local part was."""
     local = getattr(grad, "_local_tensor", grad)
     return int(local._version)

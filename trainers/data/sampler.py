@@ -8,14 +8,15 @@ sample of an epoch is lost or comes twice. `shard` has the sampler whose batch i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 from trainers.process.log import glog
 
@@ -76,7 +77,7 @@ class ResumableSampler(Sampler[Sample]):
             raise UsageError("batches were taken without being counted; loop over sampler.batches(loader)")
         return {"epoch": self.epoch, "position": self.position} | self._of()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Fields) -> None:
         """Raises UsageError for the state of another order: samples would be lost, and come twice."""
         other = [
             f"{name} {state[name]}, now {value}" for name, value in self._of().items() if state[name] != value
@@ -183,6 +184,6 @@ class ElasticBatchSampler(ResumableSampler[list[int]]):
         """The loader's batches, each counted as used when it is given out."""
         return self._counted(loader, self._batch_size, least=self._batch_size)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Fields) -> None:
         super().load_state_dict(state)
         self._use(0, least=self._batch_size)

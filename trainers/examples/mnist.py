@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, SupportsFloat
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import fleet, static
@@ -29,10 +30,10 @@ class MnistMlp(torch.nn.Module):
         self.fc_2 = torch.nn.Linear(hidden, hidden)
         self.prediction = torch.nn.Linear(hidden, classes)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         flat = images.flatten(1)
         hidden = torch.tanh(self.fc_1(flat))
-        logits: torch.Tensor = self.prediction(torch.tanh(self.fc_2(hidden)))
+        logits: Tensor = self.prediction(torch.tanh(self.fc_2(hidden)))
         return logits
 
 
@@ -76,7 +77,7 @@ def feeds(images: TensorDataset) -> list[static.Data]:
     ]
 
 
-def network(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, torch.Tensor]:
+def network(model: torch.nn.Module, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
     """What a step in static style computes."""
     prediction = model(x)
     correct = (prediction.argmax(1) == y).float()

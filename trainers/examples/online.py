@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from trainers import MultiSlotFiles, fleet, progress
 from trainers.data.slots import Slot
@@ -72,9 +73,9 @@ class Model(torch.nn.Module):
         self.item = SparseEmbedding(DIM, init=Uniform(-0.01, 0.01))
         self.deep = perceptron(2 * DIM, [32])
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         rows = torch.cat([self.user(ids[:, 0]), self.item(ids[:, 1])], dim=1)
-        logit: torch.Tensor = self.deep(rows)[:, 0]
+        logit: Tensor = self.deep(rows)[:, 0]
         return logit
 
 
@@ -169,7 +170,7 @@ class Server:
                     sys.exit(f"{self._bundle} is not served: see the logs of evaluators 1 and 2")
                 time.sleep(0.2)
 
-    def scores(self, ids: Ids) -> torch.Tensor | None:
+    def scores(self, ids: Ids) -> Tensor | None:
         """(rows,) probabilities; None while it does not answer."""
         entry = {"name": "ids", "datatype": "INT64", "shape": list(ids.shape), "data": ids.tolist()}
         answer = self._ask(f"v2/models/{self._bundle}/infer", json.dumps({"inputs": [entry]}).encode())

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from trainers import QueueDataset, fleet, static
 from trainers.data.click_files import ID_SLOTS, write_tsv
@@ -72,9 +73,7 @@ class WideDeepModel:
         ]
 
     @staticmethod
-    def net(
-        model: torch.nn.Module, dense_input: torch.Tensor, ids: torch.Tensor, label: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def net(model: torch.nn.Module, dense_input: Tensor, ids: Tensor, label: Tensor) -> dict[str, Tensor]:
         predict = model(ids, dense_input)
         cost = torch.nn.functional.binary_cross_entropy_with_logits(predict, label.squeeze(1))
         return {"cost": cost}

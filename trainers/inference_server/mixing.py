@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
@@ -61,7 +62,7 @@ _SIZED = [*_VIEWS, *"broadcast_to empty expand full new_full new_ones new_zeros 
 """The sizes that they are given may depend on the number of rows."""
 
 
-def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[torch.Tensor]) -> str:
+def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[Tensor]) -> str:
     """Return why rows of these inputs and outputs of the program may depend on other rows of a batch; "":
     they do not.
     """
@@ -77,14 +78,14 @@ def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[torch.
 def _keeps_apart(node: Node, rows: Any) -> bool:
     """Whether each row of the results depends on the same row of the arguments only."""
     taken = [each for each in node.all_input_nodes if rows in free_symbols(each.meta.get("val"))]
-    given = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, torch.Tensor)]
+    given = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
     if not given or not (taken or rows in free_symbols(given)):
         return True
     if not isinstance(node.target, OpOverload):
         node.meta["outer"] = _outer(taken[0])
         return node.target is operator.getitem
     name = str(node.target).rpartition(".")[0].removeprefix("aten.")
-    values = [each for each in taken if isinstance(each.meta["val"], torch.Tensor)]
+    values = [each for each in taken if isinstance(each.meta["val"], Tensor)]
     counts = [each for each in taken if each not in values and (each in node.args or name not in _SIZED)]
     places = [_places(each, rows) for each in (*given, *(each.meta["val"] for each in values))]
     if counts or any(len(each) != 1 for each in places):  # it computes with the number of rows, or loses them
@@ -142,7 +143,7 @@ def _outer(node: Node) -> Any:
     return node.meta.get("outer", 1)
 
 
-def _places(tensor: torch.Tensor, rows: Any) -> list[tuple[int, Any]]:
+def _places(tensor: Tensor, rows: Any) -> list[tuple[int, Any]]:
     """The dimensions that have the rows, and their sizes."""
     return [(place, _size(size)) for place, size in enumerate(tensor.shape) if rows in free_symbols(size)]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
@@ -34,7 +36,7 @@ _RANGE = re.compile(rf"{_SIZE} (<|<=|>|>=) \d+|\d+ (<|<=|>|>=) {_SIZE}")
 which is one less than of offsets with their end, is not another program, only special to torch.
 """
 
-Outputs = dict[str, torch.Tensor]
+Outputs = dict[str, Tensor]
 Result = Outputs | BaseException
 
 
@@ -48,7 +50,7 @@ class ModelVersion:
     version: str
     program: CacheFile
     weights: CacheFile
-    about: Mapping[str, Any]
+    about: Fields
     values: Followed | None
 
     def encode(self) -> bytes:
@@ -68,7 +70,7 @@ class ServedProgram:
     dimension; "": they can. Raises LoadError.
     """
 
-    def __init__(self, program: CacheFile, about: Mapping[str, Any]) -> None:
+    def __init__(self, program: CacheFile, about: Fields) -> None:
         exported = torch.export.load(program.path)
         _refuse_what_depends_on_requests(exported)
         taken, given = _values(exported, len(about["inputs"]))
@@ -76,7 +78,7 @@ class ServedProgram:
             TensorSpec(each["name"], getattr(torch, each["type"]), tuple(each["shape"]))
             for each in about["inputs"]
         ]
-        self._places = [place for place, value in enumerate(given) if isinstance(value, torch.Tensor)]
+        self._places = [place for place, value in enumerate(given) if isinstance(value, Tensor)]
         names = _names(exported)
         self.outputs = [
             TensorSpec(names[place], given[place].dtype, _sizes(given[place])) for place in self._places
@@ -89,7 +91,7 @@ class ServedProgram:
         self._checked = bool(self.mixes) or None in sizes or _bounded(exported)
         self._module = exported.module() if self._checked else _unchecked(exported)
 
-    def __call__(self, weights: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> Outputs:
+    def __call__(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Outputs:
         """Raises what the program raises, which may be anything."""
         with torch.inference_mode():
             if self._checked:
@@ -103,7 +105,7 @@ class ServedProgram:
         """Whether requests can be computed together."""
         return not self.mixes
 
-    def example(self, rows: int, scale: float, start: float, bits: int) -> tuple[torch.Tensor, ...]:
+    def example(self, rows: int, scale: float, start: float, bits: int) -> tuple[Tensor, ...]:
         """Draw inputs: numbers from `start` on, up to `scale` from it, and whole numbers of so many bits."""
         random, found = torch.Generator().manual_seed(rows), []
         for spec in self.inputs:
@@ -126,7 +128,7 @@ class ServedModel:
         self._fixed = version.weights.tensors()
         self._tables: dict[str, SharedRows] = {}
         self.version = version
-        self.weights: tuple[torch.Tensor, ...] = ()
+        self.weights: tuple[Tensor, ...] = ()
         self.swap(version)
 
     def described(self, name: str) -> dict[str, Any]:
@@ -176,7 +178,7 @@ class ServedModel:
         if program.mixes:
             glog(f"requests are computed one by one: {program.mixes}")
 
-    def compute(self, requests: Sequence[tuple[torch.Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
+    def compute(self, requests: Sequence[tuple[Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
         """The outputs, or what went wrong, of each. Requests of one call have equal types and shapes, but
         for the first size. If they cannot be computed together, each is alone: one may be wrong.
         """
@@ -186,7 +188,7 @@ class ServedModel:
             for request, result in zip(requests, found, strict=True)
         ]
 
-    def _together(self, requests: Sequence[tuple[torch.Tensor, ...]]) -> Sequence[Outputs | None]:
+    def _together(self, requests: Sequence[tuple[Tensor, ...]]) -> Sequence[Outputs | None]:
         """None for each where they cannot be computed together."""
         rows = [request[0].shape[0] for request in requests]
         try:
@@ -197,17 +199,17 @@ class ServedModel:
             return [None] * len(rows)
         return [{name: pieces[place] for name, pieces in parts.items()} for place in range(len(rows))]
 
-    def _answers(self, inputs: tuple[torch.Tensor, ...]) -> bool:
+    def _answers(self, inputs: tuple[Tensor, ...]) -> bool:
         return not isinstance(self._one(inputs), BaseException)
 
-    def _one(self, inputs: tuple[torch.Tensor, ...]) -> Result:
+    def _one(self, inputs: tuple[Tensor, ...]) -> Result:
         try:
             return self.program(self.weights, inputs)
         except Exception as error:  # noqa: BLE001  (a program may raise anything)
             return error
 
 
-def _followed(body: Mapping[str, Any]) -> Followed:
+def _followed(body: Fields) -> Followed:
     tables = {name: SharedVersion(**table) for name, table in body["tables"].items()}
     return Followed(**{**body, "dense": CacheFile(**body["dense"]), "tables": tables})
 
@@ -227,7 +229,7 @@ def check_values(version: ModelVersion, where: str) -> None:
         _shaped(name, flat, fixed[name])
 
 
-def _shaped(name: str, flat: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
+def _shaped(name: str, flat: Tensor | None, own: Tensor) -> Tensor:
     """Followed values, which are flat, as the program takes them."""
     if flat is None:
         return own
@@ -236,7 +238,7 @@ def _shaped(name: str, flat: torch.Tensor | None, own: torch.Tensor) -> torch.Te
     return flat.view(own.shape).to(own.dtype)
 
 
-def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[torch.Tensor], list[Any]]:
+def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[Tensor], list[Any]]:
     """What the program takes, but for its weights, and gives, as torch.export saw them."""
     nodes = list(exported.graph.nodes)
     taken = [node.meta["val"] for node in nodes if node.op == "placeholder"][-inputs:]
@@ -324,5 +326,5 @@ def _names(exported: torch.export.ExportedProgram) -> list[str]:
     return found
 
 
-def _sizes(tensor: torch.Tensor) -> tuple[int | None, ...]:
+def _sizes(tensor: Tensor) -> tuple[int | None, ...]:
     return tuple(size if isinstance(size, int) else None for size in tensor.shape)

@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.storage.safetensors import view_of
 
@@ -67,7 +69,7 @@ class InferRequest:
     """`inputs`: in the order of the program's; `outputs`: (name, whether in binary) of those wanted."""
 
     id: str | None
-    inputs: tuple[torch.Tensor, ...]
+    inputs: tuple[Tensor, ...]
     outputs: tuple[tuple[str, bool], ...]
 
 
@@ -77,7 +79,7 @@ class InferAnswer:
 
     request: InferRequest
     version: str
-    outputs: Mapping[str, torch.Tensor]
+    outputs: Mapping[str, Tensor]
 
 
 def decode_request(
@@ -173,7 +175,7 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a number of JSON")
 
 
-def _tensor(where: str, entry: Mapping[str, Any], wanted: TensorSpec, binary: _Binary) -> torch.Tensor:
+def _tensor(where: str, entry: Fields, wanted: TensorSpec, binary: _Binary) -> Tensor:
     datatype = entry.get("datatype")
     if datatype != DATATYPES[wanted.dtype]:
         raise RequestError(f"{where}.datatype is {_shown(datatype)}; it must be {DATATYPES[wanted.dtype]}")
@@ -205,7 +207,7 @@ def _shape(where: str, shape: Any, wanted: TensorSpec) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _from_json(where: str, data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _from_json(where: str, data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if not isinstance(data, list):
         raise RequestError(f"{where}.data is {_shown(data)}; it must be a list")
     try:
@@ -248,9 +250,7 @@ def _has_flag(data: list[Any]) -> bool:
     return bool in kinds or (list in kinds and any(map(_has_flag, data)))
 
 
-def _outputs(
-    request: Mapping[str, Any], known: Sequence[str], all_binary: bool
-) -> tuple[tuple[str, bool], ...]:
+def _outputs(request: Fields, known: Sequence[str], all_binary: bool) -> tuple[tuple[str, bool], ...]:
     if "outputs" not in request:
         return tuple((name, all_binary) for name in known)
     found: dict[str, bool] = {}
@@ -270,7 +270,7 @@ def _outputs(
     return tuple(found.items())
 
 
-def _numbers(tensor: torch.Tensor) -> list[Any]:
+def _numbers(tensor: Tensor) -> list[Any]:
     """Row by row, flat; NaN and infinity, which JSON does not have, are null."""
     flat = tensor.reshape(-1)
     if not flat.is_floating_point():
@@ -281,24 +281,24 @@ def _numbers(tensor: torch.Tensor) -> list[Any]:
     return [number if math.isfinite(number) else None for number in numbers]
 
 
-def _parameters(body: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _parameters(body: Fields, where: str) -> Fields:
     return _object(body.get("parameters", {}), where)
 
 
-def _flag(body: Mapping[str, Any], key: str, where: str) -> bool:
+def _flag(body: Fields, key: str, where: str) -> bool:
     value = body.get(key, False)
     if not isinstance(value, bool):
         raise RequestError(f"{where}.{key} is {_shown(value)}; it must be true or false")
     return value
 
 
-def _object(value: Any, where: str) -> Mapping[str, Any]:
+def _object(value: Any, where: str) -> Fields:
     if not isinstance(value, dict):
         raise RequestError(f"{where} is {_shown(value)}; it must be an object")
     return value
 
 
-def _list(body: Mapping[str, Any], key: str, where: str) -> Iterator[Any]:
+def _list(body: Fields, key: str, where: str) -> Iterator[Any]:
     value = body.get(key)
     if not isinstance(value, list) or not value:
         raise RequestError(f"{where}{key} is {_shown(value)}; it must be a list of objects")

@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from types import TracebackType
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME, LONGEST_TABLE
 from fleetrun.envs.progress_report import encode_reports, valid_name
 from trainers.process.log import glog
@@ -143,7 +144,7 @@ class Meter:
         self,
         samples: Any = None,
         loss: Any = None,
-        scalars: Mapping[str, Any] | None = None,
+        scalars: Fields | None = None,
         of: Any = None,
     ) -> None:
         """One more step is done."""
@@ -158,7 +159,7 @@ class Meter:
         step: Any = None,
         samples: Any = None,
         loss: Any = None,
-        scalars: Mapping[str, Any] | None = None,
+        scalars: Fields | None = None,
         of: Any = None,
     ) -> None:
         """The number of the step that is done, and what is said of it; how many steps there will be."""
@@ -355,7 +356,7 @@ class Meter:
         if of is not None and (number := whole(of)) is not None:
             self._of = number
 
-    def _tell(self, samples: Any, loss: Any, scalars: Mapping[str, Any] | None) -> None:
+    def _tell(self, samples: Any, loss: Any, scalars: Fields | None) -> None:
         if samples is not None and (number := whole(samples)) is not None:
             self._samples = (self._samples or 0) + number
         if loss is not None:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
@@ -189,7 +190,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-def a_sync_configs(name: str, value: Any) -> Mapping[str, Any]:
+def a_sync_configs(name: str, value: Any) -> Fields:
     """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
     if isinstance(value, Mapping):
         for key in value.keys() & _WITHOUT_EFFECT.keys():
@@ -200,7 +201,7 @@ def a_sync_configs(name: str, value: Any) -> Mapping[str, Any]:
     return _checked(name, value, AsyncConfigs)
 
 
-def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
+def ps_configs(name: str, value: Any) -> Fields:
     """The mapping, read-only and checked; raises UsageError."""
     return _checked(name, value, PsConfigs)
 
@@ -267,7 +268,7 @@ class TableConfigs:
         return Bound.of("sparse_table_configs", self.max_rows, self.max_bytes, self.evict, self.ttl_s)
 
 
-def sparse_table_configs(name: str, value: Any) -> Mapping[str, Any]:
+def sparse_table_configs(name: str, value: Any) -> Fields:
     """The mapping of mappings, read-only and checked; raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict of dicts")
@@ -279,7 +280,7 @@ def sparse_table_configs(name: str, value: Any) -> Mapping[str, Any]:
     )
 
 
-def _checked(name: str, value: Any, kind: type[AsyncConfigs | PsConfigs | TableConfigs]) -> Mapping[str, Any]:
+def _checked(name: str, value: Any, kind: type[AsyncConfigs | PsConfigs | TableConfigs]) -> Fields:
     """The mapping, once `kind`, a class with a field for each key, has accepted it."""
     configs = keys(name, value, [field.name for field in fields(kind)])
     kind(**configs)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers import progress
@@ -57,7 +58,7 @@ class ServedScaler(DistributedScaler):
             return
         with hidden_gradients():
             torch.amp.GradScaler.unscale_(self, optimizer)
-        found: dict[Any, torch.Tensor] = self._found_inf_per_device(optimizer)
+        found: dict[Any, Tensor] = self._found_inf_per_device(optimizer)
         overflow = any(bool(each.item()) for each in found.values())
         overflow |= not optimizer.unscale_rows(self.get_scale())
         found.clear()  # of what has no dense parameter, torch has found nothing
@@ -101,7 +102,7 @@ class ServedOptimizer(DistributedOptimizer):
         with hidden_gradients():
             return self._stepper.has_rows(self) or super().has_gradients()
 
-    def minimize(self, loss: torch.Tensor) -> None:
+    def minimize(self, loss: Tensor) -> None:
         scaler = self._stepper.scaler
         if scaler is None:
             super().minimize(loss)
@@ -289,16 +290,16 @@ class JoinedSteps:
 class _Kept:
     """What an optimizer steps with, as it was then."""
 
-    gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
+    gradients: list[tuple[Tensor, Tensor | None]]
     rates: list[tuple[dict[str, Any], Any]]
     rows: object
-    values: list[tuple[torch.Tensor, torch.Tensor]]
+    values: list[tuple[Tensor, Tensor]]
 
     @classmethod
     def of(
         cls, optimizer: ServedOptimizer, rows: object, dense: Container[int], *, copy: bool = False
     ) -> _Kept:
-        values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        values: list[tuple[Tensor, Tensor]] = []
         every = [each for group in optimizer.param_groups for each in group["params"]]
         own = [(each, each.grad) for each in every if not isinstance(each, ServedWeight)]
         if copy:
@@ -307,7 +308,7 @@ class _Kept:
             own = [(each, None if grad is None else grad.clone()) for each, grad in own]
         rates = [(group, group.get("lr")) for group in optimizer.param_groups]
         if copy:  # a rate that is a tensor is changed in place
-            rates = [(group, lr.clone() if isinstance(lr, torch.Tensor) else lr) for group, lr in rates]
+            rates = [(group, lr.clone() if isinstance(lr, Tensor) else lr) for group, lr in rates]
         return cls(own, rates, rows, values)
 
     def put_back(self) -> None:

@@ -16,11 +16,11 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-import torch
 import xxhash
+from torch import Tensor
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, Folder, Where, open_folder
@@ -38,13 +38,13 @@ class Bundle:
 
     where: str
     id: str
-    about: Mapping[str, Any]
-    contents: Mapping[str, torch.Tensor]
+    about: Fields
+    contents: Mapping[str, Tensor]
 
 
 @frozen
 class _Manifest:
-    about: Mapping[str, Any]
+    about: Fields
     files: Mapping[str, FileRecord]
 
     @property
@@ -56,7 +56,7 @@ class _Manifest:
 def write_bundle(
     where: Where,
     kind: str,
-    about: Mapping[str, Any],
+    about: Fields,
     files: Mapping[str, tuple[str, Sequence[Buffer]]],
 ) -> None:
     """`files`: (suffix, content) by part. Raises SaveError; the former bundle of this kind counts then."""
@@ -87,7 +87,7 @@ def read_bundle(
     where: Where,
     kind: str,
     parts: Sequence[str],
-    memory: Callable[[str, int], torch.Tensor] | None = None,
+    memory: Callable[[str, int], Tensor] | None = None,
 ) -> Bundle:
     """These parts of the bundle that is there now, checked. `memory`: (size,) uint8 to read a part into.
     Raises LoadError, which lists what is there instead when there is none.
@@ -106,8 +106,8 @@ def read_bundle(
 
 
 def _content(
-    folder: Folder, manifest: _Manifest, part: str, memory: Callable[[str, int], torch.Tensor] | None
-) -> torch.Tensor:
+    folder: Folder, manifest: _Manifest, part: str, memory: Callable[[str, int], Tensor] | None
+) -> Tensor:
     record = manifest.files.get(part)
     if record is None:
         raise LoadError(f"{folder.where} has no {part}: it was saved without")

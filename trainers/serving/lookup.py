@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 
 class RowTable(Protocol):
     """What has rows for ids."""
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """(n, dim) for ids (n,) int64."""
         ...
 
@@ -27,7 +28,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 
-def _rows(ids: torch.Tensor, table: torch.Tensor, dim: int, dtype: torch.dtype, limit: int) -> torch.Tensor:
+def _rows(ids: Tensor, table: Tensor, dim: int, dtype: torch.dtype, limit: int) -> Tensor:
     """(..., dim) for ids (...). Raises IndexError for an id outside of [0, limit), unless that is -1."""
     flat = ids.reshape(-1).to(torch.int64)
     if limit >= 0 and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < limit:
@@ -35,7 +36,7 @@ def _rows(ids: torch.Tensor, table: torch.Tensor, dim: int, dtype: torch.dtype, 
     return TABLES[int(table)].rows(flat).to(dtype).reshape(*ids.shape, dim)
 
 
-def _shape(ids: torch.Tensor, table: torch.Tensor, dim: int, dtype: torch.dtype, limit: int) -> torch.Tensor:
+def _shape(ids: Tensor, table: Tensor, dim: int, dtype: torch.dtype, limit: int) -> Tensor:
     return ids.new_empty((*ids.shape, dim), dtype=dtype)
 
 
@@ -48,7 +49,7 @@ class RowsElsewhere(torch.nn.Module):
     `padding` (an id) reads as zeros.
     """
 
-    table: torch.Tensor
+    table: Tensor
 
     def __init__(
         self, name: str, dim: int, dtype: torch.dtype, limit: int | None, padding: int | None
@@ -58,8 +59,8 @@ class RowsElsewhere(torch.nn.Module):
         self._dtype, self._limit, self._padding = dtype, -1 if limit is None else limit, padding
         self.register_buffer("table", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
-        rows: torch.Tensor = torch.ops.fleetrun.rows(ids, self.table, self.dim, self._dtype, self._limit)
+    def forward(self, ids: Tensor, clicks: Tensor | None = None) -> Tensor:
+        rows: Tensor = torch.ops.fleetrun.rows(ids, self.table, self.dim, self._dtype, self._limit)
         if self._padding is not None:
             rows = torch.where((ids == self._padding)[..., None], 0.0, rows)
         return rows

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from fleetrun.frozen import frozen
@@ -47,10 +48,10 @@ class Bags(torch.nn.Module):
 
     def forward(
         self,
-        input: torch.Tensor,
-        offsets: torch.Tensor | None = None,
-        per_sample_weights: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
         rows = self._look_up(input)
         kept = torch.ones_like(input, dtype=torch.bool) if self._padding is None else input != self._padding
         if input.dim() == 2 and offsets is None:
@@ -60,11 +61,11 @@ class Bags(torch.nn.Module):
 
     def _divided(
         self,
-        rows: torch.Tensor,
-        kept: torch.Tensor,
-        offsets: torch.Tensor | None,
-        weights: torch.Tensor | None,
-    ) -> torch.Tensor:
+        rows: Tensor,
+        kept: Tensor,
+        offsets: Tensor | None,
+        weights: Tensor | None,
+    ) -> Tensor:
         """Bags of flat ids, each from its offset to the next one."""
         if offsets is None:
             raise UsageError("an EmbeddingBag needs ids (batch, ids of a bag), or flat ids and offsets")
@@ -94,27 +95,27 @@ class Bags(torch.nn.Module):
             sums = sums / counts.clamp(min=1)[:, None]
         return sums[1 : count + 1]
 
-    def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
+    def _look_up(self, ids: Tensor) -> Tensor:
         if self.rows is not None:
-            found: torch.Tensor = self.rows(ids)
+            found: Tensor = self.rows(ids)
             return found
         assert self.weight is not None
         return functional.embedding(ids, self.weight)
 
 
-def _bag_sum(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def _bag_sum(rows: Tensor, kept: Tensor) -> Tensor:
     return torch.where(kept, rows, 0.0).sum(1)
 
 
-def _bag_mean(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def _bag_mean(rows: Tensor, kept: Tensor) -> Tensor:
     return _bag_sum(rows, kept) / kept.sum(1).clamp(min=1)
 
 
-def _bag_max(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def _bag_max(rows: Tensor, kept: Tensor) -> Tensor:
     return torch.where(kept.any(1), torch.where(kept, rows, -math.inf).amax(1), 0.0)
 
 
-_COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+_COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": _bag_sum,
     "mean": _bag_mean,
     "max": _bag_max,
@@ -129,8 +130,8 @@ _COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 # `weights` is a tuple of tensors, `inputs` another; which they are, and in which order, is stored next to the
 # program. So the weights can be in a file of a plain format, and be replaced without the program.
 
-Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
-Tensors = dict[str, torch.Tensor]
+Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
 @frozen
@@ -188,26 +189,26 @@ class _Stateless(torch.nn.Module):
         self.__dict__["model"] = model  # no submodule: else its weights were the program's own
         self._weights, self._positional, self._names = weights, positional, names
 
-    def forward(self, weights: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> Any:
+    def forward(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Any:
         values = dict(zip(self._weights, weights, strict=True))
         args = inputs[: self._positional]
         kwargs = dict(zip(self._names[self._positional :], inputs[self._positional :], strict=True))
         return torch.func.functional_call(self.__dict__["model"], values, args, kwargs)
 
 
-def _named(model: torch.nn.Module, example: Inputs) -> tuple[list[str], list[torch.Tensor]]:
+def _named(model: torch.nn.Module, example: Inputs) -> tuple[list[str], list[Tensor]]:
     """The inputs, and the names that `forward` has for them."""
     if isinstance(example, Mapping):
         names, tensors = list(example), list(example.values())
     else:
-        tensors = [example] if isinstance(example, torch.Tensor) else list(example)
+        tensors = [example] if isinstance(example, Tensor) else list(example)
         taken = [
             parameter.name
             for parameter in inspect.signature(type(model).forward).parameters.values()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ][1:]
         names = [*taken, *(f"input{place}" for place in range(len(taken), len(tensors)))][: len(tensors)]
-    wrong = [value for value in tensors if not isinstance(value, torch.Tensor)]
+    wrong = [value for value in tensors if not isinstance(value, Tensor)]
     if wrong or not tensors:
         has = f"{wrong[0]!r} in it" if wrong else "nothing in it"
         raise UsageError(
@@ -230,24 +231,24 @@ def _copied(model: torch.nn.Module, stand_ins: Mapping[torch.nn.Module, torch.nn
     return copied.eval()
 
 
-def _first_is_free(tensor: torch.Tensor) -> dict[int, Any]:
+def _first_is_free(tensor: Tensor) -> dict[int, Any]:
     return {0: torch.export.Dim.AUTO} if tensor.dim() else {}
 
 
-def _placeholders(exported: torch.export.ExportedProgram, count: int) -> list[torch.Tensor]:
+def _placeholders(exported: torch.export.ExportedProgram, count: int) -> list[Tensor]:
     """What the program thinks its last `count` inputs look like."""
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     return [node.meta["val"] for node in nodes[-count:]]
 
 
-def _described(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+def _described(name: str, tensor: Tensor) -> dict[str, Any]:
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
     shape = [int(size) if is_concrete_int(size) else None for size in tensor.shape]
     return {"name": name, "type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
 
 
-def _expect_free(found: Sequence[Mapping[str, Any]], inputs: Sequence[torch.Tensor]) -> None:
+def _expect_free(found: Sequence[Mapping[str, Any]], inputs: Sequence[Tensor]) -> None:
     fixed = [
         each
         for each, tensor in zip(found, inputs, strict=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainers.checkpoints.state import OptimizerState, bare, differences
 from trainers.checkpoints.tensors import Sharded, is_sharded, whole_state_dict
@@ -22,10 +23,10 @@ from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, pack, unp
 
 KIND = "state"
 _SUFFIX = ".safetensors"
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 
 
-def safetensors(tensors: Mapping[str, torch.Tensor]) -> tuple[str, Sequence[Buffer]]:
+def safetensors(tensors: Mapping[str, Tensor]) -> tuple[str, Sequence[Buffer]]:
     """Suffix and content of a file. Raises NotSupportedError for a type that the format has no name for."""
     for name, tensor in tensors.items():
         if tensor.dtype not in EVERY_TYPE:
@@ -89,7 +90,7 @@ def _unpacked(bundle: Bundle, part: str) -> Tensors:
         raise LoadError(f"{bundle.where}: its {part} cannot be used: {error}") from error
 
 
-def _like(here: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def _like(here: Tensor, whole: Tensor) -> Tensor:
     """This rank's part, where ranks have parts."""
     if not is_sharded(here):
         return whole
@@ -101,7 +102,7 @@ def _like(here: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 def _tensors_of(state: Mapping[str, Any]) -> Tensors:
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             raise NotSupportedError(f"{name} in the model's state is not a tensor but {type(value).__name__}")
     return dict(state)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, Unpack
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Fields
 from trainers import progress
 from trainers.collective.data_parallel import DataParallel
 from trainers.collective.group import in_step
@@ -20,7 +21,7 @@ from trainers.data.slots import Bag, Batch
 from trainers.errors import UsageError
 from trainers.static.program import Data, Fed, Program, Values
 
-Feed: TypeAlias = Mapping[str, Any] | Sequence[Any]
+Feed: TypeAlias = Fields | Sequence[Any]
 """Values by the names of the feeds, or in the order of the program's feeds, as a DataLoader gives them."""
 Feeds: TypeAlias = Mapping[str, Fed]
 Prefetch: TypeAlias = Callable[[Iterable[Feeds]], Iterable[Feeds]]
@@ -161,7 +162,7 @@ def _examples(moved: Feeds) -> int:
     return len(first) if first is not None and first.dim() else 1
 
 
-def _by_name(feeds: Sequence[Data], feed: Feed) -> Mapping[str, Any]:
+def _by_name(feeds: Sequence[Data], feed: Feed) -> Fields:
     """Raises UsageError unless exactly the declared feeds were given."""
     names = [each.name for each in feeds]
     if isinstance(feed, Mapping):

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainers.errors import UsageError
 
@@ -72,7 +73,7 @@ class LocalFolder:
     def size(self, name: str) -> int:
         return (self._path / name).stat(follow_symlinks=False).st_size
 
-    def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
         """Return (size,) uint8: the beginning of `into` if the file fits there, new memory otherwise."""
         descriptor = os.open(self._path / name, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -132,7 +133,7 @@ class RemoteFolder:
         self.files.invalidate_cache()  # another machine may have written since
         return int(self.files.info(self.inside(name))["size"])
 
-    def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
         content = _buffer(self.size(name), into)
         with self.files.open(self.inside(name), "rb") as file:
             return _read_into(content, file)
@@ -160,11 +161,11 @@ class RemoteFolder:
 Folder = LocalFolder | RemoteFolder
 
 
-def _buffer(size: int, into: torch.Tensor | None) -> torch.Tensor:
+def _buffer(size: int, into: Tensor | None) -> Tensor:
     return torch.empty(size, dtype=torch.uint8) if into is None or len(into) < size else into[:size]
 
 
-def _read_into(content: torch.Tensor, file: Any) -> torch.Tensor:
+def _read_into(content: Tensor, file: Any) -> Tensor:
     """Fill `content` from the file. Raises OSError when the file is shorter."""
     view = content.numpy().data
     done = 0

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainers.storage.folder import Buffer
 
@@ -41,7 +42,7 @@ class SafetensorsError(ValueError):
 
 
 def pack(
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, Tensor],
     about: Mapping[str, str],
     types: Mapping[torch.dtype, str] = _NAMES,
 ) -> list[Buffer]:
@@ -63,18 +64,18 @@ def pack(
     return [_LENGTH.pack(len(text)) + text, *(view_of(tensor) for _, tensor in ordered)]
 
 
-def view_of(tensor: torch.Tensor) -> memoryview:
+def view_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, without a copy."""
     return bytes_of(tensor).numpy().data
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: Tensor) -> Tensor:
     """Return the bytes of a contiguous tensor, (size,) uint8, without a copy."""
     # A tensor of one element counts as contiguous whatever its stride, with which no view of bytes exists.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def unpack(content: torch.Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, torch.Tensor]:
+def unpack(content: Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, Tensor]:
     """Tensors by name, views into `content` (uint8). Raises SafetensorsError for an invalid file."""
     if len(content) < _LENGTH.size:
         raise SafetensorsError(f"the file has only {len(content)} bytes")
@@ -93,7 +94,7 @@ def unpack(content: torch.Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> 
     return {name: _tensor(name, entry, content[begin:], known) for name, entry in header.items()}
 
 
-def _tensor(name: str, entry: Any, data: torch.Tensor, types: Mapping[str, torch.dtype]) -> torch.Tensor:
+def _tensor(name: str, entry: Any, data: Tensor, types: Mapping[str, torch.dtype]) -> Tensor:
     try:
         dtype, shape, (start, stop) = types[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         numbers = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainers.kernels.compiled import Floats, Keys, Mask, Places, Scalar, Words, compiled
 from trainers.ps.kernels.index import SECRET, finalize, keyed_hash
 from trainers.ps.kernels.memory import carray, pointer, prefetch
 
 
-def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+def array_of(tensor: Tensor) -> NDArray[Any]:
     """The tensor's own memory as an array for kernels, which are compiled for aligned ones; a copy if it has
     gaps or is not aligned, as bytes of a message may be.
     """
@@ -36,7 +37,7 @@ def any_not_finite(values: Floats) -> bool:
     return bool(bad)
 
 
-def all_finite(grad: torch.Tensor) -> bool:
+def all_finite(grad: Tensor) -> bool:
     """Whether a float32 tensor holds neither NaN nor infinity."""
     return not any_not_finite(array_of(grad).reshape(-1))
 
@@ -81,7 +82,7 @@ def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Ke
     return found
 
 
-def unique(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The distinct ids in the order of their first appearance, (u,) int64; the position among them of each
     id, (n,) int64; how often each occurs, (u,) int64. `ids`: (n,) int64, any values.
     """
@@ -137,7 +138,7 @@ def arrange_kernel(owner: Keys, starts: Keys, positions: Keys) -> bool:
     return True
 
 
-def owners(keys: torch.Tensor, holders: Keys) -> torch.Tensor:
+def owners(keys: Tensor, holders: Keys) -> Tensor:
     """The server of each key of a table, (n,) int64, among the holders of its rows: that with the number
     (finalizer of splitmix64) modulo (how many they are).
     """
@@ -146,7 +147,7 @@ def owners(keys: torch.Tensor, holders: Keys) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
-def order_by_server(keys: torch.Tensor, holders: Keys, servers: int) -> tuple[torch.Tensor | None, list[int]]:
+def order_by_server(keys: Tensor, holders: Keys, servers: int) -> tuple[Tensor | None, list[int]]:
     """The permutation that orders keys by server, (n,) int64, or None if they are ordered; and cuts: the keys
     of server s are then at [cuts[s], cuts[s + 1]), in their former order.
     """
@@ -251,8 +252,8 @@ def sum_rows(place: Keys, rows: Floats, out: Floats) -> None:
 
 
 def merge_runs(
-    pieces: Sequence[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]],
-) -> tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]:
+    pieces: Sequence[tuple[NDArray[np.int64], Tensor, Tensor]],
+) -> tuple[NDArray[np.int64], Tensor, Tensor]:
     """Sum the rows of equal keys of a run of tables, in the order given: pieces of (spans (tables,) int64,
     keys (n,), rows (n, width) float32) -> the same of all, see `union_runs`.
     """

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.process.log import glog
 from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
@@ -251,7 +252,7 @@ class Loaded:
         return json.dumps(kept).encode()
 
 
-def _sealed(body: Mapping[str, Any]) -> bytes:
+def _sealed(body: Fields) -> bytes:
     head = {"format": _FORMAT, "version": VERSION}
     return json.dumps({**head, **body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"
 
@@ -276,45 +277,45 @@ def _opened(text: bytes) -> dict[str, Any]:
     return body
 
 
-def _list(body: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def _list(body: Fields, key: str) -> list[Fields]:
     value = body.get(key)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise ManifestError(f"{key!r} is not a list of objects")
     return value
 
 
-def _count(body: Mapping[str, Any], key: str) -> int:
+def _count(body: Fields, key: str) -> int:
     value = body.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ManifestError(f"{key!r} is {value!r}; it must be a whole number of at least 0")
     return value
 
 
-def _number(body: Mapping[str, Any], key: str) -> float:
+def _number(body: Fields, key: str) -> float:
     value = body.get(key, 0.0)
     if not isinstance(value, int | float):
         raise ManifestError(f"{key!r} is {value!r}; it must be a number")
     return float(value)
 
 
-def _text(body: Mapping[str, Any], key: str) -> str:
+def _text(body: Fields, key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str):
         raise ManifestError(f"{key!r} is {value!r}; it must be a string")
     return value
 
 
-def _name(body: Mapping[str, Any], key: str) -> str:
+def _name(body: Fields, key: str) -> str:
     if not is_name(body.get(key)):
         raise ManifestError(f"{body.get(key)!r} is not a valid name of a file in this save")
     return str(body[key])
 
 
-def _file(body: Mapping[str, Any]) -> FileRecord:
+def _file(body: Fields) -> FileRecord:
     return FileRecord(_name(body, "name"), _count(body, "size"), _text(body, "xxh3_64"))
 
 
-def _table(body: Mapping[str, Any]) -> SavedTable:
+def _table(body: Fields) -> SavedTable:
     try:
         spec = TableSpec.decode(bytes.fromhex(_text(body, "spec")))
     except (SpecError, ValueError) as error:
@@ -330,14 +331,14 @@ def _table(body: Mapping[str, Any]) -> SavedTable:
     return SavedTable(spec, step, rows, clock, other, _number(body, "error"))
 
 
-def _shard(body: Mapping[str, Any]) -> Shard:
+def _shard(body: Fields) -> Shard:
     if not isinstance(body.get("file"), dict):
         raise ManifestError("a shard has no file")
     pieces = tuple(_piece(entry) for entry in _list(body, "pieces"))
     return Shard(_file(body["file"]), pieces)
 
 
-def _piece(body: Mapping[str, Any]) -> Piece:
+def _piece(body: Fields) -> Piece:
     try:
         kind = PieceKind(_text(body, "kind"))
     except ValueError as error:
@@ -345,7 +346,7 @@ def _piece(body: Mapping[str, Any]) -> Piece:
     return Piece(_text(body, "table"), kind, _count(body, "number"), _count(body, "rows"))
 
 
-def _save(body: Mapping[str, Any]) -> Save:
+def _save(body: Fields) -> Save:
     try:
         mode = SaveMode(_count(body, "mode"))
     except ValueError as error:

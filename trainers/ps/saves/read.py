@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers import progress
@@ -147,8 +148,8 @@ def check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
 
 
 def read_file(
-    folder: Folder, save: str, record: FileRecord, *, verify: bool = True, into: torch.Tensor | None = None
-) -> torch.Tensor:
+    folder: Folder, save: str, record: FileRecord, *, verify: bool = True, into: Tensor | None = None
+) -> Tensor:
     """(size,) uint8. `verify`: compare the checksum too, not only the size; `into`: see Folder.read. Raises
     LoadError.
     """
@@ -171,7 +172,7 @@ def read_file(
 
 def read_shards(
     folder: Folder, wanted: Sequence[ShardToRead], *, verify: bool = True
-) -> Iterator[tuple[ShardToRead, dict[str, torch.Tensor]]]:
+) -> Iterator[tuple[ShardToRead, dict[str, Tensor]]]:
     """The tensors of each shard in turn; while one is used the next is read. They are valid until the next is
     requested: two buffers serve all shards, because fresh memory costs more than reading into it. Raises
     LoadError.
@@ -186,7 +187,7 @@ def read_shards(
             yield item, upcoming.popleft().result()
 
 
-def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str, torch.Tensor]) -> Chunk:
+def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str, Tensor]) -> Chunk:
     """A piece, checked against its table's spec. Raises LoadError naming the file."""
     spec = item.part.spec_of(piece.table)
     found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
@@ -312,7 +313,7 @@ def _part(folder: Folder, save: str, record: FileRecord) -> SavedPart:
         raise LoadError(f"{folder.path(f'{save}/{record.name}')} cannot be used: {error}") from error
 
 
-def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: torch.Tensor) -> dict[str, torch.Tensor]:
+def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: Tensor) -> dict[str, Tensor]:
     content = read_file(folder, item.save, item.shard.file, verify=verify, into=into)
     try:
         return unpack(content, EVERY_TYPE)
@@ -422,9 +423,9 @@ class _PartialBlock:
 
     name: str
     block: ParameterRange
-    values: torch.Tensor
-    seen: torch.Tensor
-    state: list[torch.Tensor] = field(default_factory=list)
+    values: Tensor
+    seen: Tensor
+    state: list[Tensor] = field(default_factory=list)
 
 
 class BlockAssembler:
@@ -516,9 +517,7 @@ class RowOwner:
         return _rows_at(chunk, owners(chunk.keys, np.array(ours)) == self.server)
 
 
-def _rows_at(
-    chunk: SparseRows | Candidates | Removed, mine: torch.Tensor
-) -> SparseRows | Candidates | Removed:
+def _rows_at(chunk: SparseRows | Candidates | Removed, mine: Tensor) -> SparseRows | Candidates | Removed:
     if isinstance(chunk, Candidates):
         return chunk.at(mine)
     if isinstance(chunk, Removed):
@@ -690,15 +689,15 @@ def _steps(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> d
 class SparseValues:
     """keys (n,) int64 ascending, values (n, dim) float32."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Tensor
+    values: Tensor
 
 
 @frozen(eq=False)
 class ModelValues:
     """`dense`: parameter name -> (elements,) float32, flat, as saves have no shapes; `sparse`: by table."""
 
-    dense: dict[str, torch.Tensor]
+    dense: dict[str, Tensor]
     sparse: dict[str, SparseValues]
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.ps.kernels.rows import UNSAVED
@@ -48,7 +49,7 @@ from trainers.storage.safetensors import EVERY_TYPE, pack
 class Removed:
     """Keys (n,) int64 whose rows do not exist any more."""
 
-    keys: torch.Tensor
+    keys: Tensor
 
 
 Chunk = SparseRows | DenseRows | Candidates | Removed
@@ -61,7 +62,7 @@ class SparseCut(Protocol):
     """
 
     @property
-    def removed(self) -> torch.Tensor: ...
+    def removed(self) -> Tensor: ...
 
     @property
     def rows(self) -> int: ...
@@ -93,7 +94,7 @@ class SparseTarget(Protocol):
         self, rows: Sequence[Sequence[float]], candidates: Sequence[Sequence[float]]
     ) -> None: ...
 
-    def remove(self, keys: torch.Tensor) -> None: ...
+    def remove(self, keys: Tensor) -> None: ...
 
     def expect(self, rows: int) -> None: ...
 
@@ -176,7 +177,7 @@ class Packed:
     """A piece and its tensors by name. `error`: see SavedTable."""
 
     piece: Piece
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Tensor]
     error: float = 0.0
 
     @property
@@ -196,7 +197,7 @@ def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str =
         yield Packed(Piece(table.spec.name, kind, number, rows), tensors, error)
 
 
-def codes_of(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (n, dim) in 8 bits a value: codes (n, dim) uint8, and (n, 2) float32 with the scale and the offset
     of each row. A value is offset + scale * code, codes from 0 to 255 between the row's smallest and its
     largest value, as in FBGEMM's 8-bit row-wise quantization; so it is off by half a scale at most, but for
@@ -210,12 +211,12 @@ def codes_of(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.to(torch.uint8), scales
 
 
-def decoded(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def decoded(codes: Tensor, scales: Tensor) -> Tensor:
     """(n, dim) float32: the values of `codes_of`."""
     return scales[:, 1:] + scales[:, :1] * codes.float()
 
 
-def _narrow(tensors: dict[str, torch.Tensor], row_type: str) -> float:
+def _narrow(tensors: dict[str, Tensor], row_type: str) -> float:
     """The values as they are published; by how much one is another then."""
     wide = tensors["values"].float()
     if row_type == "int8":
@@ -291,7 +292,7 @@ class _ShardBuffer:
         copies = {name: self._copy(tensor) for name, tensor in packed.tensors.items()}
         return Packed(packed.piece, copies, packed.error)
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(self, tensor: Tensor) -> Tensor:
         stop = self.used + tensor.numel() * tensor.element_size()
         copy = self._bytes[self.used : stop].view(tensor.dtype).view(tensor.shape)
         self.used = -(-stop // 8) * 8  # int64 must begin at a multiple of 8
@@ -324,7 +325,7 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
             yield PieceKind.CANDIDATES, waiting.at(some)
 
 
-def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
+def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, Tensor]:
     if isinstance(chunk, Removed):
         return {"keys": chunk.keys}
     if isinstance(chunk, Candidates):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainers.kernels.compiled import Keys
 from trainers.process.log import glog
@@ -62,10 +63,10 @@ class Gradient(NamedTuple):
     """
 
     table: int
-    values: torch.Tensor
-    keys: torch.Tensor | None
+    values: Tensor
+    keys: Tensor | None
     lr: float
-    stats: torch.Tensor | None = None
+    stats: Tensor | None = None
     sizes: Sequence[int] = ()
     spans: Spans | None = None
     written: bool = False
@@ -152,9 +153,7 @@ class StepPushes:
 
 
 def _same_runs(pushes: Sequence[Sequence[Gradient]]) -> bool:
-    """Whether all trainers have gradients for the same runs of tables, and in them for the same tables at the
-    same rate.
-    """
+    """Whether all trainers have gradients for the same runs and tables, at the same rates."""
     shapes = [[(each.table, each.lr, *each.shape) for each in push] for push in pushes]
     return all(shape == shapes[0] for shape in shapes)
 
@@ -235,7 +234,7 @@ def sort_parts(
 _FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
 
 
-def spans_of(part: Part, table: int, keys: torch.Tensor) -> Spans:
+def spans_of(part: Part, table: int, keys: Tensor) -> Spans:
     """The spans of the keys of the run that begins with `table`. Raises Refusal."""
     spans: Spans = part.data.numpy()
     if part.table != table:
@@ -272,11 +271,11 @@ class Overlay:
     gradients have them, in `values`.
     """
 
-    dense: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    dense: Mapping[int, Tensor] = field(default_factory=dict)
     rows: Sequence[Gradient] = ()
 
     @cached_property
-    def by_table(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
+    def by_table(self) -> Mapping[int, tuple[Tensor, Tensor]]:
         """Keys and rows. Seldom needed: for a trainer that repeats a step."""
         return {
             one.table: (one.keys, one.values)
@@ -285,7 +284,7 @@ class Overlay:
             if one.keys is not None
         }
 
-    def apply_to(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+    def apply_to(self, table: int, keys: Tensor, rows: Tensor) -> None:
         """Replace the `rows` (n, dim) of these keys (n,) that have a former value."""
         known, instead = self.by_table.get(table, (keys[:0], rows[:0]))
         if not len(known) or not len(keys):
@@ -532,7 +531,7 @@ class Store:
 
     def before(self, gradients: Sequence[Gradient]) -> Overlay:
         """The values that `apply` is about to change."""
-        dense: dict[int, torch.Tensor] = {}
+        dense: dict[int, Tensor] = {}
         rows = []
         for each in gradients:
             if each.keys is None:

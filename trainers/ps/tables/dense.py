@@ -10,6 +10,7 @@ from itertools import groupby
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels import runs, updates
@@ -150,7 +151,7 @@ class DenseMemory:
     (n,) float32.
     """
 
-    def __init__(self, rule: AnyRule, values: torch.Tensor, state: Sequence[torch.Tensor]) -> None:
+    def __init__(self, rule: AnyRule, values: Tensor, state: Sequence[Tensor]) -> None:
         self.rule, self.values, self.state = rule, values, state
         self._kernel = block_kernel_of(rule)
         self._arrays = [tensor.numpy() for tensor in (values, *state)]
@@ -206,7 +207,7 @@ class DenseTable:
     def __len__(self) -> int:
         return self.spec.size
 
-    def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def check_assign(self, keys: Tensor | None, values: Tensor) -> None:
         if keys is not None:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
         if values.shape != (self.spec.size,):
@@ -214,32 +215,32 @@ class DenseTable:
                 f"table {self.spec.name!r} has {self.spec.size} elements, not {list(values.shape)}"
             )
 
-    def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def assign(self, keys: Tensor | None, values: Tensor) -> None:
         """New values; the optimizer state stays."""
         self.check_assign(keys, values)
         self.values.copy_(values)
 
-    def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def revise(self, keys: Tensor | None, values: Tensor) -> None:
         """The same."""
         self.assign(keys, values)
 
-    def pull(self, keys: torch.Tensor | None = None, *, insert: bool = True) -> torch.Tensor:
+    def pull(self, keys: Tensor | None = None, *, insert: bool = True) -> Tensor:
         """A copy: a reply may still be in flight when the next update comes."""
         if keys is not None:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
         return self.values.clone()
 
     @property
-    def values(self) -> torch.Tensor:
+    def values(self) -> Tensor:
         """The values themselves, which the next update changes."""
         return self.memory.values
 
     @property
-    def state(self) -> Sequence[torch.Tensor]:
+    def state(self) -> Sequence[Tensor]:
         """The optimizer state itself."""
         return self.memory.state
 
-    def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
+    def check(self, keys: Tensor | None, grad: Tensor, stats: Tensor | None = None) -> None:
         """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self.check_assign(keys, grad)
         if stats is not None:
@@ -249,9 +250,7 @@ class DenseTable:
         if not all_finite(grad):
             raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
 
-    def apply(
-        self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
-    ) -> None:
+    def apply(self, keys: Tensor | None, grad: Tensor, lr: float, stats: Tensor | None = None) -> None:
         self.memory.update(array_of(grad), self.step + 1, lr)
         self.step += 1
 
@@ -293,14 +292,14 @@ class DenseRun:
         self._memory = DenseMemory.joined([block.memory for block in blocks])
         self.sizes = [block.spec.size for block in blocks]
 
-    def check(self, grad: torch.Tensor) -> None:
+    def check(self, grad: Tensor) -> None:
         """Raises TableError where a block would."""
         if self._trained and all_finite(grad):
             return
         for block, share in zip(self._blocks, grad.split_with_sizes(self.sizes), strict=True):
             block.check(None, share)
 
-    def apply(self, grad: torch.Tensor, lr: float) -> None:
+    def apply(self, grad: Tensor, lr: float) -> None:
         """One update of every block."""
         first = self._blocks[0].step
         if self._memory is None or any(block.step != first for block in self._blocks):
@@ -311,7 +310,7 @@ class DenseRun:
         for block in self._blocks:
             block.step += 1
 
-    def values(self) -> torch.Tensor:
+    def values(self) -> Tensor:
         """All of them, a copy: a reply may still be in flight when the next update comes."""
         if self._memory is not None:
             return self._memory.values.clone()

@@ -17,10 +17,11 @@ from dataclasses import astuple, fields
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 
-State = Sequence[torch.Tensor]
+State = Sequence[Tensor]
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -32,7 +33,7 @@ class Fixed:
     states: ClassVar[int] = 0
     initial_state: ClassVar[float] = 0.0
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
         raise AssertionError("a push to a table that is not trained should have been refused")
 
 
@@ -51,7 +52,7 @@ class SGD:
     def states(self) -> int:
         return 1 if self.momentum else 0
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
         if self.weight_decay:
             grad = grad.add(values, alpha=self.weight_decay)
         if self.momentum:
@@ -81,7 +82,7 @@ class Adagrad:
     def initial_state(self) -> float:
         return self.initial_accumulator_value
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
         (total,) = state
         if self.weight_decay:
             grad = grad.add(values, alpha=self.weight_decay)
@@ -106,7 +107,7 @@ class Adam:
     def states(self) -> int:
         return 3 if self.amsgrad else 2
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
         mean, square, *largest = state
         if self.weight_decay and self.decoupled:
             values.mul_(1 - lr * self.weight_decay)
@@ -135,7 +136,7 @@ class SparseAdam:
     beta2: float = 0.999
     eps: float = 1e-8
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
         mean, square = state
         mean.add_(grad.sub(mean).mul_(1 - self.beta1))
         square.add_(grad.pow(2).sub_(square).mul_(1 - self.beta2))
@@ -160,7 +161,7 @@ class RMSprop:
     def states(self) -> int:
         return 1 + bool(self.centered) + bool(self.momentum)
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
         square, *others = state
         if self.weight_decay:
             grad = grad.add(values, alpha=self.weight_decay)
@@ -243,7 +244,7 @@ class FTRL:
     lr_power: float = -0.5
     beta: float = 0.0
 
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
         if not (lr := ftrl_lr(lr)):
             return
         squares, linear = state

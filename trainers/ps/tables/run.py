@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.kernels.compiled import Flags, Floats, Keys
@@ -230,7 +231,7 @@ class SparseRun:
         )
         self._bounds = np.array([table.bounds for table in tables], np.float32)
 
-    def pull(self, spans: Spans, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
+    def pull(self, spans: Spans, keys: Tensor, *, insert: bool) -> Tensor:
         """(n, size) float32, a fresh tensor: see SparseTable.pull."""
         starts = self._starts(spans, keys)
         if insert and self._use is not None:
@@ -256,9 +257,7 @@ class SparseRun:
                 self._use.counts[:, MISSED_KEYS] += counts
         return torch.from_numpy(rows)
 
-    def check(
-        self, spans: Spans, keys: torch.Tensor, grad: torch.Tensor, stats: torch.Tensor | None = None
-    ) -> None:
+    def check(self, spans: Spans, keys: Tensor, grad: Tensor, stats: Tensor | None = None) -> None:
         """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self._starts(spans, keys)
         wanted = (keys.shape[0], self.size)
@@ -272,7 +271,7 @@ class SparseRun:
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
             raise NotFiniteError(f"a gradient for tables {self._name} has NaN or infinity")
 
-    def make_room(self, pieces: Sequence[tuple[Spans, torch.Tensor]], *, filtered: bool = True) -> None:
+    def make_room(self, pieces: Sequence[tuple[Spans, Tensor]], *, filtered: bool = True) -> None:
         """Ensure that `apply` (or, not `filtered`, `assign`) of these spans and keys, all of them, will have
         memory for their rows. Raises FullError.
         """
@@ -289,10 +288,10 @@ class SparseRun:
     def apply(
         self,
         spans: Spans,
-        keys: torch.Tensor,
-        grad: torch.Tensor,
+        keys: Tensor,
+        grad: Tensor,
         lr: float,
-        stats: torch.Tensor | None = None,
+        stats: Tensor | None = None,
     ) -> None:
         """One update of every table that is in the push: see SparseTable.apply."""
         starts = self._starts(spans, keys)
@@ -360,7 +359,7 @@ class SparseRun:
                 self._tables[number].grow(needs, int(counts[number]))
         return slots
 
-    def _starts(self, spans: Spans, keys: torch.Tensor) -> Keys:
+    def _starts(self, spans: Spans, keys: Tensor) -> Keys:
         starts = fitting_starts(spans, keys.shape[0]) if len(spans) == len(self._tables) else None
         if starts is None or keys.dim() != 1 or keys.dtype is not torch.int64:
             raise KeysError(

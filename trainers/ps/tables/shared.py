@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.kernels.compiled import Keys, Words
@@ -85,7 +86,7 @@ class SharedTable:
         """That have been used, for rows of any version."""
         return self._used
 
-    def put(self, number: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def put(self, number: int, keys: Tensor, values: Tensor) -> None:
         """Rows of this version: keys (n,) int64, values (n, dim). Raises LoadError
         when there is no space for them; readers have lost nothing then.
         """
@@ -103,7 +104,7 @@ class SharedTable:
         self._entries += new
         self._replaced.append((number, replaced[:before]))
 
-    def remove(self, number: int, keys: torch.Tensor) -> None:
+    def remove(self, number: int, keys: Tensor) -> None:
         """Rows that this version does not have."""
         self._make_room(len(keys))
         self._latest = number
@@ -204,7 +205,7 @@ class SharedRows:
         else:
             self._records = mapped(version.records).view(np.int64)
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """(n, dim) of the table's type, for ids (n,) int64; initial values where there is no row."""
         spec, dtype = self.spec, self.spec.rows.dtype.dtype
         keys, count = ids.contiguous().numpy(), len(ids)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
@@ -361,7 +362,7 @@ class SparseTable:
         if self._cut is not None:
             self._cut.expect(rows)
 
-    def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def check_assign(self, keys: Tensor | None, values: Tensor) -> None:
         """Raises TableError for arguments that `assign` would refuse."""
         wanted = (self._checked(keys).shape[0], self.spec.size)
         if values.shape != wanted or values.dtype is not torch.float32:
@@ -370,12 +371,12 @@ class SparseTable:
                 f"not {list(values.shape)} in {str(values.dtype).removeprefix('torch.')}"
             )
 
-    def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def assign(self, keys: Tensor | None, values: Tensor) -> None:
         """Insert or overwrite rows; state and statistics are reset. Entry filters do not apply."""
         self.check_assign(keys, values)
         self._write(self._array(keys), array_of(values), _NO_STATE, _NO_ROW_STATE, _NO_STATISTICS)
 
-    def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def revise(self, keys: Tensor | None, values: Tensor) -> None:
         """As `assign`, but state and statistics stay."""
         self.check_assign(keys, values)
         found = self._array(keys)
@@ -386,7 +387,7 @@ class SparseTable:
         revise(self._storage.rows, slots, array_of(values))
         self._count_uses(found)
 
-    def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
+    def pull(self, keys: Tensor | None, *, insert: bool = True) -> Tensor:
         """Return (n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and a push
         makes its row. Where an entry counts lookups, the key gets a row here, if `insert` and the entry
         admits it. Raises FullError when there is no room for it.
@@ -402,14 +403,14 @@ class SparseTable:
             self._pull_missing(wanted, missing[:count], out, insert)
         return torch.from_numpy(out)
 
-    def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
+    def check(self, keys: Tensor | None, grad: Tensor, stats: Tensor | None = None) -> None:
         """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self.check_assign(keys, grad)
         self._update_of(grad, stats)
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
             raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
 
-    def make_room(self, keys: Sequence[torch.Tensor], *, filtered: bool) -> None:
+    def make_room(self, keys: Sequence[Tensor], *, filtered: bool) -> None:
         """Ensure that these keys get their rows in an `apply` or, not `filtered`, in an `assign`: where the
         memory for them is not certain, the rows are made now. Raises FullError when there is none.
         """
@@ -425,9 +426,7 @@ class SparseTable:
             count = without_row(self._storage.index, self._storage.rows, some, missing)
             self._insert_pushed(some, missing[:count])
 
-    def apply(
-        self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
-    ) -> None:
+    def apply(self, keys: Tensor | None, grad: Tensor, lr: float, stats: Tensor | None = None) -> None:
         """One update of the table, even without keys: torch counts the steps of the whole table, wherever its
         rows are. A key without a row gets one first, or is dropped if the entry filter does not admit it.
 
@@ -451,7 +450,7 @@ class SparseTable:
             add_seen(self._storage.index, self._storage.rows, updated, shown)
         self._count_uses(updated, shown)
 
-    def remove(self, keys: torch.Tensor) -> None:
+    def remove(self, keys: Tensor) -> None:
         """Remove the rows of these keys, if there are any."""
         gone, storage = self._array(keys), self._storage
         if self.bounded is not None:
@@ -646,24 +645,24 @@ class SparseTable:
             keys = self._array(found.keys)
             self._filter.load(keys, array_of(found.counts), array_of(found.days), stamps)
 
-    def _array(self, keys: torch.Tensor | None) -> Keys:
+    def _array(self, keys: Tensor | None) -> Keys:
         return array_of(self._checked(keys))
 
-    def _checked(self, keys: torch.Tensor | None) -> torch.Tensor:
+    def _checked(self, keys: Tensor | None) -> Tensor:
         if keys is None:
             raise KeysError(f"table {self.spec.name!r} is sparse; a request needs keys")
         if keys.dim() != 1 or keys.dtype is not torch.int64:
             raise KeysError(f"keys of table {self.spec.name!r} must be (n,) int64, not {keys.shape}")
         return keys
 
-    def _update_of(self, grad: torch.Tensor, stats: torch.Tensor | None) -> Kernel:
+    def _update_of(self, grad: Tensor, stats: Tensor | None) -> Kernel:
         if self._update is None:
             raise TableError(f"table {self.spec.name!r} is not trained: its parameter is in no optimizer")
         if stats is not None:
             self._check_counts(stats, (len(grad), 2))
         return self._update
 
-    def _check_counts(self, counts: torch.Tensor, shape: tuple[int, int]) -> None:
+    def _check_counts(self, counts: Tensor, shape: tuple[int, int]) -> None:
         if not self._counts:
             raise ShapeError(f"table {self.spec.name!r} has no statistics")
         if counts.shape != shape or counts.dtype is not torch.float32:

@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.kernels.compiled import Floats, Keys
@@ -181,7 +182,7 @@ _NO_IMAGES = np.empty(0, np.float32), np.empty(0, np.uint32), np.zeros(4, np.int
 NOTHING_NEW = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 
 
-def typed(places: torch.Tensor, dtype: torch.dtype, dim: int) -> torch.Tensor:
+def typed(places: Tensor, dtype: torch.dtype, dim: int) -> Tensor:
     """(n, dim) of this type: the values in places (n, width)."""
     if not len(places):  # torch does not view nothing as another type
         return torch.empty(0, dim, dtype=dtype)
@@ -424,11 +425,11 @@ class SparseRows:
     do not exist any more.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    state: tuple[torch.Tensor, ...]
-    statistics: torch.Tensor | None = None
-    removed: torch.Tensor | None = None
+    keys: Tensor
+    values: Tensor
+    state: tuple[Tensor, ...]
+    statistics: Tensor | None = None
+    removed: Tensor | None = None
 
 
 def split_records(storage: Storage, records: Floats, row_states: int) -> SparseRows:
@@ -453,18 +454,18 @@ class Candidates:
     bounded table, (n,) float32.
     """
 
-    keys: torch.Tensor
-    counts: torch.Tensor
-    days: torch.Tensor
-    stamps: torch.Tensor | None = None
+    keys: Tensor
+    counts: Tensor
+    days: Tensor
+    stamps: Tensor | None = None
 
     @property
-    def columns(self) -> tuple[torch.Tensor, ...]:
+    def columns(self) -> tuple[Tensor, ...]:
         """All that there are."""
         columns = (self.keys, self.counts, self.days)
         return columns if self.stamps is None else (*columns, self.stamps)
 
-    def at(self, some: slice | torch.Tensor) -> Candidates:
+    def at(self, some: slice | Tensor) -> Candidates:
         return Candidates(*(column[some] for column in self.columns))
 
 
@@ -472,8 +473,8 @@ class Candidates:
 class DenseRows:
     """A dense table: values (size,) float32, and a (size,) float32 for each state."""
 
-    values: torch.Tensor
-    state: tuple[torch.Tensor, ...]
+    values: Tensor
+    state: tuple[Tensor, ...]
 
 
 @frozen(eq=False)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.nn import functional
@@ -49,13 +50,13 @@ from trainers.ps.trainer.weight import (
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, place: Tensor, rows: Tensor) -> Tensor:
         ctx.place, ctx.count = place, len(rows)
         return functional.embedding(place, rows)
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[None, torch.Tensor]:
+    def backward(ctx: Any, *grads: Any) -> tuple[None, Tensor]:
         grad = grads[0].detach().resolve_neg()
         dim = grad.shape[-1]
         out = np.zeros((ctx.count, dim), np.float32)
@@ -72,15 +73,15 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, batch: Batch, calls: Sequence[Call], *weights: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+        ctx: Any, anchor: Tensor, batch: Batch, calls: Sequence[Call], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.batch, ctx.calls = batch, calls
         ctx.set_materialize_grads(False)
         return tuple(batch.gather(calls))
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         return None, None, None, *ctx.batch.backward(ctx.calls, grads)
 
 
@@ -91,7 +92,7 @@ the script changes the tensor in place.
 """
 
 
-def embed(batch: Batch, call: Call, weight: torch.Tensor) -> torch.Tensor:
+def embed(batch: Batch, call: Call, weight: Tensor) -> Tensor:
     """Return the rows of a call, (*ids.shape, dim), which a backward pass trains if the weight wants a
     gradient. Rows of all calls of the batch that can be computed like that are computed with the first.
     """
@@ -112,22 +113,20 @@ class _Rows(torch.autograd.Function):
     """The distinct rows of a call; `collect` gets their gradient and returns the weight's."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, collect: _Collect
-    ) -> torch.Tensor:
+    def forward(ctx: Any, anchor: Tensor, weight: Tensor, rows: Tensor, collect: _Collect) -> Tensor:
         ctx.collect = collect
         return rows.view_as(rows)
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         return None, ctx.collect(grads[0]), None, None
 
 
-def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def gathered(place: Tensor, rows: Tensor) -> Tensor:
     """rows[place]: (...) int64 positions and (n, dim) -> (..., dim), differentiable in the rows."""
     if rows.is_cpu and rows.dtype is torch.float32:
-        result: torch.Tensor = _Gather.apply(place, rows)  # type: ignore[no-untyped-call]  # torch's
+        result: Tensor = _Gather.apply(place, rows)  # type: ignore[no-untyped-call]  # torch's
         return result
     return functional.embedding(place.to(rows.device), rows)
 
@@ -153,41 +152,41 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_Collect = Callable[[torch.Tensor], torch.Tensor | None]
+_Collect = Callable[[Tensor], Tensor | None]
 
 
 class RowSource(WeightGradient, Protocol):
     """Where rows come from, and where their gradients go."""
 
     @property
-    def anchor(self) -> torch.Tensor:
+    def anchor(self) -> Tensor:
         """All outputs depend on it, for autograd."""
 
-    def call(self, ids: torch.Tensor) -> Call | None:
+    def call(self, ids: Tensor) -> Call | None:
         """The call of these ids in training, for `embed` or `pool`; None: use `look_up`."""
         return None
 
-    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+    def look_up(self, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
         """The distinct keys of a batch, and their rows, (u, dim) float32. Raises IndexError for an id out of
         range.
         """
 
-    def pull_all(self) -> torch.Tensor | None:
+    def pull_all(self) -> Tensor | None:
         """Every row of the module, (num_embeddings, dim) float32; None when it is unbounded."""
 
-    def collect(self, keys: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
+    def collect(self, keys: Tensor, grad: Tensor) -> Tensor | None:
         """Collect the gradient of these rows in a backward pass. Return it instead where autograd is to have
         it.
         """
 
-    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
+    def add_stats(self, keys: Tensor, stats: Tensor) -> None:
         """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""
 
 
 class _Given:
     """Rows in a state dict. In torch they would be the weight itself, and what a script writes into them."""
 
-    def __init__(self, rows: torch.Tensor) -> None:
+    def __init__(self, rows: Tensor) -> None:
         self._rows = weakref.ref(rows)
         self._counter = rows.detach()  # shares the counter of changes
         self._counter.data = rows.new_empty(0)
@@ -209,7 +208,7 @@ class _Given:
         return self._counter._version != self._version
 
 
-def _checksum(rows: torch.Tensor) -> int:
+def _checksum(rows: Tensor) -> int:
     return zlib.crc32(rows.cpu().view(torch.uint8).numpy().data)
 
 
@@ -228,7 +227,7 @@ class ServedEmbedding:
         *,
         statistics: bool,
         evicts: bool = False,
-        called: Callable[[torch.nn.Module, torch.Tensor], None] | None = None,
+        called: Callable[[torch.nn.Module, Tensor], None] | None = None,
     ) -> None:
         self._name = name
         self._module = module
@@ -289,7 +288,7 @@ class ServedEmbedding:
         assert isinstance(view, ServedWeight)
         return view
 
-    def rows_of(self, given: torch.Tensor) -> torch.Tensor | None:
+    def rows_of(self, given: Tensor) -> Tensor | None:
         """(num_embeddings, dim) float32: the rows of a weight in a state dict; None for another shape, which
         torch then reports. Raises UsageError for an unbounded table.
         """
@@ -303,7 +302,7 @@ class ServedEmbedding:
             return None
         return given.detach().to("cpu", torch.float32)
 
-    def end(self, weight: torch.Tensor | None) -> None:
+    def end(self, weight: Tensor | None) -> None:
         """Make it an ordinary module again, with these values."""
         end_serving(self._weight, None if weight is None else weight.to(self._device, self._dtype))
         for name in ("forward", *_COPYING):  # restores those of the class
@@ -334,19 +333,19 @@ class ServedEmbedding:
             "fleet.init_worker() or after fleet.stop_worker()"
         )
 
-    def _forward(self) -> Callable[..., torch.Tensor]:
+    def _forward(self) -> Callable[..., Tensor]:
         if isinstance(self._module, SparseEmbedding):
-            compute: Callable[..., torch.Tensor] = self._sparse
+            compute: Callable[..., Tensor] = self._sparse
         else:
             is_bag = isinstance(self._module, torch.nn.EmbeddingBag)
             compute = self._bag if is_bag else self._embedding
         kind: Any = type(self._module)
-        own: Callable[..., torch.Tensor] = functools.partial(kind.forward, self._module)
+        own: Callable[..., Tensor] = functools.partial(kind.forward, self._module)
         own = self._refuse_weight if compute == self._sparse else own
         parameters, weight = self._module._parameters, self._weight
 
         @functools.wraps(compute)
-        def forward(*args: Any, **options: Any) -> torch.Tensor:
+        def forward(*args: Any, **options: Any) -> Tensor:
             given = parameters.get("weight")
             if torch._C._get_tracing_state() is not None:
                 raise UsageError(
@@ -369,7 +368,7 @@ class ServedEmbedding:
             "call it with its own weight"
         )
 
-    def _check_transform(self, given: torch.Tensor | None) -> None:
+    def _check_transform(self, given: Tensor | None) -> None:
         """Raises UsageError for the served weight inside of vmap, grad and others of torch.func."""
         while given is not None and is_functorch_wrapped_tensor(given):
             given = get_unwrapped(given)
@@ -379,7 +378,7 @@ class ServedEmbedding:
                 "its rows on parameter servers: call it outside, and give its result to the transform"
             )
 
-    def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
+    def _sparse(self, ids: Tensor, clicks: Tensor | None = None) -> Tensor:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
         self._tell(ids)
         call = self._call(ids)
@@ -388,7 +387,7 @@ class ServedEmbedding:
         lookup, rows, _ = self._look_up(ids, clicks)
         return self._typed(gathered(lookup.place, rows))
 
-    def _embedding(self, input: torch.Tensor) -> torch.Tensor:
+    def _embedding(self, input: Tensor) -> Tensor:
         self._tell(input)
         call = self._call(input)
         if call is not None:
@@ -402,10 +401,10 @@ class ServedEmbedding:
 
     def _bag(
         self,
-        input: torch.Tensor,
-        offsets: torch.Tensor | None = None,
-        per_sample_weights: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
         self._tell(input)
         module: Any = self._module
         if self._pools and torch.is_grad_enabled() and weighs(per_sample_weights, input, module.mode):
@@ -424,15 +423,15 @@ class ServedEmbedding:
             padding_idx=padding,
         )
 
-    def _typed(self, rows: torch.Tensor) -> torch.Tensor:
+    def _typed(self, rows: Tensor) -> Tensor:
         """In the type of the module: they come and are trained in float32."""
         return rows if self._dtype is torch.float32 else rows.to(self._dtype)
 
-    def _call(self, ids: torch.Tensor) -> Call | None:
+    def _call(self, ids: Tensor) -> Call | None:
         """The call of these ids in training: gradients decide, not `module.training`."""
         return self._rows.call(ids) if self._embeds and torch.is_grad_enabled() else None
 
-    def _tell(self, ids: torch.Tensor) -> None:
+    def _tell(self, ids: Tensor) -> None:
         """Report a call, once, before anything is requested for it."""
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
@@ -440,9 +439,7 @@ class ServedEmbedding:
         if self._called is not None and (torch.is_grad_enabled() or not self._module.training):
             self._called(self._module, ids)
 
-    def _look_up(
-        self, ids: torch.Tensor, clicks: torch.Tensor | None = None
-    ) -> tuple[Lookup, torch.Tensor, int | None]:
+    def _look_up(self, ids: Tensor, clicks: Tensor | None = None) -> tuple[Lookup, Tensor, int | None]:
         """The keys, their rows, and the position of the padding key."""
         training = torch.is_grad_enabled()
         lookup, rows = self._rows.look_up(ids, insert=training)
@@ -458,8 +455,8 @@ class ServedEmbedding:
         return lookup, rows, padding
 
     def _collect(
-        self, keys: torch.Tensor, padding: int | None, stats: list[torch.Tensor], given: torch.Tensor
-    ) -> torch.Tensor | None:
+        self, keys: Tensor, padding: int | None, stats: list[Tensor], given: Tensor
+    ) -> Tensor | None:
         """Collect the gradient of these rows; shows and clicks count with the first one."""
         grad = given.detach().resolve_neg().to("cpu", torch.float32)
         if padding is not None:  # torch excludes the padding row from the gradient
@@ -469,7 +466,7 @@ class ServedEmbedding:
             self._rows.add_stats(keys, stats.pop())
         return self._rows.collect(keys, grad)
 
-    def _add_weight(self, state: dict[str, torch.Tensor], name: str) -> None:
+    def _add_weight(self, state: dict[str, Tensor], name: str) -> None:
         if not self._in_place or name not in state:
             return
         if state[name] is self._weight:
@@ -479,21 +476,21 @@ class ServedEmbedding:
             )
         weight = self._rows.pull_all()
         # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
-        own = state[name].as_subclass(torch.Tensor).detach()
+        own = state[name].as_subclass(Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)
         if not (weight is None or state[name].is_inference()):  # torch counts no changes of those
             self._given = [each for each in self._given if each.alive or each.written()]
             self._given.append(_Given(state[name]))
 
 
-def _place_of(padding: int | None, keys: torch.Tensor) -> int | None:
+def _place_of(padding: int | None, keys: Tensor) -> int | None:
     if padding is None:
         return None
     found = (keys == padding).nonzero()
     return int(found[0, 0]) if len(found) else None
 
 
-def _stats(lookup: Lookup, clicks: torch.Tensor | None) -> torch.Tensor:
+def _stats(lookup: Lookup, clicks: Tensor | None) -> Tensor:
     """(u, 2): how often each key was shown, and clicked."""
     stats = torch.stack([lookup.counts.float(), torch.zeros(len(lookup.keys))], dim=1)
     if clicks is not None:
@@ -502,5 +499,5 @@ def _stats(lookup: Lookup, clicks: torch.Tensor | None) -> torch.Tensor:
     return stats
 
 
-def _without(tensor: torch.Tensor, place: int) -> torch.Tensor:
+def _without(tensor: Tensor, place: int) -> Tensor:
     return torch.cat([tensor[:place], tensor[place + 1 :]])

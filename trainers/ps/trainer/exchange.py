@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.data.positions import Records
@@ -49,7 +50,7 @@ class _Piece:
     def size(self) -> int:
         return self.block.stop - self.block.start
 
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
+    def of(self, flat: Tensor) -> Tensor:
         return flat[self.block.start : self.block.stop]
 
 
@@ -74,9 +75,9 @@ class DenseParameters:
         geo = asynchronous is not None and asynchronous.k_steps > 0
         self._refuses = asynchronous is not None
         self._watched = [each for each in parameters if not geo or each.group is None]
-        self._last: dict[str, torch.Tensor] = {}
+        self._last: dict[str, Tensor] = {}
         """The values of each parameter after the last exchange, on its device."""
-        self._unsent: dict[str, torch.Tensor] = {}
+        self._unsent: dict[str, Tensor] = {}
         """Values that the script has written, flat."""
         self._rules = {dense.name: dense.rule for dense in parameters}
         self._pieces: list[list[_Piece]] = [[] for _ in range(servers)]
@@ -156,7 +157,7 @@ class DenseParameters:
                 written += [some[place] for place, now, then in pairs if not same_bits(now, then)]
         return written
 
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def gradients(self) -> dict[str, Tensor]:
         """By name, flat and float32; a parameter without a gradient is skipped, as by torch.optim."""
         trained = [each for each in self._parameters if each.group is not None and _has_gradient(each)]
         here = self._here([each.parameter.grad for each in trained if each.parameter.grad is not None])
@@ -165,7 +166,7 @@ class DenseParameters:
             for dense, flat in zip(trained, here, strict=True)
         }
 
-    def _here(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _here(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Flat, in this process's memory; what is on a device comes in one copy."""
         found = list(tensors)
         for staging, places in self._by_device(tensors):
@@ -177,14 +178,14 @@ class DenseParameters:
                 found[place] = _flat(tensor)
         return found
 
-    def _by_device(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Staging | None, list[int]]]:
+    def _by_device(self, tensors: Sequence[Tensor]) -> list[tuple[Staging | None, list[int]]]:
         """How each device is copied from and to, and the places of its tensors."""
         found: dict[torch.device, list[int]] = {}
         for place, tensor in enumerate(tensors):
             found.setdefault(tensor.device, []).append(place)
         return [(self._staging_for(device), places) for device, places in found.items()]
 
-    def changes(self) -> dict[str, torch.Tensor]:
+    def changes(self) -> dict[str, Tensor]:
         """How far each trained parameter is from the values of the last exchange, by name, flat."""
         return {
             dense.name: _flat(dense.parameter) - _flat(self._last[dense.name])
@@ -199,7 +200,7 @@ class DenseParameters:
     def add_push(
         self,
         push: Sequence[list[Part]],
-        flats: Mapping[str, torch.Tensor],
+        flats: Mapping[str, Tensor],
         lr: float | Mapping[str, float] | None = None,
         *,
         field: Field = Field.VALUES,
@@ -233,9 +234,9 @@ class DenseParameters:
                 self._last[taken[place].name] = value = value.view_as(parameter)
                 parameter.data.copy_(value)
 
-    def read(self, answers: Iterable[tuple[int, Message]]) -> dict[str, torch.Tensor]:
+    def read(self, answers: Iterable[tuple[int, Message]]) -> dict[str, Tensor]:
         """The values in answers, flat, of the parameters that are complete in them."""
-        blocks: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        blocks: dict[str, list[tuple[int, Tensor]]] = {}
         for server, reply in answers:
             by_table = self._by_table[server]
             for part in reply.parts:
@@ -250,7 +251,7 @@ class DenseParameters:
         return {name: _joined(pieces) for name, pieces in blocks.items()}
 
 
-def _joined(pieces: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+def _joined(pieces: list[tuple[int, Tensor]]) -> Tensor:
     if len(pieces) == 1:
         return pieces[0][1]
     return torch.cat([value for _, value in sorted(pieces, key=lambda piece: piece[0])])
@@ -266,11 +267,11 @@ def _has_gradient(dense: DenseParameter) -> bool:
     return grad is not None
 
 
-def _joined_flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _joined_flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([each.detach().reshape(-1) for each in tensors])
 
 
-def _assign(dense: DenseParameter, flat: torch.Tensor, number: int) -> list[Request]:
+def _assign(dense: DenseParameter, flat: Tensor, number: int) -> list[Request]:
     return [
         Request(
             server=block.server,
@@ -286,7 +287,7 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+def same_bits(left: Tensor, right: Tensor) -> bool:
     """Whether two float32 tensors of one shape are equal bit by bit; ten times as fast as torch.equal."""
     if left.is_cpu and left.is_contiguous() and right.is_contiguous():
         return not _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes)
@@ -321,7 +322,7 @@ def _wants(pieces: Sequence[_Piece]) -> tuple[Part, ...]:
     )
 
 
-def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
+def _flat(tensor: Tensor | None) -> Tensor:
     if tensor is None:
         raise AssertionError("no gradient")
     return tensor.detach().cpu().reshape(-1).contiguous()
@@ -341,7 +342,7 @@ class GradientMerger:
         self._parameters = parameters
         self._groups = groups
         self._most = most
-        self._dense: list[dict[str, torch.Tensor]] = []
+        self._dense: list[dict[str, Tensor]] = []
         self._sparse: dict[int, list[tuple[int, GroupGradient]]] = {}
         """By group; the number of the step with each."""
         self._rates: list[Mapping[str | int, float]] = []
@@ -349,7 +350,7 @@ class GradientMerger:
         self.steps = 0
         """Those whose gradients were not finite are counted too."""
 
-    def add(self, dense: dict[str, torch.Tensor]) -> None:
+    def add(self, dense: dict[str, Tensor]) -> None:
         """Add the gradients of one step: these dense ones, and those that the groups have collected."""
         kept = {name: gradient.clone() for name, gradient in dense.items()} if self._most > 1 else dense
         self._rates.append(self._current())
@@ -374,7 +375,7 @@ class GradientMerger:
         self._dense, self._sparse, self._rates, self.steps = [], {}, [], 0
         # The largest rate: a scaled gradient stays in the range of the type that is sent.
         largest = {key: max((step[key] for step in rates), key=abs) for key in (rates[0] if rates else ())}
-        total: dict[str, torch.Tensor] = {}
+        total: dict[str, Tensor] = {}
         for step, of in zip(dense, rates, strict=True):
             for name, gradient in step.items():
                 scaled = _scaled(gradient, of[name], largest[name])
@@ -400,7 +401,7 @@ class GradientMerger:
         return self._parameters.rule(key) if isinstance(key, str) else self._groups[key].tables[0].sparse.rule
 
 
-def _scaled(gradient: torch.Tensor, rate: float, largest: float) -> torch.Tensor:
+def _scaled(gradient: Tensor, rate: float, largest: float) -> Tensor:
     return gradient if rate == largest else gradient * (rate / largest)
 
 
@@ -412,7 +413,7 @@ def _scales(rule: AnyRule) -> bool:
     return _sums(rule) and isinstance(rule, SGD) and not rule.weight_decay
 
 
-Batches = Mapping[RemoteTable, Sequence[torch.Tensor]]
+Batches = Mapping[RemoteTable, Sequence[Tensor]]
 
 
 class Exchange(Protocol):
@@ -647,9 +648,9 @@ def prepare(batches: Batches) -> list[RowRequest]:
     return [request for group, calls in by_group(batches).items() for request in group.prepare(calls)]
 
 
-def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[torch.Tensor]]]:
+def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[Tensor]]]:
     """As `TableGroup.prepare` takes them."""
-    found: dict[TableGroup, dict[int, Sequence[torch.Tensor]]] = {}
+    found: dict[TableGroup, dict[int, Sequence[Tensor]]] = {}
     for table, ids in batches.items():
         found.setdefault(table.group, {})[table.place] = ids
     return found

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainers.errors import UsageError
 from trainers.kernels.compiled import Keys
@@ -27,9 +28,9 @@ class GroupGradient:
     """
 
     spans: Spans
-    keys: torch.Tensor
-    rows: torch.Tensor
-    stats: torch.Tensor | None = None
+    keys: Tensor
+    rows: Tensor
+    stats: Tensor | None = None
 
     @property
     def cuts(self) -> list[int]:
@@ -42,9 +43,7 @@ class GroupGradient:
             yield spans, slice(start, stop)
 
 
-def merged_rows(
-    gradients: Sequence[GroupGradient], values: Sequence[torch.Tensor]
-) -> tuple[Spans, torch.Tensor, torch.Tensor]:
+def merged_rows(gradients: Sequence[GroupGradient], values: Sequence[Tensor]) -> tuple[Spans, Tensor, Tensor]:
     """See `merge_runs`: of all servers together, with these values for their rows."""
     return merge_runs(
         [
@@ -77,7 +76,7 @@ class _Batch(Protocol):
 
     def keys_of(self, calls: Iterable[Any]) -> NDArray[np.bool_]: ...
 
-    def as_pushed(self, rows: torch.Tensor) -> NDArray[np.float32]: ...
+    def as_pushed(self, rows: Tensor) -> NDArray[np.float32]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +89,7 @@ class Collected:
     batch: _Batch
     reached: set[_Call] = field(default_factory=set)
     rows: NDArray[np.float32] | None = None
-    there: torch.Tensor | None = None
+    there: Tensor | None = None
     arriving: tuple[Arriving, int] | None = None
     sent: bool = False
 
@@ -125,7 +124,7 @@ class Collected:
         spans = np.where((made > 0) & held, spans, NOT_IN)
         return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
 
-    def take(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, table: int) -> tuple[Tensor, Tensor]:
         """Take out the gradient of one table: keys (n,) and rows (n, dim)."""
         calls = {each for each in self.reached if each.table == table}
         self.reached -= calls
@@ -135,7 +134,7 @@ class Collected:
         return torch.from_numpy(self.batch.pushed[2][kept]), torch.from_numpy(taken)
 
 
-Piece = tuple[int, torch.Tensor, torch.Tensor]
+Piece = tuple[int, Tensor, Tensor]
 """A table, keys (n,) and rows (n, width)."""
 
 
@@ -218,7 +217,7 @@ class Gradients:
     def _is_wanted(self, table: int) -> bool:
         return bool(torch._C._will_engine_execute_node(leaf_of(self.weights[table])))
 
-    def own_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def own_gradient(self, table: int, keys: Tensor, rows: Tensor) -> Tensor:
         """A gradient as autograd has it, which becomes torch's own `grad` of the weight."""
         weight = self.weights[table]
         if not isinstance(weight, ServedWeight):
@@ -227,12 +226,12 @@ class Gradients:
             self.keep(table)
         return weight.sparse(keys, rows)
 
-    def add(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+    def add(self, table: int, keys: Tensor, rows: Tensor) -> None:
         """Collect the gradient of these rows."""
         self.events += 1
         self.pieces.append((table, keys, rows))
 
-    def collect(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+    def collect(self, table: int, keys: Tensor, rows: Tensor) -> Tensor | None:
         """See `RowSource`."""
         with without_overrides():
             if not (ServedWeight.wanted or self._trains(table)):
@@ -245,7 +244,7 @@ class Gradients:
             self.add(table, keys, rows)
         return None
 
-    def take(self, table: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def take(self, table: int) -> tuple[Tensor, Tensor] | None:
         """Take out what was collected for one table: keys (n,) and rows (n, dim)."""
         batches = [each for each in self.batches if any(call.table == table for call in each.reached)]
         pieces = [(keys, rows) for place, keys, rows in self.pieces if place == table]
@@ -296,7 +295,7 @@ class Gradients:
         empty = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
         self.pieces = [(table, *empty) for table in emptied]
 
-    def _owned(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def _owned(self) -> Iterator[tuple[int, Tensor]]:
         for table in sorted(self.own):
             weight = self.weights[table]
             if isinstance(weight, ServedWeight) and (own := weight.own) is not None:
@@ -327,7 +326,7 @@ def begin_copy(some: Sequence[Collected], staging: Staging | None) -> None:
         each.there, each.arriving = None, (arriving, number)
 
 
-def leaf_of(tensor: torch.Tensor) -> Any:
+def leaf_of(tensor: Tensor) -> Any:
     """The node of autograd that adds to the gradient of this leaf."""
     with torch.enable_grad(), without_overrides():
         return tensor.view_as(tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

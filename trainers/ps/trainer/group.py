@@ -16,6 +16,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainers.kernels.compiled import Keys
 from trainers.ps.client import Client, Request
@@ -64,12 +65,12 @@ class Call:
     """
 
     table: int
-    ids: torch.Tensor
+    ids: Tensor
     version: bytes | int
     start: int
     stop: int
     batch: Batch
-    output: torch.Tensor | None = None
+    output: Tensor | None = None
 
 
 class Batch:
@@ -78,7 +79,7 @@ class Batch:
     each occurs. Rows and gradients are ordered by server first.
     """
 
-    def __init__(self, group: TableGroup, calls: Sequence[tuple[int, torch.Tensor]], *, insert: bool) -> None:
+    def __init__(self, group: TableGroup, calls: Sequence[tuple[int, Tensor]], *, insert: bool) -> None:
         self._group = group
         self.age = 0
         """How many batches have been prepared since."""
@@ -102,7 +103,7 @@ class Batch:
         if (self.padding >= 0).any():
             self.pushed = group.arranged(self.keys, self.ends, self.padding)
 
-    def _find_keys(self, flats: Sequence[torch.Tensor], starts: Keys, firsts: Keys) -> None:
+    def _find_keys(self, flats: Sequence[Tensor], starts: Keys, firsts: Keys) -> None:
         group, total = self._group, int(starts[-1])
         addresses = np.array([each.data_ptr() for each in flats], np.int64)
         ids, keys = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -130,7 +131,7 @@ class Batch:
         places = torch.from_numpy(place).view(call.ids.shape)
         return Lookup(torch.from_numpy(keys), places, torch.from_numpy(counts))
 
-    def rows_of(self, call: Call) -> torch.Tensor:
+    def rows_of(self, call: Call) -> Tensor:
         """The rows of these keys, (u, dim): a copy."""
         moved = self.moved[self.ends[call.table] : self.ends[call.table + 1]]
         if (times := self._times(call)) is not None:
@@ -145,7 +146,7 @@ class Batch:
         return np.bincount(self.place[call.start : call.stop], minlength=size)
 
     @property
-    def anchor(self) -> torch.Tensor:
+    def anchor(self) -> Tensor:
         """What outputs depend on, for autograd."""
         return self._group.anchor
 
@@ -178,7 +179,7 @@ class Batch:
         index = self.moved[np.repeat(self._firsts, self._sizes) + self.place]
         return DeviceRows(self._group.staging, torch.from_numpy(self.rows), index)
 
-    def gather(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+    def gather(self, calls: Sequence[Call]) -> list[Tensor]:
         """For each call its rows, in the shape of its ids and (dim,)."""
         if self._there is not None:
             return [self._there.gather(each.start, each.stop, each.ids.shape) for each in calls]
@@ -192,14 +193,12 @@ class Batch:
         """The weight of each call, for autograd."""
         return [self._group.weights[each.table] for each in calls]
 
-    def backward(
-        self, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
+    def backward(self, calls: Sequence[Call], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Collect the gradients of the outputs of `gather`; None: the backward pass did not reach the call.
         Return for each call the gradient of its weight where autograd is to have it.
         """
         reached = [(call, grad) for call, grad in zip(calls, grads, strict=True) if grad is not None]
-        returned = dict[Call, torch.Tensor]()
+        returned = dict[Call, Tensor]()
         some, own = self._group.collected.accumulating(reached)
         if some:
             self._add(self._group.collected.of(self, [call for call, _ in some]), some)
@@ -207,7 +206,7 @@ class Batch:
             returned[each[0]] = self.returned(each[0], partial(self._add, some=[each]))
         return [returned.get(call) for call in calls]
 
-    def _add(self, to: Collected, some: Sequence[tuple[Call, torch.Tensor]]) -> None:
+    def _add(self, to: Collected, some: Sequence[tuple[Call, Tensor]]) -> None:
         if self._there is not None:
             if to.there is None:
                 to.there = self._there.zeros()
@@ -220,14 +219,14 @@ class Batch:
         begins, sizes, firsts = self._of([call for call, _ in some])
         scatter_calls(addresses, strides, self.place, begins, sizes, self.pushed[0], firsts, to.added())
 
-    def add(self, call: Call, add: Callable[[NDArray[np.float32]], None]) -> torch.Tensor | None:
+    def add(self, call: Call, add: Callable[[NDArray[np.float32]], None]) -> Tensor | None:
         """Collect the gradient of one call: `add` adds it to rows in the order of a push. See `backward`."""
         some, own = self._group.collected.accumulating([(call, None)])
         if some:
             add(self._group.collected.of(self, [call]).added())
         return self.returned(call, lambda to: add(to.added())) if own else None
 
-    def returned(self, call: Call, add: Callable[[Collected], None]) -> torch.Tensor:
+    def returned(self, call: Call, add: Callable[[Collected], None]) -> Tensor:
         """The gradient of one call as autograd has it."""
         alone = Collected(self, {call})
         add(alone)
@@ -248,7 +247,7 @@ class Batch:
             kept[moved[first + self.place[each.start : each.stop]]] = True
         return kept[:-1]
 
-    def as_pushed(self, rows: torch.Tensor) -> NDArray[np.float32]:
+    def as_pushed(self, rows: Tensor) -> NDArray[np.float32]:
         """Gradients in the order of the request in that of a push, which has none of padding."""
         found: NDArray[np.float32] = array_of(rows)
         moved, _, sent = self.pushed
@@ -277,24 +276,24 @@ class RemoteTable:
         """Whether its last call was one of training: with gradients."""
 
     @property
-    def anchor(self) -> torch.Tensor:
+    def anchor(self) -> Tensor:
         """All outputs depend on it, for autograd."""
         return self.group.anchor
 
-    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+    def look_up(self, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
         """The keys of a call and their rows, (u, dim) float32."""
         return self.group.look_up(self.place, ids, insert=insert)
 
-    def call(self, ids: torch.Tensor) -> Call | None:
+    def call(self, ids: Tensor) -> Call | None:
         """The call of these ids in training; None: it can be made by neither `embed` nor `pool`."""
         direct = self.group.embeds[self.place] or self.group.pools[self.place]
         return self.group.call(self.place, ids) if direct else None
 
-    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
+    def add_gradient(self, keys: Tensor, grad: Tensor) -> None:
         """Collect the gradient of these rows."""
         self.group.collected.add(self.place, keys, grad)
 
-    def collect(self, keys: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
+    def collect(self, keys: Tensor, grad: Tensor) -> Tensor | None:
         """See `RowSource`."""
         return self.group.collected.collect(self.place, keys, grad)
 
@@ -302,7 +301,7 @@ class RemoteTable:
         """See `WeightGradient`."""
         return self.place in self.group.collected.tables
 
-    def take_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def take_gradient(self) -> tuple[Tensor, Tensor] | None:
         """See `WeightGradient`."""
         return self.group.collected.take(self.place)
 
@@ -318,11 +317,11 @@ class RemoteTable:
         """See `WeightGradient`."""
         self.group.collected.returning.add(self.place)
 
-    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
+    def add_stats(self, keys: Tensor, stats: Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
         self.group.add_stats(self.place, keys, stats)
 
-    def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
+    def pull_rows(self, keys: Tensor, *, insert: bool) -> Tensor:
         """(n, dim) float32 for (n,) int64 distinct keys."""
         remote, dim = self.group.remote, self.sparse.spec.size
         order, cuts = remote.order(self.place, keys)
@@ -336,7 +335,7 @@ class RemoteTable:
         rows[order] = request.rows
         return rows
 
-    def pull_all(self) -> torch.Tensor | None:
+    def pull_all(self) -> Tensor | None:
         """Every row of the module's table, (num_embeddings, dim) float32; None when it is unbounded."""
         total = row_limit(self.sparse.module)
         if total is None:
@@ -351,7 +350,7 @@ class RemoteTable:
         if row_limit(self.sparse.module) is not None:
             yield from self.assigned(self.sparse.module.weight.detach().float().cpu(), INITIAL)
 
-    def assigned(self, weight: torch.Tensor, number: int) -> Iterator[list[Request]]:
+    def assigned(self, weight: Tensor, number: int) -> Iterator[list[Request]]:
         """The rows of a weight for the servers, some at a time; `number`: INITIAL or LOADED."""
         for keys in self._chunks(len(weight)):
             assigned: list[list[Part]] = [[] for _ in range(self.group.servers)]
@@ -363,7 +362,7 @@ class RemoteTable:
                 if parts
             ]
 
-    def _chunks(self, total: int) -> Iterator[torch.Tensor]:
+    def _chunks(self, total: int) -> Iterator[Tensor]:
         rows = max(1, _CHUNK_BYTES // (4 * self.sparse.spec.size))
         for start in range(0, total, rows):
             yield torch.arange(start, min(start + rows, total))
@@ -435,7 +434,7 @@ class TableGroup:
 
     # ---- Rows.
 
-    def prepare(self, calls: Mapping[int, Sequence[torch.Tensor]]) -> list[RowRequest]:
+    def prepare(self, calls: Mapping[int, Sequence[Tensor]]) -> list[RowRequest]:
         """Prepare an upcoming batch: for each table the ids with which its module will be called."""
         for each in self._prepared:
             each.age += 1
@@ -449,7 +448,7 @@ class TableGroup:
         self._prepared += made
         return [each.request for each in made]
 
-    def _fitting(self, calls: Mapping[int, Sequence[torch.Tensor]]) -> Iterator[tuple[bool, list[int]]]:
+    def _fitting(self, calls: Mapping[int, Sequence[Tensor]]) -> Iterator[tuple[bool, list[int]]]:
         """The tables in training, as far as their last calls tell, and the others; no more at once than the
         rows of one message.
         """
@@ -486,16 +485,16 @@ class TableGroup:
         """The row requests of prepared batches that have not been sent."""
         return [each.request for each in self._prepared if each.request.as_of is None]
 
-    def look_up(self, table: int, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+    def look_up(self, table: int, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
         """The keys of a call and their rows, (u, dim) float32."""
         call = self._call(table, ids, insert=insert)
         return call.batch.lookup(call), call.batch.rows_of(call)
 
-    def call(self, table: int, ids: torch.Tensor) -> Call:
+    def call(self, table: int, ids: Tensor) -> Call:
         """The call of these ids in training, with its rows requested."""
         return self._call(table, ids, insert=True)
 
-    def _call(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
+    def _call(self, table: int, ids: Tensor, *, insert: bool) -> Call:
         """Raises IndexError for an id out of range."""
         self.tables[table].trains = insert
         call = self._take_prepared(table, ids)
@@ -510,7 +509,7 @@ class TableGroup:
         self.send([call.batch.request])
         return call
 
-    def _take_prepared(self, table: int, ids: torch.Tensor) -> Call | None:
+    def _take_prepared(self, table: int, ids: Tensor) -> Call | None:
         """The call that was prepared with this tensor, unless the tensor has changed since."""
         for batch in self._prepared:
             calls = batch.calls.get(table, [])
@@ -520,7 +519,7 @@ class TableGroup:
                     return call
         return None
 
-    def order(self, table: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, list[int]]:
+    def order(self, table: int, keys: Tensor) -> tuple[Tensor | None, list[int]]:
         """See `order_by_server`."""
         some = slice(self._shares[table], self._shares[table + 1])
         return order_by_server(keys, self._holders[some], self.servers)
@@ -562,7 +561,7 @@ class TableGroup:
         """Whether any of these weights belongs to a table here; None: the weights of all optimizers."""
         return self.trained if weights is None else any(id(weight) in weights for weight in self.weights)
 
-    def add_stats(self, table: int, keys: torch.Tensor, stats: torch.Tensor) -> None:
+    def add_stats(self, table: int, keys: Tensor, stats: Tensor) -> None:
         """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
         if self.trained:
             self.collected.stats.append((table, keys, stats))
@@ -595,7 +594,7 @@ class TableGroup:
             collected.stats = []
         return gradient
 
-    def placed(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> GroupGradient:
+    def placed(self, table: int, keys: Tensor, rows: Tensor) -> GroupGradient:
         """Rows of one table, with distinct keys, ordered by server."""
         ends = np.zeros(self.size + 1, np.int64)
         ends[table + 1 :] = len(keys)
@@ -632,7 +631,7 @@ class TableGroup:
         placed[~self._held] = NOT_IN
         return GroupGradient(placed, torch.from_numpy(sent), rows, stats)
 
-    def _stats(self, gradient: GroupGradient, pieces: Sequence[GroupGradient]) -> torch.Tensor:
+    def _stats(self, gradient: GroupGradient, pieces: Sequence[GroupGradient]) -> Tensor:
         """(n, 2): those of the keys of the gradient."""
         found = []
         for spans, some in gradient.on_servers():
@@ -666,10 +665,10 @@ class TableGroup:
         self,
         parts: list[Part],
         spans: Spans,
-        keys: torch.Tensor,
-        rows: torch.Tensor,
+        keys: Tensor,
+        rows: Tensor,
         lr: float,
-        stats: torch.Tensor | None,
+        stats: Tensor | None,
     ) -> None:
         starts = starts_of(spans)
         for first, last in self._messages(spans):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
@@ -47,9 +48,7 @@ _KINDS = tuple(
 _IRRELEVANT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
 
 
-def rule_for(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, sparse: bool, name: str
-) -> AnyRule:
+def rule_for(optimizer: torch.optim.Optimizer, group: Fields, *, sparse: bool, name: str) -> AnyRule:
     """The rule of one parameter. On sparse tables Adam without further options means torch.optim.SparseAdam.
     `maximize` is not part of a rule: trainers send the negative gradient. Raises NotSupportedError naming the
     optimizer or the option.
@@ -102,16 +101,16 @@ def options_snapshot(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _floats(group: Mapping[str, Any], *options: str) -> dict[str, float]:
+def _floats(group: Fields, *options: str) -> dict[str, float]:
     return {option: float(group[option]) for option in options}
 
 
-def maximizes(group: Mapping[str, Any] | None) -> bool:
+def maximizes(group: Fields | None) -> bool:
     """Whether trainers send the negative gradients of this group."""
     return group is not None and bool(group.get("maximize"))
 
 
-def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
+def _betas(group: Fields) -> tuple[float, float]:
     beta1, beta2 = group["betas"]
     return float(beta1), float(beta2)
 
@@ -136,7 +135,7 @@ class DenseParameter:
 
     name: str
     parameter: torch.nn.Parameter
-    group: Mapping[str, Any] | None
+    group: Fields | None
     rule: AnyRule
     blocks: tuple[Block, ...]
 
@@ -149,7 +148,7 @@ class SparseParameter:
 
     name: str
     module: EmbeddingModule
-    group: Mapping[str, Any] | None
+    group: Fields | None
     own_lr: float | None
     table: int
     spec: TableSpec
@@ -257,7 +256,7 @@ class _Trained:
     """The optimizer of a parameter, and the group that it is in."""
 
     optimizer: torch.optim.Optimizer
-    group: Mapping[str, Any]
+    group: Fields
 
 
 def plan_layout(

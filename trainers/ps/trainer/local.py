@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainers.collective.averaging import PendingAverage
 from trainers.collective.group import cpu_group, group_of
@@ -42,7 +43,7 @@ from trainers.roles.identity import Identity
 class _Rows(SparseRun):
     """Tables of this process."""
 
-    def known(self, spans: Spans, keys: torch.Tensor) -> tuple[torch.Tensor, Spans, torch.Tensor]:
+    def known(self, spans: Spans, keys: Tensor) -> tuple[Tensor, Spans, Tensor]:
         """(n, dim) values; how many keys of each table have none, and their positions, (m,) int64."""
         out, missing, counts = self._find(spans, keys)
         return (
@@ -51,20 +52,20 @@ class _Rows(SparseRun):
             torch.from_numpy(positions_of(starts_of(spans), missing, counts)),
         )
 
-    def _find(self, spans: Spans, keys: torch.Tensor) -> tuple[Floats, Keys, Keys]:
+    def _find(self, spans: Spans, keys: Tensor) -> tuple[Floats, Keys, Keys]:
         starts, wanted = starts_of(spans), array_of(keys)
         out = np.empty((len(wanted), self.size), np.float32)
         missing, counts = np.empty(len(wanted), np.int64), np.zeros(len(spans), np.int64)
         pull_run(self._run.lines, starts, wanted, out, missing, counts)
         return out, missing, counts
 
-    def assign(self, spans: Spans, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def assign(self, spans: Spans, keys: Tensor, values: Tensor) -> None:
         """Insert rows, or overwrite their values: optimizer state stays."""
         starts, wanted = starts_of(spans), array_of(keys)
         self._insert(starts, wanted, *self._find(spans, keys)[1:])
         revise_run(self._run.lines, starts, wanted, array_of(values))
 
-    def everything(self) -> tuple[Spans, torch.Tensor, torch.Tensor]:
+    def everything(self) -> tuple[Spans, Tensor, Tensor]:
         """All keys (n,), in the order of the tables, and their values (n, dim); copies."""
         found = []
         for table in self._tables:
@@ -98,15 +99,15 @@ class Cache:
         self._touched_specs = [spec(each, Fixed(), RowOptions()) for each in tables]
         self._touched = _rows(self._touched_specs)
 
-    def known(self, spans: Spans, keys: torch.Tensor) -> tuple[torch.Tensor, Spans, torch.Tensor]:
+    def known(self, spans: Spans, keys: Tensor) -> tuple[Tensor, Spans, Tensor]:
         """(n, dim) values; how many keys of each table are not cached, and their positions."""
         return self._trained.known(spans, keys)
 
-    def assign(self, spans: Spans, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def assign(self, spans: Spans, keys: Tensor, values: Tensor) -> None:
         """The servers' values. Cached rows keep their optimizer state."""
         self._trained.assign(spans, keys, values)
 
-    def train(self, spans: Spans, keys: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
+    def train(self, spans: Spans, keys: Tensor, grad: Tensor, lr: float) -> None:
         """One update; the former values of rows that change for the first time since the last exchange are
         kept. A span may be NOT_IN.
         """
@@ -117,13 +118,13 @@ class Cache:
         self._trained.check(spans, keys, grad)
         self._trained.apply(spans, keys, grad, lr)
 
-    def changes(self) -> tuple[Spans, torch.Tensor, torch.Tensor]:
+    def changes(self) -> tuple[Spans, Tensor, Tensor]:
         """The keys that were trained since the last call, and by how much their values have changed."""
         spans, keys, before = self._touched.everything()
         self._touched = _rows(self._touched_specs)
         return spans, keys, self._trained.pull(spans, keys, insert=False) - before
 
-    def keys(self) -> tuple[Spans, torch.Tensor]:
+    def keys(self) -> tuple[Spans, Tensor]:
         """(n,) int64 of all cached rows."""
         return self._trained.everything()[:2]
 
@@ -156,7 +157,7 @@ class _CachedRequest(RowRequest):
             self.as_of = _ANY_STEP
 
     @property
-    def rows(self) -> torch.Tensor:
+    def rows(self) -> Tensor:
         """Those of the batch."""
         if not self.insert:
             return super().rows[self._moved]
@@ -189,7 +190,7 @@ class CachedGroup(TableGroup):
         send_row_requests(self.client, self.remote.servers, some, _ANY_STEP)
         self._requested += [each for each in some if isinstance(each, _CachedRequest) and each.insert]
 
-    def not_cached(self, spans: Spans, keys: torch.Tensor) -> tuple[Spans, torch.Tensor]:
+    def not_cached(self, spans: Spans, keys: Tensor) -> tuple[Spans, Tensor]:
         """How many of each table, and their positions."""
         _, counts, missing = self.cache.known(spans, keys)
         if len(missing) and self._requested:
@@ -296,9 +297,9 @@ class GeoExchange(ServerExchange):
 
     def _exchange(
         self,
-        rows: Sequence[tuple[CachedGroup, Spans, torch.Tensor, torch.Tensor]],
+        rows: Sequence[tuple[CachedGroup, Spans, Tensor, Tensor]],
         number: int,
-        dense: Mapping[str, torch.Tensor] | None = None,
+        dense: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Push (group, spans, keys, changes) and the changes of dense parameters as step `number`, and take
         the servers' values of the same.
@@ -337,7 +338,7 @@ class AllReduced:
         exchange: Exchange,
         identity: Identity,
         parameters: Sequence[torch.nn.Parameter],
-        buffers: Sequence[torch.Tensor],
+        buffers: Sequence[Tensor],
         local_step: Callable[[], None],
     ) -> None:
         self._exchange = exchange
@@ -393,7 +394,7 @@ class AllReduced:
         self._exchange.renew()
 
 
-def _gradients(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+def _gradients(parameters: Sequence[torch.nn.Parameter]) -> list[Tensor]:
     """Of all parameters, the last first; a missing one is zeros from now on."""
     for parameter in parameters:
         if parameter.grad is None:

@@ -21,6 +21,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.data.loop import Arriving
@@ -42,7 +43,7 @@ _KINDS = 256
 _CHANGES = 8
 """How often a prediction for a kind of batches may be wrong; then there is none any more."""
 
-Calls = list[tuple[torch.nn.Module, torch.Tensor]]
+Calls = list[tuple[torch.nn.Module, Tensor]]
 Kind = tuple[object, ...]
 Prefetch = Callable[[Calls, bool], None]
 """Prepares the rows of the calls of a batch; True: they are used next."""
@@ -58,7 +59,7 @@ class _View:
     stride: tuple[int, ...] = ()
     offset: int = 0
 
-    def of(self, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    def of(self, leaves: Sequence[Tensor]) -> Tensor:
         leaf = leaves[self.leaf]
         if self.size is None:
             return leaf
@@ -110,7 +111,7 @@ class LookAhead:
 
         return end
 
-    def called(self, module: torch.nn.Module, ids: torch.Tensor) -> None:
+    def called(self, module: torch.nn.Module, ids: Tensor) -> None:
         """A served embedding is called. Outside of known loops a step begins where its first module is called
         again.
         """
@@ -201,7 +202,7 @@ class _Given:
     """
 
     batch: Any
-    leaves: Sequence[torch.Tensor]
+    leaves: Sequence[Tensor]
     first: torch.nn.Module | None = None
     index: Sequence[int] | None = None
     predicted: Calls = field(default_factory=list)
@@ -223,7 +224,7 @@ class _Given:
             for module, ids in self.predicted
         )
 
-    def view(self, module: torch.nn.Module, ids: torch.Tensor) -> _View | None:
+    def view(self, module: torch.nn.Module, ids: Tensor) -> _View | None:
         """None: the ids are not in the batch."""
         for number, leaf in enumerate(self.leaves):
             if same_ids(leaf, ids):
@@ -371,9 +372,9 @@ class _Indices(Iterator[Any]):
         return self.last
 
 
-def _leaves(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def _leaves(batch: Any, depth: int = 0) -> Iterator[Tensor]:
     """The tensors of a batch that may be ids."""
-    if isinstance(batch, torch.Tensor):
+    if isinstance(batch, Tensor):
         if batch.is_cpu and batch.dtype in (torch.int64, torch.int32) and batch.layout is torch.strided:
             yield batch
         return
@@ -389,6 +390,6 @@ def _leaves(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
             yield from _leaves(each, depth + 1)
 
 
-def _extent(tensor: torch.Tensor) -> int:
+def _extent(tensor: Tensor) -> int:
     """From its first element to its last."""
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
@@ -19,7 +20,7 @@ from trainers.ps.trainer.weight import once, without_overrides
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 
-def ends_of(ids: torch.Tensor, offsets: torch.Tensor | None, *, last: bool) -> Keys | None:
+def ends_of(ids: Tensor, offsets: Tensor | None, *, last: bool) -> Keys | None:
     """Where each bag ends among the ids; None for arguments that torch's embedding_bag would refuse, or that
     no kernel must see. `last`: the last of the offsets is the end of the ids.
     """
@@ -36,7 +37,7 @@ def ends_of(ids: torch.Tensor, offsets: torch.Tensor | None, *, last: bool) -> K
     return bounds[1:]
 
 
-def weighs(weights: torch.Tensor | None, ids: torch.Tensor, mode: str) -> bool:
+def weighs(weights: Tensor | None, ids: Tensor, mode: str) -> bool:
     """Whether these weights can be used, or there are none."""
     if weights is None:
         return True
@@ -48,13 +49,13 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        anchor: torch.Tensor,
-        weight: torch.Tensor,
-        weights: torch.Tensor | None,
+        anchor: Tensor,
+        weight: Tensor,
+        weights: Tensor | None,
         call: Call,
         ends: Keys,
         mean: bool,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         ctx.save_for_backward(weights)
         ctx.call, ctx.ends, ctx.mean = call, ends, mean
         bags = _Bags(call, call.batch.moved)
@@ -64,7 +65,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         (weights,) = ctx.saved_tensors
         call, batch = ctx.call, ctx.call.batch
         given = array_of(grads[0].resolve_neg().float())
@@ -90,17 +91,15 @@ class _Bags:
         self.of = places, moved[batch.ends[table] : batch.ends[table + 1]], int(batch.padding[table])
 
 
-def _values(weights: torch.Tensor | None) -> Floats:
+def _values(weights: Tensor | None) -> Floats:
     return _NO_WEIGHTS if weights is None else array_of(weights.resolve_neg()).reshape(-1)
 
 
-def pool(
-    call: Call, weight: torch.Tensor, weights: torch.Tensor | None, ends: Keys, *, mean: bool
-) -> torch.Tensor:
+def pool(call: Call, weight: Tensor, weights: Tensor | None, ends: Keys, *, mean: bool) -> Tensor:
     """Return the sums or means, (bags, dim), which a backward pass trains if the weight of the module wants a
     gradient. `weights`: of each id, or None.
     """
     with without_overrides():
         anchor = call.batch.anchor if weight.requires_grad else None
-        result: torch.Tensor = _Pool.apply(anchor, weight, weights, call, ends, mean)  # type: ignore[no-untyped-call]  # torch's
+        result: Tensor = _Pool.apply(anchor, weight, weights, call, ends, mean)  # type: ignore[no-untyped-call]  # torch's
     return result

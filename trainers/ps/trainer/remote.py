@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleetrun.frozen import frozen
 from trainers.errors import ServerError, UsageError
@@ -25,12 +26,12 @@ class Lookup:
     the ids; `counts` (u,) int64: how often each key occurs.
     """
 
-    keys: torch.Tensor
-    place: torch.Tensor
-    counts: torch.Tensor
+    keys: Tensor
+    place: Tensor
+    counts: Tensor
 
 
-def same_ids(left: torch.Tensor, right: torch.Tensor) -> bool:
+def same_ids(left: Tensor, right: Tensor) -> bool:
     """Whether both tensors are the same memory."""
     return left is right or (
         left.data_ptr() == right.data_ptr()
@@ -41,7 +42,7 @@ def same_ids(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-def version_of(ids: torch.Tensor) -> bytes | int:
+def version_of(ids: Tensor) -> bytes | int:
     """Return the ids as bytes, since torch does not count changes through numpy or `.data`. For ids on a
     device, return torch's counter of changes; inference tensors have none.
     """
@@ -83,7 +84,7 @@ class RowRequest:
         self._counted, self._requested = counted, requested
         self._field = Field.KEYS if insert else Field.PEEK
         self._sent: SentRequests | None = None
-        self._rows: torch.Tensor | None = None
+        self._rows: Tensor | None = None
         self._members: Sequence[RowRequest] = ()
         self._union: tuple[RowRequest, NDArray[np.int64]] | None = None
         """The request that has the keys of this one, and where."""
@@ -161,7 +162,7 @@ class RowRequest:
         self._rows[start:stop] = part.data
 
     @property
-    def rows(self) -> torch.Tensor:
+    def rows(self) -> Tensor:
         """(n, dim) float32 in the order of the keys; waits for the answers of all servers concerned."""
         if self._union is not None:
             union, place = self._union

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
 
 from trainers.storage.safetensors import bytes_of
@@ -25,10 +26,10 @@ Spans = Sequence[tuple[int, int]]
 class Arriving:
     """Tensors on their way into this process's memory; `wait` may be called more than once."""
 
-    def __init__(self, packed: torch.Tensor, like: Sequence[torch.Tensor], event: Any) -> None:
+    def __init__(self, packed: Tensor, like: Sequence[Tensor], event: Any) -> None:
         self._packed, self._like, self._event = packed, like, event
 
-    def wait(self) -> list[torch.Tensor]:
+    def wait(self) -> list[Tensor]:
         """They have arrived."""
         if self._event is not None:
             self._event.synchronize()
@@ -44,7 +45,7 @@ class Staging:
         streams = device.type != "cpu" and hasattr(self._module, "Stream")
         self._stream: Any = self._module.Stream(device) if streams else None
 
-    def to_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def to_device(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """These on the device, for what is computed there from now on."""
         packed = self._buffer(tensors)
         for place, tensor in zip(_unpacked(packed, tensors), tensors, strict=True):
@@ -57,7 +58,7 @@ class Staging:
             there.record_stream(current)
         return _unpacked(there, tensors)
 
-    def to_host(self, tensors: Sequence[torch.Tensor]) -> Arriving:
+    def to_host(self, tensors: Sequence[Tensor]) -> Arriving:
         """These as they will be when what has been queued on the device until now is done."""
         packed = self._buffer(tensors)
         there = torch.cat([bytes_of(tensors[place].contiguous()) for place in _order(tensors)])
@@ -70,7 +71,7 @@ class Staging:
         there.record_stream(self._stream)
         return Arriving(packed, tensors, self._stream.record_event())
 
-    def _buffer(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _buffer(self, tensors: Sequence[Tensor]) -> Tensor:
         total = sum(tensor.nbytes for tensor in tensors)
         return torch.empty(total, dtype=torch.uint8, pin_memory=self._stream is not None)
 
@@ -83,12 +84,12 @@ class Staging:
                 yield
 
 
-def _order(tensors: Sequence[torch.Tensor]) -> list[int]:
+def _order(tensors: Sequence[Tensor]) -> list[int]:
     """Wide types first, so that each is aligned behind those before it."""
     return sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())
 
 
-def _unpacked(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of the bytes, in the types and shapes of these."""
     found, start = list(like), 0
     for place in _order(like):
@@ -109,20 +110,20 @@ class DeviceRows:
     the row of each id.
     """
 
-    def __init__(self, staging: Staging, rows: torch.Tensor, index: NDArray[np.int64]) -> None:
+    def __init__(self, staging: Staging, rows: Tensor, index: NDArray[np.int64]) -> None:
         self._staging = staging
         self._rows, self._index = staging.to_device([rows, torch.from_numpy(index)])
 
-    def gather(self, start: int, stop: int, shape: torch.Size) -> torch.Tensor:
+    def gather(self, start: int, stop: int, shape: torch.Size) -> Tensor:
         """The rows of the ids [start, stop), which have this shape: (*shape, dim)."""
         # What is no view to torch, so that the script may change it in place.
         return functional.embedding(self._index[start:stop].view(shape), self._rows)
 
-    def zeros(self) -> torch.Tensor:
+    def zeros(self) -> Tensor:
         """For `scatter`."""
         return torch.zeros_like(self._rows)
 
-    def scatter(self, spans: Spans, grads: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    def scatter(self, spans: Spans, grads: Sequence[Tensor], out: Tensor) -> None:
         """Add to `out` the gradients of what `gather` gave for these spans."""
         index = torch.cat([self._index[start:stop] for start, stop in spans])
         out.index_add_(0, index, torch.cat([grad.reshape(-1, out.shape[1]) for grad in grads]))
@@ -131,7 +132,7 @@ class DeviceRows:
 # ---- Tensors of a script as kernels take them.
 
 
-def flat_ids(ids: Sequence[torch.Tensor], staging: Staging | None) -> list[torch.Tensor]:
+def flat_ids(ids: Sequence[Tensor], staging: Staging | None) -> list[Tensor]:
     """The same ids, int64 and in sequence; those on the device come in one copy."""
     if staging is None or not any(each.device == staging.device for each in ids):
         return [_flat(each) for each in ids]
@@ -140,13 +141,13 @@ def flat_ids(ids: Sequence[torch.Tensor], staging: Staging | None) -> list[torch
     return [next(arrived) if each.device == staging.device else _flat(each) for each in ids]
 
 
-def _flat(ids: torch.Tensor) -> torch.Tensor:
+def _flat(ids: Tensor) -> Tensor:
     if ids.dtype is torch.int64 and ids.is_cpu and ids.is_contiguous():
         return ids
     return ids.detach().to("cpu", torch.int64).contiguous()
 
 
-def strided(grad: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
+def strided(grad: Tensor, dim: int) -> tuple[Tensor, int]:
     """A gradient of (..., dim) float32 whose rows are at equal distances, and this distance in values. That
     of torch.cat is a part of a wider one, and is used as it is.
     """

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from trainers.process.log import glog
@@ -33,11 +34,11 @@ _LAST_KEY = (1 << 63) - 1
 class Int8Rows(torch.nn.Module):
     """Rows (n, dim) in 8 bits by place, as `saves.write.codes_of` makes them."""
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor
 
-    def __init__(self, rows: torch.Tensor) -> None:
+    def __init__(self, rows: Tensor) -> None:
         super().__init__()
         self._dtype = rows.dtype
         codes, scales = codes_of(rows.float())
@@ -50,7 +51,7 @@ class Int8Rows(torch.nn.Module):
         """By how much a value may be off."""
         return float(self.scales.max()) / 2 if len(self.scales) else 0.0
 
-    def forward(self, place: torch.Tensor) -> torch.Tensor:
+    def forward(self, place: Tensor) -> Tensor:
         place = place.to(torch.int64)
         scales, offsets = self.scales[place], self.offsets[place]
         return (offsets + scales * self.codes[place].float()).to(self._dtype)
@@ -62,13 +63,13 @@ class SavedRows(torch.nn.Module):
     initial value, as in evaluation with servers; `padding_idx` as zeros. `int8`: rows are kept as Int8Rows.
     """
 
-    keys: torch.Tensor
-    rows: torch.Tensor | Int8Rows
+    keys: Tensor
+    rows: Tensor | Int8Rows
 
     def __init__(
         self,
-        keys: torch.Tensor,
-        rows: torch.Tensor,
+        keys: Tensor,
+        rows: Tensor,
         options: RowOptions,
         padding_idx: int | None,
         *,
@@ -85,7 +86,7 @@ class SavedRows(torch.nn.Module):
         self._options = options
         self._padding = padding_idx
 
-    def forward(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, ids: Tensor, clicks: Tensor | None = None) -> Tensor:
         ids = ids.to(torch.int64).contiguous()
         place = torch.searchsorted(self.keys, ids)
         known = (self.keys[place] == ids) & (place < self.keys.shape[0] - 1)
@@ -97,7 +98,7 @@ class SavedRows(torch.nn.Module):
         return rows
 
 
-def initial_rows(options: RowOptions, ids: torch.Tensor, dim: int) -> torch.Tensor:
+def initial_rows(options: RowOptions, ids: Tensor, dim: int) -> Tensor:
     """(..., dim) float32: the initial values of these keys, as a row of their type has them: it has no
     infinity, but its largest value.
     """
@@ -105,7 +106,7 @@ def initial_rows(options: RowOptions, ids: torch.Tensor, dim: int) -> torch.Tens
     return _drawn(options.init, ids, dim).clamp(-largest, largest).to(kept).float()
 
 
-def _drawn(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
+def _drawn(init: Initializer, ids: Tensor, dim: int) -> Tensor:
     """(..., dim) float32, by the formula of `ps.kernels.rows.fill_values` in torch's operations."""
     start = _finalized(ids ^ _signed(_finalized_int((init.seed + _GOLDEN) % _WORD)))
     a, b = float(torch.tensor(init.a)), float(torch.tensor(init.b))  # as float32
@@ -122,17 +123,17 @@ def _drawn(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
     return both[..., :dim].to(torch.float32) * b + a
 
 
-def _steps(count: int, device: torch.device) -> torch.Tensor:
+def _steps(count: int, device: torch.device) -> Tensor:
     return torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
 
 
-def _finalized(words: torch.Tensor) -> torch.Tensor:
+def _finalized(words: Tensor) -> Tensor:
     words = (words ^ _shifted(words, 30)) * _signed(_FIRST)
     words = (words ^ _shifted(words, 27)) * _signed(_SECOND)
     return words ^ _shifted(words, 31)
 
 
-def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+def _shifted(words: Tensor, bits: int) -> Tensor:
     """A logical right shift: torch's keeps the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -226,7 +227,7 @@ def _options(module: EmbeddingModule) -> dict[str, Any]:
     return {"mode": module.mode, "include_last_offset": module.include_last_offset}
 
 
-def _whole(total: int, saved: SparseValues, options: RowOptions, padding: int | None) -> torch.Tensor:
+def _whole(total: int, saved: SparseValues, options: RowOptions, padding: int | None) -> Tensor:
     """(total, dim): rows that have been removed read as on the servers, and that of padding as zeros."""
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values

@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 
 without_overrides = torch._C.DisableTorchFunctionSubclass
 """Inside of it torch computes with a ServedWeight as with a Tensor, and much faster."""
 
-_GRADIENT: Any = torch.Tensor.grad
+_GRADIENT: Any = Tensor.grad
 _WITHOUT_VALUES = frozenset(
     """
     __len__ __hash__ __format__ __dir__ size dim ndimension numel nelement stride storage_offset element_size
@@ -41,7 +43,7 @@ class WeightGradient(Protocol):
     def has_gradient(self) -> bool:
         """Whether there is one, collected or of `keep_gradient`."""
 
-    def take_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def take_gradient(self) -> tuple[Tensor, Tensor] | None:
         """Return what was collected, and forget it: keys (n,) int64 and rows (n, dim) float32. None: no
         backward pass has reached the weight.
         """
@@ -73,7 +75,7 @@ class ServedWeight(torch.nn.Parameter):
     """Whether a backward pass is itself followed (create_graph): then autograd gets the gradients."""
 
     @property
-    def grad(self) -> torch.Tensor | None:
+    def grad(self) -> Tensor | None:
         """The gradient since the last `zero_grad`, sparse: (num_embeddings, dim)."""
         if self.collected is None or ServedWeight.hidden:
             return None
@@ -81,7 +83,7 @@ class ServedWeight(torch.nn.Parameter):
             raise self.without_shape()
         with torch.inference_mode(False), without_overrides():
             taken = self.collected.take_gradient()
-            own: torch.Tensor | None = _GRADIENT.__get__(self)
+            own: Tensor | None = _GRADIENT.__get__(self)
             if taken is None:
                 return own
             fresh = self.sparse(*taken)
@@ -91,7 +93,7 @@ class ServedWeight(torch.nn.Parameter):
         return own
 
     @grad.setter
-    def grad(self, gradient: torch.Tensor | None) -> None:
+    def grad(self, gradient: Tensor | None) -> None:
         if self.collected is None:
             raise _without_rows("grad")
         self.collected.drop_gradient()
@@ -100,18 +102,18 @@ class ServedWeight(torch.nn.Parameter):
             self.collected.keep_gradient()
 
     @property
-    def own(self) -> torch.Tensor | None:
+    def own(self) -> Tensor | None:
         """Torch's own gradient, without what was collected."""
         with without_overrides():
-            found: torch.Tensor | None = _GRADIENT.__get__(self)
+            found: Tensor | None = _GRADIENT.__get__(self)
         return found
 
-    def set_own(self, gradient: torch.Tensor | None) -> None:
+    def set_own(self, gradient: Tensor | None) -> None:
         """Set torch's own gradient, and leave what was collected."""
         with without_overrides():
             _GRADIENT.__set__(self, gradient)
 
-    def sparse(self, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def sparse(self, keys: Tensor, rows: Tensor) -> Tensor:
         """Return a gradient as torch has it: (num_embeddings, dim), sparse. Raises UsageError for an
         unbounded table.
         """
@@ -143,7 +145,7 @@ class ServedWeight(torch.nn.Parameter):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Fields | None = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
         options = kwargs or {}
@@ -166,7 +168,7 @@ class ServedWeight(torch.nn.Parameter):
         with without_overrides():
             result = func(*args, **options)
             # Arithmetic on `weight.data` and the like would need the rows too.
-            return result.as_subclass(cls) if type(result) is torch.Tensor else result
+            return result.as_subclass(cls) if type(result) is Tensor else result
 
     @staticmethod
     def _check_hook(weight: Any, name: str) -> None:
@@ -192,12 +194,12 @@ def _without_rows(name: str) -> UsageError:
     )
 
 
-def _gradients(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _gradients(func: Any, args: Sequence[Any], options: Fields) -> Any:
     """torch.autograd.grad, for which backward passes return gradients and collect none. Raises UsageError for
     the weight of an unbounded table.
     """
     inputs = args[1] if len(args) > 1 else options["inputs"]
-    for each in [inputs] if isinstance(inputs, torch.Tensor) else inputs:
+    for each in [inputs] if isinstance(inputs, Tensor) else inputs:
         if isinstance(each, ServedWeight) and not each.bounded:
             raise each.without_shape()
     before, ServedWeight.wanted = ServedWeight.wanted, True
@@ -208,13 +210,13 @@ def _gradients(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> An
         ServedWeight.wanted = before
 
 
-def _unmoved(func: Any, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _unmoved(func: Any, name: str, args: Sequence[Any], options: Fields) -> Any:
     """The weight itself, where it has the device and the type already."""
     weight, *rest = args
     with without_overrides():
         stand_in = torch.empty(0, dtype=weight.dtype, device=weight.device)
         moved = func(stand_in, *rest, **options)
-        if isinstance(moved, torch.Tensor) and (moved.dtype, moved.device) == (weight.dtype, weight.device):
+        if isinstance(moved, Tensor) and (moved.dtype, moved.device) == (weight.dtype, weight.device):
             return weight
         if isinstance(moved, str):  # type() without arguments
             return moved
@@ -282,7 +284,7 @@ def serve_weight(
     return weight
 
 
-def end_serving(weight: ServedWeight, values: torch.Tensor | None) -> None:
+def end_serving(weight: ServedWeight, values: Tensor | None) -> None:
     """Make it an ordinary parameter with these values; None: it keeps the values that it has."""
     former: Any = weight.former
     for name in ("name", "collected", "bounded", "former"):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fleetrun.envs.channels import tell_probe
 from fleetrun.frozen import frozen
@@ -149,7 +150,7 @@ class LocalTraining:
 
     step: Callable[[], None]
     dense: Sequence[torch.nn.Parameter] = ()
-    buffers: Sequence[torch.Tensor] = ()
+    buffers: Sequence[Tensor] = ()
 
 
 class Worker:
@@ -207,7 +208,7 @@ class Worker:
         )
         self._saver = SaveCoordinator(self._client, layout.servers)
         self._servings: list[ServedEmbedding] = []
-        self._loaded: list[tuple[RemoteTable, torch.Tensor]] = []
+        self._loaded: list[tuple[RemoteTable, Tensor]] = []
         """Rows of a state that is being loaded."""
 
     @property
@@ -341,7 +342,7 @@ class Worker:
         replies = self._client.ask(pulls)
         self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
 
-    def begin_load(self, module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str) -> None:
+    def begin_load(self, module: torch.nn.Module, state: dict[str, Tensor], prefix: str) -> None:
         """Torch is about to load `state` into a module of the model. Waits until all trainers are here and
         have no push under way; then the dense values here are the servers'. The rows in `state` are kept for
         `end_load`, and torch gets the weight that it finds in the module. Raises UsageError.
@@ -400,14 +401,14 @@ class Worker:
         """Pull the current dense values: other trainers may have changed them since."""
         self._exchange.refresh()
 
-    def prefetch(self, ids: Mapping[torch.nn.Module, Sequence[torch.Tensor]]) -> None:
+    def prefetch(self, ids: Mapping[torch.nn.Module, Sequence[Tensor]]) -> None:
         """Prepare the rows of an upcoming batch: for each served module the tensors with which it will be
         called.
         """
         self._prepare([(module, each) for module, batches in ids.items() for each in batches])
 
     def _prepare(self, calls: Calls, now: bool = False) -> None:
-        batches: dict[RemoteTable, list[torch.Tensor]] = {}
+        batches: dict[RemoteTable, list[Tensor]] = {}
         for module, ids in calls:
             batches.setdefault(self._by_module[id(module)], []).append(ids)
         self._exchange.prefetch(batches, now=now)
@@ -477,7 +478,7 @@ class Worker:
         with self._saver.turn(absolute_path(where), mode, self._exchange.step, kind) as mine:
             yield mine
 
-    def publish(self, buffers: Mapping[str, torch.Tensor]) -> int:
+    def publish(self, buffers: Mapping[str, Tensor]) -> int:
         """The number of a published version that has every push of this trainer, and these buffers."""
         self.flush()
         parts = [
@@ -498,7 +499,7 @@ class Worker:
         ageing = [table.sparse.table for table in self._tables if table.sparse.spec.ages]
         return self._saver.shrink(ageing, policy)
 
-    def finish(self, not_served: Mapping[str, torch.Tensor]) -> None:
+    def finish(self, not_served: Mapping[str, Tensor]) -> None:
         """Push nothing more: wait for the other trainers, then load all trained values into the model.
         `not_served`: parameters that no server has, for the last version that is published.
         """
@@ -512,7 +513,7 @@ class Worker:
         self._take_values()
         self.leave()
 
-    def _publish_last(self, not_served: Mapping[str, torch.Tensor]) -> None:
+    def _publish_last(self, not_served: Mapping[str, Tensor]) -> None:
         """Trainer 0 publishes what the job ends with; if that fails, training has succeeded all the same."""
         if self._configs.publish and not self._identity.index:
             try:
