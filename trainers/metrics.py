@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -57,8 +58,11 @@ class _AllReduce(Protocol):
 class Metric(ABC):
     """`state` is float64 on the CPU. `value` of no examples is nan.
 
-    Raises UsageError for predictions and labels that differ in number, and when a prediction is not finite.
+    Raises UsageError for input that is not what the metric is of; see `_checked`.
     """
+
+    _of: ClassVar[str] = "values"
+    """What predictions and labels must be; see `_checked`."""
 
     def __init__(self, *size: int) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
@@ -86,7 +90,7 @@ class Metric(ABC):
         """Of the examples since the last `reset`; nan without any."""
 
     def _checked(self, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        found = _checked(type(self).__name__, predictions, labels)
+        found = _checked(type(self).__name__, predictions, labels, self._of)
         if len(found[0]):
             self._constant.look(type(self).__name__, found[0])
         return found
@@ -118,6 +122,8 @@ class Auc(PointwiseMetric):
     prediction. `auc` is exact.
     """
 
+    _of = "probabilities"
+
     def __init__(self, buckets: int = 4096) -> None:
         if buckets < 2:
             raise UsageError(f"Auc has {buckets} buckets; it needs at least 2")
@@ -128,7 +134,6 @@ class Auc(PointwiseMetric):
         self.state += self._histograms(predictions, labels)
 
     def _histograms(self, predictions: Tensor, labels: Tensor) -> Tensor:
-        _expect_probabilities(type(self).__name__, predictions, labels)
         bucket = (predictions * self.buckets).long().clamp_(max=self.buckets - 1)
         return torch.bincount(bucket + self.buckets * labels.long(), minlength=2 * self.buckets)
 
@@ -187,6 +192,8 @@ class _Mean(PointwiseMetric):
 class Accuracy(_Mean):
     """The share of examples whose label is 1 where the probability is above 0.5, and 0 elsewhere."""
 
+    _of = "probabilities"
+
     def _each(self, predictions: Tensor, labels: Tensor) -> Tensor:
         return ((predictions > 0.5) == (labels > 0.5)).double()
 
@@ -218,6 +225,8 @@ class LogLoss(_Mean):
     as at least 1e-7 and at most 1 - 1e-7.
     """
 
+    _of = "probabilities"
+
     def _each(self, predictions: Tensor, labels: Tensor) -> Tensor:
         likelihood = torch.where(labels > 0.5, predictions, 1 - predictions)
         return -likelihood.clamp(_LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY).log()
@@ -229,12 +238,13 @@ class NormalizedEntropy(PointwiseMetric):
     nan unless there are examples of both labels.
     """
 
+    _of = "probabilities"
+
     def __init__(self) -> None:
         super().__init__(3)
         self._loss = LogLoss()
 
     def _add(self, predictions: Tensor, labels: Tensor) -> None:
-        _expect_probabilities(type(self).__name__, predictions, labels)
         loss = self._loss._each(predictions, labels).sum()
         self.state += torch.stack([loss, labels.sum(), torch.tensor(float(len(labels)))])
 
@@ -254,6 +264,8 @@ class Calibration(Metric):
     each.
     """
 
+    _of = "probabilities"
+
     def __init__(self, values: int = 1) -> None:
         if values < 1:
             raise UsageError(f"Calibration is of a slot with {values} values; it needs at least 1")
@@ -264,7 +276,6 @@ class Calibration(Metric):
         predictions, labels = self._checked(predictions, labels)
         if not len(labels):
             return
-        _expect_probabilities(type(self).__name__, predictions, labels)
         most = len(self.state)
         places = _integers(type(self).__name__, "values", values, labels) if values is not None else None
         if places is None:
@@ -332,6 +343,8 @@ class _Ranked:
 class _RankingMetric(Metric):
     """The mean over groups that have a relevant item."""
 
+    _of = "relevance"
+
     def __init__(self, k: int) -> None:
         if k < 1:
             raise UsageError(f"{type(self).__name__} was given k {k}; it must be at least 1")
@@ -342,17 +355,15 @@ class _RankingMetric(Metric):
         """(queries, items) scores, and how relevant each item is, from 0 on; or all of them in a row, and for
         each an integer that is the same for those of one query, all of which must be in this call.
         """
-        name, shape = type(self).__name__, tuple(predictions.shape)
+        name, shape = type(self).__name__, _tensor(type(self).__name__, "predictions", predictions).shape
         if groups is None:
-            if predictions.ndim != 2:
-                raise UsageError(f"{name} was given shape {shape}; give (queries, items), or groups")
+            if len(shape) != 2:
+                raise UsageError(f"{name} was given shape {tuple(shape)}; give (queries, items), or groups")
             groups = torch.arange(shape[0]).repeat_interleave(shape[1])
         predictions, labels = self._checked(predictions, labels)
         groups = _integers(name, "groups", groups, labels)
         if not len(labels):
             return
-        if not bool((labels >= 0).all()):
-            raise UsageError(f"{name} was given a label {labels.min():g}; relevance is 0 or more")
         ranked = _Ranked(predictions, labels, groups)
         values = self._of_groups(ranked)[ranked.summed(ranked.labels) > 0]
         self.state += torch.tensor([float(values.sum()), float(len(values))], dtype=torch.float64)
@@ -397,6 +408,8 @@ class Gauc(Metric):
     It keeps every example, in 16 bytes, until `reset`; `merged` sends them to all trainers.
     """
 
+    _of = "clicks"
+
     def __init__(self) -> None:
         super().__init__()
         self._pieces: list[Tensor] = []
@@ -409,7 +422,6 @@ class Gauc(Metric):
         predictions, labels = self._checked(predictions, labels)
         groups = _integers(type(self).__name__, "groups", groups, labels)
         if len(labels):
-            _expect_clicks(type(self).__name__, labels)
             bits = predictions.float().view(torch.int32).long()
             self._pieces.append(torch.stack([groups, 2 * bits + labels.long()], dim=1))
 
@@ -442,10 +454,9 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     """The exact area under the ROC curve: the share of pairs (one with label 1, one with 0) that the scores
     put in the right order, ties counting half. Any finite scores; nan without both labels.
     """
-    scores, labels = _checked("auc", scores, labels)
+    scores, labels = _checked("auc", scores, labels, "clicks")
     if not len(labels):
         return math.nan
-    _expect_clicks("auc", labels)
     area, pairs = _Ranked(scores, labels, torch.zeros(len(labels), dtype=torch.int64)).areas()
     return float(area / pairs) if pairs else math.nan
 
@@ -461,14 +472,24 @@ def topk_accuracy(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
     """(batch, classes) and (batch,) or (batch, 1) integers -> the share of examples whose label is among the
     `k` highest logits: a float32 scalar on their device, so that nothing waits for a GPU.
 
-    Raises UsageError for other shapes, and when `k` is not from 1 to the number of classes.
+    Raises UsageError for other shapes and types, when `k` is not from 1 to the number of classes, and for
+    labels on the CPU that are no classes.
     """
+    logits, labels = _tensor("topk_accuracy", "logits", logits), _tensor("topk_accuracy", "labels", labels)
     if logits.ndim != 2 or labels.numel() != len(logits):
         shapes = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
         raise UsageError(f"topk_accuracy was given shapes {shapes}; give (batch, classes) and (batch,)")
     if not 1 <= k <= logits.shape[1]:
         raise UsageError(f"topk_accuracy was given k {k}; it must be from 1 to {logits.shape[1]} classes")
-    highest = logits.detach().topk(k, dim=1).indices
+    if labels.is_floating_point():
+        raise UsageError(f"topk_accuracy was given labels of {labels.dtype}; give integers")
+    if (
+        labels.is_cpu
+        and not torch.compiler.is_compiling()
+        and len(bad := labels[(labels < 0) | (labels >= logits.shape[1])])
+    ):
+        raise UsageError(f"topk_accuracy was given a label {bad[0]}; classes are 0 to {logits.shape[1] - 1}")
+    highest = logits.topk(k, dim=1).indices
     return (highest == labels.reshape(-1, 1)).any(dim=1).float().mean()
 
 
@@ -479,37 +500,53 @@ def area_under(others: Tensor, clicks: Tensor) -> float:
     return float((clicks * below).sum()) / pairs if pairs else math.nan
 
 
-def _expect_probabilities(name: str, predictions: Tensor, labels: Tensor) -> None:
-    low, high = float(predictions.min()), float(predictions.max())
-    if low < 0 or high > 1:
-        raise UsageError(f"{name} was given predictions from {low:g} to {high:g}; give probabilities")
-    _expect_clicks(name, labels)
+def _tensor(name: str, what: str, given: Tensor) -> Tensor:
+    if not isinstance(given, Tensor) or given.is_complex():
+        raise UsageError(f"{name} was given {what} {given!r:.60}; give a tensor of real numbers")
+    return given.detach()
 
 
 def _integers(name: str, what: str, given: Tensor, labels: Tensor) -> Tensor:
     """An int64 vector on the CPU, as long as the labels."""
+    given = _tensor(name, what, given)
     if given.numel() != len(labels):
         raise UsageError(f"{name} was given {len(labels)} labels and {given.numel()} {what}")
-    if given.is_floating_point() or given.is_complex():
+    if given.is_floating_point():
         raise UsageError(f"{name} was given {what} of {given.dtype}; give integers")
-    return given.detach().reshape(-1).to("cpu", torch.int64)
+    return given.reshape(-1).to("cpu", torch.int64)
 
 
-def _expect_clicks(name: str, labels: Tensor) -> None:
-    wrong = labels[(labels != 0) & (labels != 1)]
-    if len(wrong):
-        raise UsageError(f"{name} was given a label {wrong[0]:g}; labels are 0 and 1")
+_LABELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "values": ("must be finite", torch.isfinite),
+    "relevance": ("are finite, and 0 or more", lambda labels: torch.isfinite(labels) & (labels >= 0)),
+    "clicks": ("are 0 and 1 (for more classes: topk_accuracy)", lambda labels: (labels == 0) | (labels == 1)),
+}
+"""What labels of each kind are, in words, and which of them are that."""
 
 
-def _checked(name: str, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as float64 vectors on the CPU."""
-    if predictions.numel() != labels.numel():
-        raise UsageError(f"{name} was given {predictions.numel()} predictions and {labels.numel()} labels")
-    predictions = predictions.detach().reshape(-1).to("cpu", torch.float64)
-    if not bool(torch.isfinite(predictions).all()):
-        wrong = int((~torch.isfinite(predictions)).sum())
+def _checked(name: str, predictions: Tensor, labels: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Both as float64 vectors on the CPU: finite predictions, and labels of a kind in `_LABELS`. For
+    "probabilities" predictions are from 0 to 1, and labels as for "clicks". Raises UsageError for others.
+    """
+    pair = _tensor(name, "predictions", predictions), _tensor(name, "labels", labels)
+    counts, shapes = [each.numel() for each in pair], [each.squeeze().shape for each in pair]
+    if counts[0] != counts[1]:
+        raise UsageError(f"{name} was given {counts[0]} predictions and {counts[1]} labels")
+    if shapes[0] != shapes[1] and all(len(shape) > 1 for shape in shapes):
+        given = " and labels of shape ".join(str(tuple(each.shape)) for each in pair)
+        raise UsageError(f"{name} was given predictions of shape {given}; give the same shape")
+    predictions, labels = (each.reshape(-1).to("cpu", torch.float64) for each in pair)
+    if wrong := int((~torch.isfinite(predictions)).sum()):
         raise UsageError(f"{name} was given {wrong} of {len(predictions)} predictions that are not finite")
-    return predictions, labels.detach().reshape(-1).to("cpu", torch.float64)
+    if kind == "probabilities":
+        if ((predictions < 0) | (predictions > 1)).any():
+            low, high = predictions.min(), predictions.max()
+            raise UsageError(f"{name} was given predictions from {low:g} to {high:g}; give probabilities")
+        kind = "clicks"
+    words, right = _LABELS[kind]
+    if len(bad := labels[~right(labels)]):
+        raise UsageError(f"{name} was given a label {bad[0]:g}; labels {words}")
+    return predictions, labels
 
 
 # ---- `fleet.metrics`: metrics over all trainers
@@ -610,8 +647,13 @@ def _given(call: str, value: Any) -> Any:
 def _total(call: str, value: Any) -> torch.Tensor:
     """As a vector of float64 on the CPU."""
     try:
-        return torch.as_tensor(_given(call, value)).detach().to("cpu", torch.float64).reshape(-1)
+        total = torch.as_tensor(_given(call, value)).detach().to("cpu", torch.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"fleet.metrics.{call} was given {value!r}, which is not numeric: {error}"
         ) from error
+    if not bool((torch.isfinite(total) & (total >= 0)).all()):
+        raise UsageError(
+            f"fleet.metrics.{call} was given {value!r}; counts and sums are finite, and 0 or more"
+        )
+    return total

@@ -141,7 +141,7 @@ _NONE: Configs = MappingProxyType({})
 class DistributedStrategy:
     """How a job trains. An unknown field is an error that names the nearest one; one of Paddle's that has no
     effect here is one that says what to use. A field ending in `_configs` is a dict, and says how; the flag
-    of the same name says whether.
+    of the same name says whether, and must be set then.
 
     Parameter servers. `a_sync`: servers apply a push on arrival (True) or a step of all trainers at once
     (False). `a_sync_configs`: see `AsyncConfigs`; `{"k_steps": 100}` asks for geo training. `ps_configs`: see
@@ -206,7 +206,15 @@ class DistributedStrategy:
         return f"DistributedStrategy({', '.join(named)})"
 
     def fits(self, is_collective: bool) -> None:
-        """Raises UsageError for a field that has been set and means nothing in this kind of job."""
+        """Raises UsageError for a field that has been set and means nothing in this kind of job, and for
+        `..._configs` of a feature that has been switched neither on nor off.
+        """
+        for name in ("a_sync", *_CHOICES):
+            if getattr(self, f"{name}_configs") and name not in vars(self):
+                raise UsageError(
+                    f"strategy.{name}_configs is set, and strategy.{name} is not: set strategy.{name} = "
+                    "True, or False if the settings are not to be used"
+                )
         for name, default in _DEFAULTS.items():
             if name in _BOTH or (name in _SERVERS) is not is_collective:
                 continue

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -177,6 +178,90 @@ def test_labels_of_an_area_are_0_and_1(label: float):
         Auc().update(P, labels)
     with pytest.raises(UsageError, match=f"auc was given a label {label:g}"):
         auc(P, labels)
+
+
+# ---- What metrics are given, all of them alike
+
+GROUPS = torch.zeros(5, dtype=torch.int64)
+PROBABILITIES: list[Callable[[], Any]] = [
+    Accuracy, LogLoss, NormalizedEntropy, Auc, Calibration, lambda: WindowedAuc(100)
+]  # fmt: skip
+ALL: list[Callable[[], Any]] = [*PROBABILITIES, Mae, Mse, Rmse, Gauc, lambda: Ndcg(2), lambda: Recall(2)]
+
+
+def updated(metric: Any, predictions: Any, labels: Any) -> float:
+    grouped = isinstance(metric, Gauc | Ndcg | Recall)
+    metric.update(predictions, labels, *([GROUPS] if grouped else []))
+    return float(metric.value())
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("label", [math.nan, math.inf])
+def test_a_label_that_is_not_finite_is_refused(kind: Callable[[], Any], label: float):
+    labels = Y.clone()
+    labels[2] = label
+    metric = kind()
+    with pytest.raises(UsageError, match=f"{type(metric).__name__} was given a label {label:g}; labels "):
+        updated(metric, P, labels)
+    assert not metric.state.any()
+    updated(metric, P, Y)
+
+
+@pytest.mark.parametrize("kind", PROBABILITIES)
+@pytest.mark.parametrize(
+    ("predictions", "labels", "words"),
+    [
+        (torch.tensor([3.0, 5.0]), torch.tensor([5.0, 5.0]), "predictions from 3 to 5; give probabilities"),
+        (torch.tensor([-0.4, 0.2]), torch.tensor([0.0, 1.0]), "predictions from -0.4 to 0.2"),
+        (torch.tensor([0.4, 0.2]), torch.tensor([0.3, 1.0]), r"label 0\.3; labels are 0 and 1"),
+        (torch.tensor([0.4, 0.2]), torch.tensor([0, 7]), "label 7; labels are 0 and 1 .*topk_accuracy"),
+    ],
+)
+def test_classes_scores_and_soft_labels_are_no_probabilities(
+    kind: Callable[[], Any], predictions: torch.Tensor, labels: torch.Tensor, words: str
+):
+    with pytest.raises(UsageError, match=words):
+        kind().update(predictions, labels)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_what_is_no_tensor_or_has_another_shape_is_refused(kind: Callable[[], Any]):
+    with pytest.raises(UsageError, match="was given predictions array"):
+        updated(kind(), P.numpy(), Y)
+    with pytest.raises(UsageError, match=r"was given labels \[1, 0"):
+        updated(kind(), P, [1, 0, 0, 1, 0])
+    with pytest.raises(UsageError, match="give a tensor of real numbers"):
+        updated(kind(), P.to(torch.complex64), Y)
+
+
+def test_the_same_number_in_another_shape_is_another_order():
+    with pytest.raises(UsageError, match=r"shape \(2, 3\) and labels of shape \(3, 2\)"):
+        Mae().update(torch.zeros(2, 3), torch.zeros(3, 2))
+    for labels in (torch.zeros(6), torch.zeros(2, 1, 3)):
+        Mae().update(torch.zeros(2, 3), labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.tensor([0, 3]), "label 3; classes are 0 to 2"),
+        (torch.tensor([-100, 0]), "label -100"),
+        (torch.tensor([0.0, 1.0]), r"labels of torch\.float32; give integers"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(labels: torch.Tensor, words: str):
+    with pytest.raises(UsageError, match=f"topk_accuracy was given .*{words}"):
+        topk_accuracy(torch.zeros(2, 3), labels)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0])
+def test_counts_and_sums_of_a_script_are_no_less_than_0(wrong: float):
+    metrics = DistributedMetrics(Trainers())
+    for call in (metrics.acc, metrics.mae, metrics.mse, metrics.rmse):
+        with pytest.raises(UsageError, match="counts and sums are finite, and 0 or more"):
+            call(wrong, 2.0)
+    with pytest.raises(UsageError, match=r"metrics\.auc was given"):
+        metrics.auc([1.0, wrong], [1.0, 1.0])
 
 
 # ---- Windows, values of a slot, and what collapses

@@ -5,6 +5,7 @@ import pytest
 
 from trainers import ps
 from trainers.errors import NotSupportedError, UsageError
+from trainers.fleet import Fleet
 from trainers.strategy import DistributedStrategy
 
 
@@ -105,6 +106,7 @@ def test_tables_have_settings_of_their_own() -> None:
         ("gradient_merge_configs", {"avg": None}, "must be True or False"),
         ("localsgd_configs", {"begin_step": 0}, "must be a whole number of at least 1"),
         ("gradient_scale_configs", {"scale_strategy": "mean"}, "avg, sum, customized"),
+        ("sharding_configs", {"segment_broadcast_MB": 8}, "segment_broadcast_MB or .* with stage 1"),
         ("lars_configs", {"lars_coeff": 0}, "must be a number above 0"),
         ("lars_configs", {"lars_weight_decay": 1.5}, "must be a number from 0 to 1"),
         ("lamb_configs", {"exclude_from_weight_decay": "bias"}, "must be a list of parts of names"),
@@ -228,11 +230,49 @@ def test_a_field_for_the_other_kind_of_job_is_refused() -> None:
 
 def test_configs_say_how_and_flags_whether() -> None:
     fields: dict[str, Any] = {"gradient_merge_configs": {"k_steps": 4}, "amp_configs": {"dtype": "float16"}}
-    off = with_fields(**fields).collective()
+    off = with_fields(gradient_merge=False, amp=False, **fields).collective()
     assert (off.merged_steps, off.float16, off.paced) == (1, False, False)
     on = with_fields(gradient_merge=True, amp=True, **fields).collective()
     assert (on.merged_steps, on.float16, on.paced) == (4, True, True)
     assert (on.divisor(3), off.divisor(3)) == (12, 3)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "a_sync": {"send_queue_size": 4},
+    "amp": {"dtype": "float16"},
+    "gradient_merge": {"k_steps": 4},
+    "localsgd": {"k_steps": 4},
+    "lars": {"lars_coeff": 0.1},
+    "lamb": {"lamb_weight_decay": 0.1},
+    "sharding": {"stage": 3},
+    "recompute": {"checkpoints": ["layer"]},
+    "compile": {"backend": "eager"},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_without_their_switch_are_refused(name: str) -> None:
+    configs, collective = {f"{name}_configs": CONFIGS[name]}, name != "a_sync"
+    with pytest.raises(UsageError, match=rf"strategy\.{name}_configs is set, .* set strategy\.{name} = True"):
+        with_fields(**configs).fits(collective)
+    for switch in (True, False):  # a script may have an option that switches it
+        with_fields(**configs, **{name: switch}).fits(collective)
+    with_fields(**{f"{name}_configs": {}}).fits(collective)
+
+
+def test_every_field_of_configs_has_a_switch_or_needs_none() -> None:
+    strategy = DistributedStrategy()
+    named = {name for name in DistributedStrategy.__annotations__ if name.endswith("_configs")}
+    alone = {"ps_configs", "sparse_table_configs", "gradient_scale_configs"}
+    assert named - alone == {f"{name}_configs" for name in CONFIGS}
+    strategy.gradient_scale_configs = {"scale_strategy": "sum"}
+    strategy.fits(True)
+
+
+def test_the_switch_is_asked_for_when_training_begins() -> None:
+    fleet = Fleet()
+    with pytest.raises(UsageError, match=r"gradient_merge_configs is set"):
+        fleet.init(is_collective=True, strategy=with_fields(gradient_merge_configs={"k_steps": 4}))
 
 
 def test_a_strategy_shows_what_it_asks_for() -> None:

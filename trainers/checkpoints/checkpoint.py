@@ -93,6 +93,9 @@ KEEP = 2
 _damaged: set[str] = set()
 """Paths of those that this process has found damaged: it ignores them, and may replace them."""
 
+_own: set[str] = set()
+"""Paths of those that this run has saved or loaded, or continues."""
+
 _background, _staging = Background(), Staging()
 
 
@@ -123,9 +126,9 @@ def save(
     """Save all of it as `directory/step-XXXXXXXX`, and remove what is older than the newest `keep`. When it
     returns its path, on any rank, the checkpoint is complete and durable.
 
-    A step that is saved already is not saved again. `state`: by name, dicts and objects with `state_dict` and
-    `load_state_dict`; rank 0's count. Raises CheckpointError, then nothing has changed, also for a save in
-    the background that has failed; UsageError.
+    A step that this run has saved or loaded already is not saved again. `state`: by name, dicts and objects
+    with `state_dict` and `load_state_dict`; rank 0's count. Raises CheckpointError, then nothing has changed,
+    also for a save in the background that has failed; UsageError.
 
     background: make a copy now and write it while training continues, and return None. The next call of this
     module raises what went wrong meanwhile, on all ranks.
@@ -213,6 +216,8 @@ def load(
         chosen = ranks.first_tells(lambda: _newest(checkpoints, -1 if kept is None else kept.step))
         if chosen is None and kept is not None:
             _take_kept(kept, contents, ranks)
+            # Those of the run that this one continues.
+            ranks.first_tells(lambda: _own.update(map(checkpoints.path, checkpoints.complete())))
             return kept.step
         if chosen is None:
             return None
@@ -226,6 +231,7 @@ def load(
     tensors = contents.wanted(manifest, ranks.rank, ranks.world)
     checkpoint_tensors.read(tensors, checkpoints, name, manifest.index)
     contents.take(manifest, tensors)
+    _own.add(checkpoints.path(name))
     return manifest.step
 
 
@@ -279,6 +285,11 @@ def _begin(order: _Order) -> tuple[str, bool]:
             "another run's? Load the newest checkpoint before you train, or save to another directory"
         )
     if saved and step_of(saved[0]) == step:
+        if checkpoints.path(saved[0]) not in _own:
+            raise UsageError(
+                f"{checkpoints.where} has a checkpoint of step {step}, which this run has neither saved nor "
+                "loaded: another run's? Load it before you train, or save to another directory"
+            )
         return saved[0], False
     order.parts()
     return checkpoints.begin(step), True
@@ -305,6 +316,7 @@ def _commit(order: _Order, name: str, index: Mapping[str, Any], shares: Sequence
     )
     final = checkpoint_directory.commit(order.checkpoints, name, manifest)
     _damaged.discard(order.checkpoints.path(final))
+    _own.add(order.checkpoints.path(final))
     return final
 
 

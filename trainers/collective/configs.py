@@ -229,10 +229,10 @@ class ShardingConfigs:
             raise UsageError(f"sharding_configs stage is {self.stage!r}; it must be 1, 2 or 3")
         positive("sharding_configs segment_broadcast_MB", self.segment_broadcast_MB)
         _set_names(self, "segment_anchors", "sharding_configs", "names of modules")
-        if self.segment_anchors and self.stage == 1:
+        if self.stage == 1 and (self.segment_anchors or self.segment_broadcast_MB != 32.0):
             raise UsageError(
-                "sharding_configs segment_anchors with stage 1: only stages 2 and 3 have units; "
-                "leave it out, or set the stage"
+                "sharding_configs segment_broadcast_MB or segment_anchors with stage 1: only stages 2 and 3 "
+                "have units; leave it out, or set the stage"
             )
 
 

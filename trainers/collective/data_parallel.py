@@ -8,7 +8,7 @@ half precision.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -24,18 +24,51 @@ class DataParallel(DistributedDataParallel):
     """`DistributedDataParallel` on the device where the module is.
 
     In eval mode without gradients the module is called directly: no collective, so that one rank may
-    evaluate alone.
+    evaluate alone. All ranks evaluate with the buffers of rank 0, such as the running statistics of batch
+    norms: they are sent beside each training forward pass, and used when an evaluation begins.
     """
+
+    in_step = False
+    """True if all ranks make each forward pass together, also those without an exchange of gradients."""
 
     def __init__(
         self, module: torch.nn.Module, *, find_unused_parameters: bool = False, bucket_cap_mb: float = 25.0
     ) -> None:
         super().__init__(module, find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb)
+        self._sent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training or torch.is_grad_enabled():
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
+            output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
+            self._send()
+            return output
+        self._take()
         return self.module(*inputs, **kwargs)
+
+    def train(self, mode: bool = True) -> Self:
+        if not mode:
+            self._take()
+        return super().train(mode)  # type: ignore[no-any-return, no-untyped-call]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _send(self) -> None:
+        """Send rank 0's buffers to all ranks, each of which keeps its own meanwhile: the backward pass may
+        need them. As often as torch does that before the next forward pass, so that no rank waits alone.
+        """
+        self._sent = []
+        mine = [each for each in self.modules_buffers if each.is_floating_point()]
+        if mine and (self.in_step or self.will_sync_module_buffers()):  # type: ignore[no-untyped-call]
+            before, after = ([each.clone() for each in mine] for _ in range(2))
+            self._distributed_broadcast_coalesced(after, self.broadcast_bucket_size)  # type: ignore[no-untyped-call]
+            self._sent = [*zip(mine, before, after, strict=True)]
+
+    def _take(self) -> None:
+        """Put them in the place of this rank's own, but for those that the script has set since."""
+        for mine, before, after in self._sent:
+            if torch.equal(mine, before):
+                mine.data.copy_(after)  # without a new version, which a backward pass would refuse
+        self._sent = []
 
     def clear_gradients(self) -> None:
         """Paddle's name of `zero_grad`."""
@@ -197,8 +230,9 @@ def pace(model: torch.nn.Module, cadence: Cadence) -> None:
                 "strategy.gradient_merge and strategy.localsgd count steps of the optimizer that "
                 "fleet.distributed_optimizer() returns; call it before the first step, and use its optimizer"
             )
-        if isinstance(module, DistributedDataParallel):
+        if isinstance(module, DataParallel):
             module.require_backward_grad_sync = cadence.exchanges
+            module.in_step = not cadence.alone
 
     def zero_grad(set_to_none: bool = True) -> None:
         if not cadence.merged:

@@ -212,15 +212,15 @@ def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
     `clear_gradients`. Starts from rank 0's values, as DDP does. In place of DataParallel.
 
     All ranks call the model equally often, in eval mode too: it has its parameters from all of them. For an
-    evaluation on one rank see `whole_state_dict`. Buffers stay each rank's own: running statistics are alike
-    with `sync_batch_norm` only. Raises UsageError for anchors that cannot be.
+    evaluation on one rank see `whole_state_dict`. Buffers are each rank's own in training, and rank 0's in
+    evaluation. Raises UsageError for anchors that cannot be.
     """
     # Late: only those who shard wait for it.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     names = _units(model, configs)
-    _from_first(model)
+    _from_first((*model.parameters(), *model.buffers()))
     kind = type(model)
     model.__class__ = type(f"Sharded{kind.__name__}", (Sharded, kind), {})
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
@@ -231,6 +231,9 @@ def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
     fully_shard(model, **how)
     assert isinstance(model, Sharded)
     model._shards = list(model.parameters())
+    model.register_forward_pre_hook(
+        lambda module, inputs: None if module.training else _from_first(module.buffers())
+    )
     model.register_forward_hook(_give_back)
     return model
 
@@ -264,8 +267,8 @@ def _units(model: torch.nn.Module, configs: ShardingConfigs) -> list[str]:
 
 
 @torch.no_grad()
-def _from_first(model: torch.nn.Module) -> None:
-    for tensor in (*model.parameters(), *model.buffers()):
+def _from_first(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
         whole = tensor.contiguous()
         dist.broadcast(whole, 0)
         tensor.copy_(whole)

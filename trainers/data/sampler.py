@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from trainers.errors import UsageError
+from trainers.process.log import glog
 
 # ---- Epochs over a data set whose position can be saved: the order is a function of (seed, epoch), the place
 # a number of samples. Pure; the samplers decide which rank takes which samples.
@@ -25,6 +26,8 @@ Sample = TypeVar("Sample", covariant=True)
 Item = TypeVar("Item")
 
 _SEED_WORD = 1 << 32
+_OFTEN = 3
+"""Passes that do not come to their end before a line says so; one or two are somebody's look at a batch."""
 
 
 def check_rank(rank: int, trainers: int) -> None:
@@ -46,8 +49,18 @@ class ResumableSampler(Sampler[Sample]):
         self._seed = seed
         self._shuffle = shuffle
         self._uncounted = False
+        self._passed = False
+        """True after a pass that no `batches` counted has come to its end: the next one is another epoch."""
+        self._left = 0
+        """Passes over this epoch, one after the other, that have not come to their end."""
         self.epoch = 0
         self.position = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this epoch the one of the next pass. If it is the present one, the position in it stays."""
+        if epoch != self.epoch:
+            self.epoch, self.position, self._left = epoch, 0, 0
+        self._passed = False
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The samples of an epoch in their order. numpy promises RandomState's stream never to change (NEP
@@ -71,7 +84,7 @@ class ResumableSampler(Sampler[Sample]):
         if other:
             raise UsageError(f"the sampler's state is of other data or another order: {'; '.join(other)}")
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        self._uncounted = False
+        self._uncounted = self._passed = False
 
     def _of(self) -> dict[str, int]:
         return {"length": self._length, "seed": self._seed, "shuffle": int(self._shuffle)}
@@ -81,11 +94,11 @@ class ResumableSampler(Sampler[Sample]):
         self._use(0, least)  # a place that was left with smaller batches may have too little for one of these
         try:
             for batch in self._begun(loader):
-                self._uncounted = False
+                self._uncounted = self._passed = False
                 self._use(samples, least)
                 yield batch
-        finally:
-            self._uncounted = False  # what the loader has read ahead is not used
+        finally:  # what the loader has read ahead is not used
+            self._uncounted, self._passed, self._left = False, False, 0
 
     def _use(self, samples: int, least: int) -> None:
         """So many more samples of the job. An epoch that has less than `least` left is over."""
@@ -103,8 +116,25 @@ class ResumableSampler(Sampler[Sample]):
             torch.set_rng_state(before)
         return begun
 
+    def __iter__(self) -> Iterator[Sample]:
+        """From the present place to the end of the epoch; after a whole pass, the next epoch. A pass that is
+        left before its end does not count: one rank alone may look at a batch, and shards stay disjoint.
+        """
+        if self._passed:
+            self.set_epoch(self.epoch + 1)
+        elif self._left == _OFTEN:
+            glog(
+                f"{type(self).__name__}: {_OFTEN} passes were left before their end, and each began with the "
+                f"same samples of epoch {self.epoch}; for others call set_epoch(epoch) of the sampler on all "
+                "ranks before each pass"
+            )
+        self._uncounted, self._left = True, self._left + 1
+        yield from self._samples(self.order(self.epoch)[self.position :])
+        self._passed = True
+
     @abstractmethod
-    def __iter__(self) -> Iterator[Sample]: ...
+    def _samples(self, left: NDArray[np.int64]) -> Iterable[Sample]:
+        """What this rank has of the samples that are left of an epoch."""
 
 
 # ---- A sampler that resumes in the middle of an epoch, with any number of trainers
@@ -143,16 +173,11 @@ class ElasticBatchSampler(ResumableSampler[list[int]]):
         """Batches of a whole epoch."""
         return self._length // self._batch_size
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """This trainer's parts from the present place to the end of the epoch, whatever is used meanwhile: a
-        loader's workers are ahead of the training.
-        """
-        self._uncounted = True
-        start, size = self.position, self._batch_size
-        order = self.order(self.epoch)
+    def _samples(self, left: NDArray[np.int64]) -> Iterator[list[int]]:
+        size = self._batch_size
         low, high = (part * size // self._trainers for part in (self._rank, self._rank + 1))
-        for first in range(start, self._length - size + 1, size):
-            yield order[first + low : first + high].tolist()
+        for first in range(0, len(left) - size + 1, size):
+            yield left[first + low : first + high].tolist()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The loader's batches, each counted as used when it is given out."""

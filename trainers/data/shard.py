@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from trainers import progress
@@ -22,8 +24,9 @@ class ShardSampler(ResumableSampler[int]):
     lengths.
 
     Equal lengths, because in synchronous training a trainer with a batch more would wait for the others
-    without end. The order changes with every pass; `seed` makes it repeatable. To resume a training where it
-    was, with any number of trainers, loop over `batches`, and save the sampler's state:
+    without end. The order changes with every whole pass, or by `set_epoch(epoch)` on all ranks; `seed` makes
+    it repeatable. A pass that is left early begins again. To resume a training where it was, with any number
+    of trainers, loop over `batches`, and save the sampler's state:
 
         loader = DataLoader(data, batch_size=32, sampler=sampler, drop_last=True)
         for batch in sampler.batches(loader): ...       # one epoch, or what is left of it
@@ -39,16 +42,8 @@ class ShardSampler(ResumableSampler[int]):
         """Indices of a whole epoch."""
         return self._length // self._trainers
 
-    def __iter__(self) -> Iterator[int]:
-        """From the present place to the end of the epoch; after a pass that `batches` did not count, the
-        next epoch.
-        """
-        if self._uncounted:
-            self.epoch, self.position = self.epoch + 1, 0
-        self._uncounted = True
-        left = self.order(self.epoch)[self.position :]
-        mine = left[self._rank :: self._trainers][: len(left) // self._trainers]
-        return iter(mine.tolist())
+    def _samples(self, left: NDArray[np.int64]) -> Any:
+        return left[self._rank :: self._trainers][: len(left) // self._trainers].tolist()
 
     def batches(self, loader: DataLoader[T]) -> Iterator[T]:
         """The loader's batches, each counted as used when it is given out. Raises UsageError for a loader
@@ -79,8 +74,9 @@ def shard_loader(
     epoch: int = 0,
     num_workers: int = 0,
 ) -> DataLoader[Any]:
-    """Batches of this trainer's share; the last, short one is dropped. Each loop over the loader is one
-    epoch, the first one `epoch`. Raises UsageError when a share is too small for one batch.
+    """Batches of this trainer's share; the last, short one is dropped. Each whole loop over the loader is
+    one epoch, the first one `epoch`; see `ShardSampler`. Raises UsageError when a share is too small for one
+    batch.
     """
     sampler = ShardSampler(len(dataset), rank, trainers, shuffle=shuffle, seed=seed, epoch=epoch)
     if len(sampler) < batch_size:
@@ -101,10 +97,13 @@ class _Loader(DataLoader[Any]):
     """Its batches count as progress, but for those of an evaluation."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in super().__iter__():
+        assert isinstance(self.sampler, ShardSampler)
+        for number, batch in enumerate(super().__iter__(), 1):
             if torch.is_grad_enabled():
                 progress.meter.drawn(self.batch_size or 0)
+            self.sampler._passed = number == len(self)  # workers may have read to the end before
             yield batch
+        self.sampler._passed = True
 
 
 def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:

@@ -52,7 +52,7 @@ def train_resnet() -> None:
     dataset = pictures(args)
     step = 0
     for epoch in range(args.epochs):
-        model.train()  # type: ignore[no-untyped-call]  # torch's annotation
+        model.train()
         for batch_id, (img, label) in enumerate(loader(dataset(epoch), args, epoch)):
             if step == args.steps:
                 return

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -189,6 +190,24 @@ def test_a_step_is_saved_once_and_no_older_one_after_it(tmp_path: Path) -> None:
     assert model.weight[0, 0].item() == 3
     with pytest.raises(UsageError, match=r"has a checkpoint of step 3, and this is step 2: another run's\?"):
         checkpoint.save(tmp_path, 2, model)
+
+
+def test_a_step_of_another_run_is_neither_kept_nor_replaced(tmp_path: Path) -> None:
+    """It was said to be complete and durable, with the weights of the other run."""
+    model = saved(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    torch.nn.init.constant_(model.weight, 9)
+    words = r"second has a checkpoint of step 3, which this run has neither saved nor loaded"
+    with pytest.raises(UsageError, match=words):
+        checkpoint.save(tmp_path / "second", 3, model)
+    checkpoint.save(tmp_path / "second", 3, model, background=True)
+    with pytest.raises(UsageError, match=words):
+        checkpoint.wait()
+    assert checkpoint.load(tmp_path / "second", model) == 3
+    assert model.weight[0, 0].item() == 3
+    assert checkpoint.save(tmp_path / "second", 3, model) == str(tmp_path / "second" / "step-00000003")
+    checkpoint.save(tmp_path / "second", 4, model)
+    checkpoint.save(tmp_path / "second", 4, model)
 
 
 def test_a_save_that_fails_leaves_what_there_was(tmp_path: Path) -> None:

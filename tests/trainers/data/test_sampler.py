@@ -89,6 +89,15 @@ def test_without_shuffling_the_order_is_that_of_the_data() -> None:
     assert list(sampler) == [[1], [3]]
 
 
+def test_whole_passes_are_epochs_and_a_look_is_none() -> None:
+    (sampler,) = samplers(1)
+    next(iter(sampler))
+    expected = [
+        [sampler.order(epoch)[start : start + 12].tolist() for start in range(0, 96, 12)] for epoch in (0, 1)
+    ]
+    assert [list(sampler), list(sampler)] == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_that_is_ahead_counts_what_was_given_out(workers: int) -> None:

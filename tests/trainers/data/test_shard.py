@@ -25,6 +25,98 @@ def test_the_order_changes_with_every_pass_and_repeats_with_the_seed() -> None:
     assert list(ShardSampler(50, 1, 2, seed=2)) != first
 
 
+def shares_of(loaders: list[DataLoader[list[torch.Tensor]]]) -> list[list[int]]:
+    return [[int(index) for (part,) in loader for index in part] for loader in loaders]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("made_by", ["shard_loader", "DataLoader"])
+def test_a_look_at_one_batch_on_one_rank_leaves_shares_disjoint(made_by: str, workers: int) -> None:
+    """The workers read all of a small share before the look ends."""
+    size = 20 if made_by == "shard_loader" else 100
+    data = TensorDataset(torch.arange(size))
+    loaders: list[DataLoader[list[torch.Tensor]]] = [
+        shard_loader(data, 5, rank=rank, trainers=2, seed=3, num_workers=workers)
+        if made_by == "shard_loader"
+        else DataLoader(data, 5, sampler=ShardSampler(size, rank, 2, seed=3), num_workers=workers)
+        for rank in range(2)
+    ]
+    epochs = []
+    for _ in range(3):
+        next(iter(loaders[0]))
+        one, other = shares_of(loaders)
+        assert sorted(one + other) == list(range(size))
+        epochs.append(one)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.slow
+def test_workers_that_stay_begin_the_next_epoch() -> None:
+    data = TensorDataset(torch.arange(40))
+    sampler = ShardSampler(40, 0, 1, seed=3)
+    loader: DataLoader[list[torch.Tensor]] = DataLoader(
+        data, 5, sampler=sampler, num_workers=1, persistent_workers=True
+    )
+    next(iter(loader))
+    assert [shares_of([loader])[0] for _ in range(2)] == [sampler.order(epoch).tolist() for epoch in (0, 1)]
+
+
+def test_a_loop_over_the_length_of_a_loader_is_a_whole_pass() -> None:
+    loader = shard_loader(TensorDataset(torch.arange(11)), 5, rank=0, trainers=1)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    assert loader.sampler.order(1)[:5].tolist() == next(iter(loader))[0].tolist()  # type: ignore[attr-defined]
+
+
+def test_passes_that_are_left_early_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    sampler = ShardSampler(100, 0, 2)
+    firsts = {next(iter(sampler)) for _ in range(3)}
+    assert len(firsts) == 1
+    assert capsys.readouterr().err == ""
+    firsts |= {next(iter(sampler)) for _ in range(2)}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ShardSampler: 3 passes were left before their end" in line
+    assert "set_epoch(epoch)" in line
+    for epoch in range(9):
+        sampler.set_epoch(epoch)
+        firsts.add(next(iter(sampler)))
+    assert len(firsts) > 1
+    assert capsys.readouterr().err == ""
+
+
+def test_an_epoch_that_is_set_is_the_next() -> None:
+    sampler, twin = ShardSampler(50, 1, 2, seed=1), ShardSampler(50, 1, 2, seed=1)
+    passes = [list(twin) for _ in range(3)]
+    for epoch in (2, 0, 0, 1):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == passes[epoch]
+    assert list(sampler) == passes[2]
+
+
+def test_the_present_epoch_set_again_keeps_the_place_in_it() -> None:
+    before = Team(2)
+    expected = list(Team(2).loop())
+    done = first_of(before.loop(), 5)
+    after = Team(2, before.state())
+    for sampler in after.samplers:
+        sampler.set_epoch(0)
+    assert done + list(after.loop()) == expected
+
+
+def test_a_look_before_the_loop_that_counts_changes_nothing() -> None:
+    team = Team(2)
+    expected = [*Team(2).loop(), *Team(2, {**Team(2).state(), "epoch": 1}).loop()]
+    for _ in range(2):
+        next(iter(team.loaders[1]))
+        for place, step in enumerate(team.loop()):
+            assert step == expected.pop(0)
+            if place == 3:
+                next(iter(team.loaders[0]))
+    assert expected == []
+    assert team.state()["epoch"] == 2
+
+
 def test_without_shuffling_the_order_is_that_of_the_data() -> None:
     assert list(ShardSampler(6, 1, 2, shuffle=False)) == [1, 3, 5]
 
