@@ -26,9 +26,12 @@ from trainers import fleet
 # ---- Drawing
 
 _OWN_STEPS = ("minimized_after_diagnosis", "minimized_adversarially", "pair", "two_optimizers")
+_ACCUMULATED = ("accumulated", "accumulated_apart")
 _CONFLICTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("minimized", "minimized_after_backward", "minimized_with_another"), ("accumulated",)),
-    (("program", "two_programs", "merged_gradients", *_OWN_STEPS), ("accumulated",)),
+    (("minimized", "minimized_after_backward", "minimized_with_another"), _ACCUMULATED),
+    (("program", "two_programs", "merged_gradients", *_OWN_STEPS), _ACCUMULATED),
+    (("accumulated",), ("accumulated_apart",)),
+    (("batch_norm", "remembering"), ("accumulated_apart", "evaluated_while_training")),
     (("two_programs", *_OWN_STEPS), ("merged_gradients",)),
     (("merged_gradients",), ("rolled_back_to",)),
     (("dropout", "remembering"), ("sync_norm",)),

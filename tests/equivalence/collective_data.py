@@ -106,11 +106,11 @@ class Feed:
     def batches(self, start: int) -> Iterator[Batch]:
         """From turn `start` on."""
         turn = start
-        for number in itertools.count():
+        for passes in itertools.count():
             if turn >= TURNS:
                 return
             if self._block is not None and self._block["set_epoch"]:
-                self._set_epoch(50 + number)
+                self._set_epoch(50 + passes)
             self._peek(turn)
             for number, batch in enumerate(self._pass(turn)):
                 if number:

@@ -41,9 +41,14 @@ define("gradient", "clipped_by_value", "clip_grad_value_ before the step")
 define(
     "gradient",
     "accumulated",
-    "several backward passes for a step, with no_sync() or without",
-    lambda rng: {"every": rng.choice((2, 3)), "no_sync": rng.random() < 0.6},
-    weight=1.5,
+    "several backward passes for a step",
+    lambda rng: {"every": rng.choice((2, 3))},
+)
+define(
+    "gradient",
+    "accumulated_apart",
+    "the same, all but the last of them under no_sync()",
+    lambda rng: {"every": rng.choice((2, 3))},
 )
 define(
     "gradient",
@@ -270,8 +275,8 @@ class Run:
     @contextlib.contextmanager
     def without_exchange(self, which: int = 0) -> Iterator[None]:
         """Of gradients, in turns that only add them up."""
-        block = self.program.first("accumulated")
-        alone = block is not None and block["no_sync"] and (self.turn + 1) % block["every"]
+        block = self.program.first("accumulated_apart")
+        alone = block is not None and (self.turn + 1) % block["every"]
         with self.models[which].no_sync() if alone and not self.plain else contextlib.nullcontext():
             yield
 
@@ -399,8 +404,8 @@ def style(name: str, about: str, draw: Any = None, **rest: Any) -> Callable[[Sty
 def _by_hand_steps(run: Run, block: Block) -> None:
     with run.without_exchange():
         run.backward(run.loss())
-    every = run.program.first("accumulated")
-    if every is None or (run.turn + 1) % every["every"] == 0:
+    block_of = run.program.first("accumulated") or run.program.first("accumulated_apart")
+    if block_of is None or (run.turn + 1) % block_of["every"] == 0:
         run.clip()
         run.step(0)
         run.zero(0, to_none=block.get("to_none", True))

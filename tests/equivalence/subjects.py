@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tests.equivalence import collective, job, program
+from tests.equivalence import collective, job, program, serving
 from tests.equivalence.children import Job, Result, Way
 from tests.equivalence.program import Program
 
@@ -30,4 +30,5 @@ SUBJECTS = {
     "collective": Subject(
         collective.draw, collective.ways, collective.job, collective.run_plain, collective.warm_up
     ),
+    "serving": Subject(serving.draw, serving.ways, serving.job, serving.run_plain, serving.warm_up),
 }
