@@ -94,7 +94,7 @@ RUNTIME_PARTS = {
     "inference_server": {"inference", "ps", "serving", "storage", "process", "errors"},
     "strategy": {"collective", "ps", "checks", "storage", "errors"},
     "runtime": {"errors"},
-    "util": {"data", "roles", "errors"},
+    "util": {"data", "roles", "storage", "errors"},
     "collective.runtime": {
         "collective", "runtime", "strategy", "serving", "storage", "data", "notice", "optimizer",
         "progress", "roles", "errors",

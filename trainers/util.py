@@ -22,6 +22,7 @@ from fleetrun.frozen import frozen
 from trainers.data.shard import get_file_shard
 from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import Identity
+from trainers.storage.safetensors import view_of
 
 # ---- Values on the way: as a line of JSON and bytes
 
@@ -57,9 +58,8 @@ def packed(value: Any, call: str) -> bytes:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise UsageError(f"fleet.util.{call} needs dense tensors, not {value.layout}")
-        flat = value.detach().cpu().contiguous().reshape(-1)
         header |= {"kind": "tensor", "type": _name(value.dtype), "shape": list(value.shape)}
-        content = flat.view(torch.uint8).numpy().tobytes()
+        content = bytes(view_of(value.cpu().contiguous()))
     elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         array = np.ascontiguousarray(value)
         header |= {"kind": "array", "type": array.dtype.str, "shape": list(value.shape)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,13 +14,18 @@ import torch
 from fleetrun.frozen import frozen
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
+from trainers.inference_server.mixing import find_mixing
 from trainers.inference_server.protocol import DATATYPES, TensorSpec
+from trainers.process.log import glog
 from trainers.ps.tables.shared import SharedRows, SharedVersion
 from trainers.serving.lookup import TABLES
 from trainers.storage.errors import LoadError
 
 _SMALLEST, _ANY_SIZE = 2, 1 << 40
 """Torch says 2 where there is no least size: 0 and 1 are special to it."""
+
+_PROBES = (1, 0), (2e6, -1e6), (0, 1), (0, 3e38), (0, -3e38), (0, math.nan)
+"""The width and the start of ranges of numbers: ordinary, large of both signs, equal, and extreme ones."""
 
 _SIZE = r"L\['inputs'\]\[\d+\]\.size\(\)\[\d+\]"
 _EQUAL = re.compile(f"{_SIZE} == {_SIZE}")
@@ -56,8 +62,8 @@ class ModelVersion:
 
 class ServedProgram:
     """The program of a bundle. `inputs` and `outputs`: what it takes and gives; outputs that are not tensors
-    are left out. `joins`: whether requests can be computed together, one after the other in the first
-    dimension. Raises LoadError.
+    are left out. `mixes`: why requests cannot be computed together, one after the other in the first
+    dimension; "": they can. Raises LoadError.
     """
 
     def __init__(self, program: CacheFile, about: Mapping[str, Any]) -> None:
@@ -73,17 +79,12 @@ class ServedProgram:
         self.outputs = [
             TensorSpec(names[place], given[place].dtype, _sizes(given[place])) for place in self._places
         ]
-        tensors = [*taken, *(given[place] for place in self._places)]
-        firsts = {_first(tensor) for tensor in tensors}
-        inner = [str(size) for tensor in tensors for size in tensor.shape[1:]]
-        self.joins = len(firsts) == 1 and not any(
-            first is None or first in size for first in firsts for size in inner
-        )
+        self.mixes = find_mixing(exported, [*taken, *(given[place] for place in self._places)])
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype not in DATATYPES:
                 raise LoadError(f"{spec.name!r} is {spec.dtype}, for which the protocol has no name")
         sizes = [size for spec in self.inputs for size in spec.shape[1:]]
-        self._checked = not self.joins or None in sizes or _bounded(exported)
+        self._checked = bool(self.mixes) or None in sizes or _bounded(exported)
         self._module = exported.module() if self._checked else _unchecked(exported)
 
     def __call__(self, weights: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> Outputs:
@@ -95,14 +96,21 @@ class ServedProgram:
                 found = self._module(*weights, *inputs)
         return {spec.name: found[place] for spec, place in zip(self.outputs, self._places, strict=True)}
 
-    def example(self, rows: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """Inputs that any program should take: small whole numbers, others between 0 and 1."""
-        found = []
+    @property
+    def joins(self) -> bool:
+        """Whether requests can be computed together."""
+        return not self.mixes
+
+    def example(self, rows: int, scale: float, start: float, bits: int) -> tuple[torch.Tensor, ...]:
+        """Draw inputs: numbers from `start` on, up to `scale` from it, and whole numbers of so many bits."""
+        random, found = torch.Generator().manual_seed(rows), []
         for spec in self.inputs:
             shape = [2 if size is None else size for size in spec.shape]
             shape[:1] = [rows] if spec.shape and spec.shape[0] is None else shape[:1]
-            values = torch.rand(shape, generator=random)
-            found.append((values if spec.dtype.is_floating_point else values.round()).to(spec.dtype))
+            largest = 1 << min(bits, 8 * spec.dtype.itemsize - 1)
+            whole = torch.randint(largest, shape, generator=random)
+            numbers = start + scale * torch.rand(shape, generator=random, dtype=torch.float64)
+            found.append((numbers if spec.dtype.is_floating_point else whole).to(spec.dtype))
         return tuple(found)
 
 
@@ -151,14 +159,20 @@ class ServedModel:
         self._tables, self.version = tables, version
 
     def warm_up(self) -> None:
-        """The first calls compile and allocate. They also show whether the rows of a batch depend on each
-        other, by a softmax over the batch for example: then requests are not computed together.
+        """The first calls compile and allocate. They also check that an ordinary request has the same answer
+        together with others of all kinds, which the program takes; else requests are not computed together.
         """
-        random = torch.Generator().manual_seed(1)
-        requests = [self.program.example(rows, random) for rows in (2, 3)]
-        alone = [self._one(request) for request in requests]
-        if self.program.joins:
-            self.program.joins = all(map(_alike, alone, self._together(requests)))
+        program, ordinary = self.program, self.program.example(2, 1, 0, 1)
+        alone = self._one(ordinary)
+        if program.joins:
+            answered = (bits for bits in range(62, 0, -1) if self._answers(program.example(3, 1, 0, bits)))
+            bits = next(answered, 1)  # as many as the largest ids have that it takes
+            for scale, start in _PROBES:
+                other = program.example(3, scale, start, bits)
+                if self._answers(other) and not _alike(alone, self._together([ordinary, other])[0]):
+                    program.mixes = f"an answer changed together with a request of numbers around {start:g}"
+        if program.mixes:
+            glog(f"requests are computed one by one: {program.mixes}")
 
     def compute(self, requests: Sequence[tuple[torch.Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
         """The outputs, or what went wrong, of each. Requests of one call have equal types and shapes, but
@@ -180,6 +194,9 @@ class ServedModel:
         except Exception:  # noqa: BLE001  (whatever it is, one of them may be the reason)
             return [None] * len(rows)
         return [{name: pieces[place] for name, pieces in parts.items()} for place in range(len(rows))]
+
+    def _answers(self, inputs: tuple[torch.Tensor, ...]) -> bool:
+        return not isinstance(self._one(inputs), BaseException)
 
     def _one(self, inputs: tuple[torch.Tensor, ...]) -> Result:
         try:
@@ -307,8 +324,3 @@ def _names(exported: torch.export.ExportedProgram) -> list[str]:
 
 def _sizes(tensor: torch.Tensor) -> tuple[int | None, ...]:
     return tuple(size if isinstance(size, int) else None for size in tensor.shape)
-
-
-def _first(tensor: torch.Tensor) -> str | None:
-    """The symbol of the first size; None where it is a number, or there is none."""
-    return None if not tensor.dim() or isinstance(tensor.shape[0], int) else str(tensor.shape[0])

@@ -64,8 +64,14 @@ def pack(
 
 
 def view_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, without a copy."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    """The bytes of a contiguous tensor on the CPU, without a copy."""
+    return bytes_of(tensor).numpy().data
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor, (size,) uint8, without a copy."""
+    # A tensor of one element counts as contiguous whatever its stride, with which no view of bytes exists.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def unpack(content: torch.Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, torch.Tensor]:

@@ -40,6 +40,7 @@ def alike(left: Any, right: Any) -> bool:
         torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
         torch.tensor([True, False]),
         torch.arange(6).view(2, 3).t(),
+        torch.rand(1, 3)[:, 0],
     ],
 )
 def test_what_comes_is_what_was_given(value: Any) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from trainers.export import save_program
 from trainers.inference_server.files import CacheFile
 from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.serving.bundle import read_bundle
 from trainers.storage.errors import LoadError
+from trainers.zoo.resnet import ResNet
 
 pytestmark = pytest.mark.slow  # torch.export
 
 
-class Function(torch.nn.Module):
+class Function(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self._function = function
@@ -33,8 +37,11 @@ class Counting(Function):
         return x + self.calls
 
 
-def served(folder: Path, model: torch.nn.Module, rows: int = 5) -> ServedModel:
-    save_program(folder, model.eval(), torch.rand(rows, 3), None, {})
+def served(
+    folder: Path, model: nn.Module, example: torch.Tensor | None = None, *, unread: bool = False
+) -> ServedModel:
+    """`unread`: as if nothing in the program's graph could combine rows."""
+    save_program(folder, model.eval(), torch.rand(5, 3) if example is None else example, None, {})
     bundle = read_bundle(folder, "inference", ("program", "weights"))
     files = {}
     for part, content in bundle.contents.items():
@@ -43,6 +50,8 @@ def served(folder: Path, model: torch.nn.Module, rows: int = 5) -> ServedModel:
         files[part] = CacheFile(path=str(path), size=len(content))
     version = ModelVersion(sequence=1, version="1", about=bundle.about, values=None, **files)
     found = ServedModel(version)
+    if unread:
+        found.program.mixes = ""
     found.warm_up()
     return found
 
@@ -74,13 +83,49 @@ def test_a_program_with_a_least_size_is_checked_for_each_request(tmp_path: Path)
         lambda x: x.softmax(0),
         lambda x: x[:1] + x,
         lambda x: x - x.mean(0),
+        lambda x: x / torch.where(x.max() > 1, 255.0, 1.0),
+        lambda x: (x * (127 / x.abs().amax())).round(),
+        lambda x: x / x.shape[0],
+        lambda x: x + torch.arange(x.shape[0])[:, None],
+        lambda x: torch.full_like(x, 2.0) + torch.full(x.shape, x.shape[0]),
+        lambda x: x + torch.arange(999.0)[: x.shape[0], None],
+        lambda x: x.cumsum(0),
+        lambda x: x.sort(0).values,
+        lambda x: x.flip(0),
+        lambda x: x.roll(1),
+        lambda x: x[x[:, 0].argsort()],
+        lambda x: x.gather(0, (x < 9).long()),
+        lambda x: torch.ones(9, 99).gather(1, (x > 9).long().T).T,
+        lambda x: functional.embedding((x[:, 0] > 9).long(), x),
+        lambda x: x.T.reshape(x.shape),
+        lambda x: x.flatten().cumsum(0).view(x.shape),
+        lambda x: torch.cat([x, x])[: x.shape[0]],
+        lambda x: torch.vstack([x[:1], x])[1:],
+        lambda x: x.repeat(2, 1).view(x.shape[0], 2, 3).sum(1),
+        lambda x: x.clone().index_put_((torch.tensor([0]),), torch.tensor(1.0)),
+        lambda x: zeroed(x.clone()),
+        lambda x: torch.einsum("ri,si->r", x, x)[:, None],
+        lambda x: functional.batch_norm(x, None, None, training=True),
+        lambda x: functional.normalize(x, dim=0),
+        lambda x: functional.layer_norm(x.T, x.shape[:1]).T,
+        lambda x: functional.scaled_dot_product_attention(x, x, x),
+        lambda x: functional.instance_norm(x.T[None])[0].T,
+        lambda x: functional.conv1d(x.T[None], torch.ones(3, 3, 3), padding=1)[0].T,
+        lambda x: torch.tril(x @ torch.ones(3, 3)),
+        lambda x: x * (x @ x.T).sum(),
     ],
 )
-def test_rows_that_depend_on_each_other_are_not_joined_with_those_of_another_request(
-    tmp_path: Path, function: Callable[[torch.Tensor], torch.Tensor]
+def test_rows_that_may_depend_on_each_other_are_not_joined_with_those_of_another_request(
+    tmp_path: Path, function: Callable[[torch.Tensor], torch.Tensor], capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = served(tmp_path, Function(function))
     assert not model.program.joins
+    assert re.search("one by one: (operator aten|the first dimension)", capfd.readouterr().err)
+
+
+def zeroed(x: torch.Tensor) -> torch.Tensor:
+    x[:1].zero_()
+    return x
 
 
 def test_rows_that_do_not_are(tmp_path: Path) -> None:
@@ -91,6 +136,132 @@ def test_rows_that_do_not_are(tmp_path: Path) -> None:
     for request, result in zip((one, other), results, strict=True):
         assert isinstance(result, dict)
         assert torch.allclose(result["output"], request.softmax(1))
+
+
+@pytest.mark.parametrize(
+    ("function", "example"),
+    [
+        (lambda x: x / torch.where(x.max() > 1, 255.0, 1.0), torch.rand(5, 3)),
+        (lambda x: x - x.clamp(max=0).amin(), torch.rand(5, 3)),
+        (lambda x: x / x.abs().max().clamp(min=1e9), torch.rand(5, 3)),
+        (lambda x: x + (x == 1).all(1).any(), torch.rand(5, 3)),
+        (
+            lambda ids: (ids.max() > 100) * 1.0 + functional.embedding(ids, torch.rand(200, 2)),
+            torch.ones(5, 3).long(),
+        ),
+        (lambda ids: (ids.max() > 1 << 40) + ids, torch.ones(5, 3).long()),
+    ],
+)
+def test_probes_find_what_depends_on_large_and_rare_values(
+    tmp_path: Path, function: Callable[[torch.Tensor], torch.Tensor], example: torch.Tensor
+) -> None:
+    model = served(tmp_path, Function(function), example, unread=True)
+    assert model.program.mixes.startswith("an answer changed")
+
+
+class Attention(nn.Module):
+    """As most models have it: heads by views, and the rows in the middle of a dimension for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.Linear(8, 24)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.first = nn.Parameter(torch.rand(1, 1, 8))
+        self.positions = nn.Embedding(9, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
+        x = x + self.positions(torch.arange(x.shape[1]))
+        heads = self.all(x).reshape(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        queries, keys, values = heads.unbind(0)
+        found = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        scores = (queries @ keys.transpose(-1, -2)).masked_fill(torch.ones(5, 5).triu(1) > 0, -9.0)
+        found = (
+            found + scores.softmax(-1) @ values + torch.einsum("bhtd,bhsd,bhse->bhte", queries, keys, values)
+        )
+        return self.encoder(found.transpose(1, 2).reshape(x.shape))[:, 0]
+
+
+class Clicks(nn.Module):
+    """Tables, bags and their products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.bag = nn.Embedding(1000, 4, padding_idx=0), nn.EmbeddingBag(1000, 4, mode="mean")
+        self.tower = nn.Sequential(
+            nn.Linear(16, 8), nn.LayerNorm(8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout()
+        )
+        self.gates = nn.ModuleList([nn.Linear(8, 2) for _ in range(2)])
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = self.table(ids)
+        pairs = (rows.sum(1).square() - rows.square().sum(1)) / 2
+        crosses = torch.stack([rows[:, i] * rows[:, j] for i, j in [(0, 1), (1, 2)]], 1)
+        chosen = rows[:, [0, 2]] * functional.one_hot(ids % 2, 4)[:, :2]
+        x = self.tower(torch.cat([self.bag(ids), pairs, crosses.mean(1), chosen.amax(1)], 1))
+        weights = torch.stack([gate(x).softmax(-1) for gate in self.gates], -1)
+        best = torch.where(x > 0, x, 0.1).topk(3, -1).values.sort(-1).values
+        return {
+            "best": best,
+            "weights": weights,
+            "length": (ids != 0).sum(1),
+            "sure": functional.normalize(x),
+        }
+
+
+class Last(nn.Module):
+    """The last state of a sequence."""
+
+    def __init__(self, states: nn.Module, *, turned: bool = False) -> None:
+        super().__init__()
+        self.states, self._turned = states, turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.states(x.transpose(0, 1))[0][-1] if self._turned else self.states(x)[0][:, -1]
+
+
+ORDINARY = {
+    "linear": (nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1), nn.Sigmoid()), torch.rand(5, 3)),
+    "conv": (
+        nn.Sequential(
+            *(
+                nn.Conv2d(3, 4, 3, padding=1),
+                nn.BatchNorm2d(4),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.GroupNorm(2, 4),
+            ),
+            *(
+                nn.Conv2d(4, 4, 3),
+                nn.InstanceNorm2d(4),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(4, 2),
+            ),
+        ),
+        torch.rand(5, 3, 8, 8),
+    ),
+    "attention": (Attention(), torch.rand(5, 4, 8)),
+    "clicks": (Clicks(), torch.randint(0, 1000, (5, 3))),
+    "sequence": (Last(nn.LSTM(8, 3, batch_first=True)), torch.rand(5, 4, 8)),
+    "turned": (Last(nn.GRU(8, 3), turned=True), torch.rand(5, 4, 8)),
+    "resnet": (ResNet(18, class_dim=3, width=4), torch.rand(5, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_models_are_joined(tmp_path: Path, name: str) -> None:
+    module, example = ORDINARY[name]
+    model = served(tmp_path, module, example)
+    assert model.program.mixes == ""
+    some = [(example[:2],), (example[2:],)]
+    _, results = model.compute(some)
+    for request, result in zip(some, results, strict=True):
+        wanted = module(*request)
+        wanted = wanted if isinstance(wanted, dict) else {"output": wanted}
+        assert isinstance(result, dict)
+        for key, value in wanted.items():
+            assert torch.allclose(result[key], value, atol=1e-5)
 
 
 def test_a_program_that_remembers_requests_is_refused(tmp_path: Path) -> None:

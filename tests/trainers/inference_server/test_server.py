@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
         rows = self.rows(ids).sum(1)
-        return {"score": (rows * x).sum(1), "rows": rows}
+        return {"score": (rows * x).sum(1), "rows": rows, "column": x[:, 1]}
 
 
 class Guarded(Net):
@@ -93,7 +93,7 @@ def test_answers_are_those_of_the_model_for_many_clients_at_once(server: Served)
     def ask(number: int) -> bool:
         inputs = batch(1 + number % 7, number)
         _, outputs = server.infer(inputs, binary=number % 2 == 0)
-        return list(outputs) == ["score", "rows"] and equal(outputs, computed(model, inputs))
+        return list(outputs) == ["score", "rows", "column"] and equal(outputs, computed(model, inputs))
 
     with ThreadPoolExecutor(16) as clients:
         assert all(clients.map(ask, range(200)))
@@ -115,6 +115,7 @@ def test_what_it_serves_and_whether_it_is_ready(server: Served) -> None:
     assert about["outputs"] == [
         {"name": "score", "datatype": "FP32", "shape": [-1]},
         {"name": "rows", "datatype": "FP32", "shape": [-1, 4]},
+        {"name": "column", "datatype": "FP32", "shape": [-1]},
     ]
     (version,) = about["versions"]
     for path in ("/v2/health/live", "/v2/health/ready", "/v2", f"{server.path}/versions/{version}/ready"):

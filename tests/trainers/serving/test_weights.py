@@ -23,6 +23,7 @@ class Mixed(torch.nn.Module):
         self.two.weight = self.one.weight
         self.register_buffer("flags", torch.tensor([True, False, True]))
         self.register_buffer("count", torch.tensor(7, dtype=torch.int16))
+        self.register_buffer("single", torch.randn(1, 3)[:, 1])
         self.register_buffer("none", torch.empty(0, 3, dtype=torch.float64))
         self.register_buffer("wave", torch.randn(2, dtype=torch.complex64))
         self.register_buffer("passing", torch.ones(1), persistent=False)

@@ -27,6 +27,7 @@ from trainers.ps.kernels.shared import (
     remove_shared,
 )
 from trainers.ps.tables.spec import TableSpec
+from trainers.storage.safetensors import bytes_of
 
 _SMALLEST = 1024
 _ROOM = 8
@@ -94,7 +95,7 @@ class SharedTable:
         words = torch.zeros(count, words_of(self.spec), dtype=torch.int64)
         values = values.to(self.spec.rows.dtype.dtype)
         size = self.spec.size * values.element_size()
-        words.view(torch.uint8)[:, :size] = values.contiguous().view(torch.uint8).view(count, size)
+        words.view(torch.uint8)[:, :size] = bytes_of(values.contiguous()).view(count, size)
         slots, replaced = self._take(count), np.empty(count, np.int64)
         before, new = put_shared(
             *self._arrays(), number, keys.numpy(), words.view(-1).numpy(), slots, replaced

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from trainers.storage.safetensors import bytes_of
+
 Spans = Sequence[tuple[int, int]]
 """Places [start, stop) in the ids of a batch."""
 
@@ -58,8 +60,7 @@ class Staging:
     def to_host(self, tensors: Sequence[torch.Tensor]) -> Arriving:
         """These as they will be when what has been queued on the device until now is done."""
         packed = self._buffer(tensors)
-        flats = [tensors[place].contiguous().view(-1) for place in _order(tensors)]
-        there = torch.cat([flat.view(torch.uint8) for flat in flats])
+        there = torch.cat([bytes_of(tensors[place].contiguous()) for place in _order(tensors)])
         if self._stream is not None:
             self._stream.wait_stream(self._module.current_stream(self.device))
         with self._beside():

@@ -217,6 +217,7 @@ def test_many_tensors_go_in_one(to_host: bool, device: torch.device) -> None:
         torch.randn(()),
         torch.arange(5, dtype=torch.int32)[::2],
         torch.randn(1, 3).double(),
+        torch.randn(1, 3)[:, 0],
         torch.tensor([1, 2, 3], dtype=torch.uint8),
     ]
     staging = Staging(device)
