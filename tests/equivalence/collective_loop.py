@@ -471,6 +471,26 @@ def _minimized_after_diagnosis(run: Run, block: Block) -> None:
     run.minimize(0, loss)
 
 
+@style(
+    "two_losses",
+    "two losses, of one forward pass or of two, and a backward pass for each",
+    lambda rng: {"forwards": rng.choice((1, 2))},
+    weight=1.5,
+)
+def _two_losses(run: Run, block: Block) -> None:
+    if block["forwards"] == 1:
+        out = run.output()
+        losses = [run.scaled(loss_of(kind, out, run.batch.y)) for kind in ("mse", "smooth")]
+        run.see("loss", losses[0], shared=True)
+    else:
+        losses = [run.loss(), run.loss(kind="smooth")]
+    run.backward(losses[0], retain_graph=block["forwards"] == 1)
+    run.backward(losses[1])
+    run.clip()
+    run.step(0)
+    run.zero(0)
+
+
 @style("two_optimizers", "two optimizers minimize the same loss, each for its parameters", weight=1.5)
 def _two_optimizers(run: Run, block: Block) -> None:
     loss = run.loss()

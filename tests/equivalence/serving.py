@@ -228,7 +228,7 @@ def _over_grpc(settings: ServeSettings) -> Any:
             request.raw_input_contents.append(tensor.contiguous().numpy().tobytes())
         answer = stub.ModelInfer(request, timeout=60)
         return {
-            each.name: torch.frombuffer(bytearray(raw), dtype=dtypes[each.datatype]).view(*each.shape)
+            each.name: torch.frombuffer(bytearray(raw), dtype=dtypes[each.datatype]).view(tuple(each.shape))
             for each, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
         }
 

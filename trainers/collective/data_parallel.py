@@ -7,17 +7,19 @@ half precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
 
 from fleetrun.frozen import frozen
 from trainers.collective.configs import LocalSGDConfigs
-from trainers.errors import UsageError
+from trainers.errors import NotSupportedError, UsageError
 
 
 class DataParallel(DistributedDataParallel):
@@ -30,6 +32,8 @@ class DataParallel(DistributedDataParallel):
 
     in_step = False
     """True if all ranks make each forward pass together, also those without an exchange of gradients."""
+    _pass, _expects = -1, False
+    """The latest backward pass, and whether torch exchanges the gradients of the next one."""
 
     def __init__(
         self, module: torch.nn.Module, *, find_unused_parameters: bool = False, bucket_cap_mb: float = 25.0
@@ -41,6 +45,7 @@ class DataParallel(DistributedDataParallel):
         if self.training or torch.is_grad_enabled():
             output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
             self._send()
+            self._follow(output)
             return output
         self._take()
         return self.module(*inputs, **kwargs)
@@ -49,6 +54,33 @@ class DataParallel(DistributedDataParallel):
         if not mode:
             self._take()
         return super().train(mode)  # type: ignore[no-any-return, no-untyped-call]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _follow(self, output: Any) -> None:
+        """Exchange the gradients of each backward pass through the output. Torch exchanges those of one after
+        a forward pass, and each rank would keep its own gradients of another: of a graph that was retained,
+        or of the second of two forward passes.
+        """
+        self._expects |= torch.is_grad_enabled() and self.require_backward_grad_sync
+        leaf = next(get_gradient_edge(each).node for each in self.parameters() if each.requires_grad)
+
+        def before(grad: torch.Tensor) -> None:
+            current = torch._C._current_graph_task_id()
+            if current == self._pass or not torch._C._will_engine_execute_node(leaf):
+                return
+            if self.require_backward_grad_sync and not self._expects:
+                if self.find_unused_parameters:
+                    raise NotSupportedError(
+                        "NotSupported: two backward passes after a forward pass, with "
+                        "find_unused_parameters; add the losses up"
+                    )
+                self.reducer._rebuild_buckets()  # as before a forward pass
+                self.reducer.prepare_for_backward([])
+            self._pass, self._expects = current, False
+
+        for each in _find_tensors(output):  # type: ignore[no-untyped-call]
+            if each.requires_grad:
+                each.register_hook(before)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
@@ -78,12 +110,6 @@ class DataParallel(DistributedDataParallel):
 # ---- How gradients of all ranks are combined when DDP's own average will not do
 
 
-class Bucket(Protocol):
-    """torch's GradBucket, which it does not name for type checkers."""
-
-    def buffer(self) -> torch.Tensor: ...
-
-
 @frozen
 class Reducing:
     """The sum of all ranks' gradients over `divisor`. `dtype`: in which they travel; None: in their own."""
@@ -92,7 +118,7 @@ class Reducing:
     dtype: torch.dtype | None = None
 
 
-def reduce(how: Reducing, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """What a communication hook of DDP does."""
     buffer = bucket.buffer()
     sent = buffer if how.dtype is None else buffer.to(how.dtype)
@@ -181,9 +207,9 @@ class Cadence:
 # ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
 
 
-def device_of(model: torch.nn.Module) -> str:
-    """The type of device that it computes on: an accelerator if any parameter is there."""
-    kinds = [param.device.type for param in model.parameters()]
+def device_of(params: Iterable[torch.Tensor]) -> str:
+    """The type of device that computes with them: an accelerator if any of them is there."""
+    kinds = [param.device.type for param in params]
     return next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
 
 
@@ -193,7 +219,7 @@ def compute_in(
     """Call the model under autocast, until the handles are removed. Its outputs are float32 again, so that a
     loss of them is computed in full precision. `hook` makes what the model calls out of a function.
     """
-    device = device_of(model)
+    device = device_of(model.parameters())
     open_contexts: list[torch.autocast] = []  # a model may call itself
 
     def before(module: torch.nn.Module, inputs: Any) -> None:
