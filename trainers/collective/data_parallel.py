@@ -61,7 +61,6 @@ class DataParallel(DistributedDataParallel):
         a forward pass, and each rank would keep its own gradients of another: of a graph that was retained,
         or of the second of two forward passes.
         """
-        self._expects |= torch.is_grad_enabled() and self.require_backward_grad_sync
         leaf = next(get_gradient_edge(each).node for each in self.parameters() if each.requires_grad)
 
         def before(grad: torch.Tensor) -> None:
@@ -80,6 +79,7 @@ class DataParallel(DistributedDataParallel):
 
         for each in _find_tensors(output):  # type: ignore[no-untyped-call]
             if each.requires_grad:
+                self._expects |= self.require_backward_grad_sync
                 each.register_hook(before)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

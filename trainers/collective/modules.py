@@ -146,8 +146,9 @@ class _Recomputed:
             return self._forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # there the contexts below have no meaning
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
-        kwargs |= {"use_reentrant": False, "context_fn": lambda: (nullcontext(), self)}
-        return checkpoint(self._forward, *args, **kwargs)
+        return checkpoint(
+            self._forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), self), **kwargs
+        )
 
     def __enter__(self) -> None:
         self._places = [
