@@ -58,8 +58,7 @@ KIND ?= attack
 attack: venv
 	ATTACK_SEED=$(SEED) $(BIN)/pytest tests/attack --minutes $(MINUTES) -k $(KIND) -q -s -o faulthandler_timeout=0
 
-# Random training loops, on parameter servers and in one torch process: for so many minutes.
-# SEED=17 repeats one program.
+# Random programs, with fleet and with plain torch: for so many minutes. SEED=17 repeats those of one seed.
 fuzz: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.equivalence.run --minutes $(MINUTES) $(if $(SEED),--seeds $(SEED))
 

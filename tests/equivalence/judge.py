@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.equivalence.job import WAYS, Result, Way, run_plain, served
-from tests.equivalence.loop import Seen
+from tests.equivalence.children import Result, Seen, Way
 from tests.equivalence.program import Program
+from tests.equivalence.subjects import SUBJECTS
 
 TOLERANCE = 1e-5
 _NOT_REFUSED = ("ServerError", "TrainerLostError", "TablesLostError", "ServerFullError")
@@ -52,7 +52,22 @@ def _differs(label: str, found: torch.Tensor, wanted: torch.Tensor) -> str:
 
 
 def compare(results: Sequence[Result], plain: Result) -> str:
-    """What differs first, or nothing. A run that ended with an error is compared as far as it came."""
+    """What differs first, or nothing. A run that ended with an error is compared as far as it came. Stages of
+    a job are compared with one plain run, one after the other.
+    """
+    start = 0
+    for stage in range(max(each.stage for each in results) + 1):
+        mine = [each for each in results if each.stage == stage]
+        last = all(each.stage <= stage for each in results)
+        stop = len(plain.seen) if last else start + len(mine[0].seen)
+        part = Result(plain.seen[start:stop], plain.final if last else {}, plain.error if last else None)
+        if problem := _compare_stage(mine, part):
+            return problem + (f" (after {stage} restarts)" if stage else "")
+        start = stop
+    return ""
+
+
+def _compare_stage(results: Sequence[Result], plain: Result) -> str:
     ended = any(each.error is not None for each in (*results, plain))
     count = min(len(each.seen) for each in (*results, plain))
     for place in range(count):
@@ -74,7 +89,7 @@ def _compare_seen(found: Sequence[Seen], wanted: Seen) -> str:
         return f"{found[0].label!r} was seen, not {wanted.label!r}"
     if wanted.shared:
         return _differs(wanted.label, torch.stack([each.value for each in found]).mean(0), wanted.value)
-    problems = (_differs(wanted.label, each.value, wanted.value) for each in found)
+    problems = (_differs(wanted.label, each.value, wanted.value) for each in found if each.there)
     return next(filter(None, problems), "")
 
 
@@ -88,15 +103,18 @@ def _compare_finals(result: Result, plain: Result) -> str:
 
 
 def ways_of(program: Program) -> list[Way]:
-    return [way for way in WAYS if way.trainers == 1 or not program.alone]
+    return SUBJECTS[program.subject].ways(program)
 
 
 def judge(program: Program, ways: Sequence[Way]) -> list[Verdict]:
     """Run the program in these ways at once."""
-    found = []
+    found, subject = [], SUBJECTS[program.subject]
     with ExitStack() as stack:
-        jobs = [(way, stack.enter_context(served(program, way))) for way in ways]
-        plains = {count: run_plain(program, range(count)) for count in {way.trainers for way in ways}}
+        jobs = [(way, stack.enter_context(subject.job(program, way))) for way in ways]
+        plains = {
+            way.trainers: subject.plain(program, way)
+            for way in {each.trainers: each for each in ways}.values()
+        }
         for way, job in jobs:
             results, problem = job.results()
             found.append(_verdict(way, results, problem, plains[way.trainers]))

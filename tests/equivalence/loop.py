@@ -12,21 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.equivalence.children import Seen
 from tests.equivalence.data import Batch, CountingSampler, Examples, as_dict, batches_of, random_number
 from tests.equivalence.model import Net
 from tests.equivalence.program import BATCH, DIM, ROWS, STEPS, Block, Program, define, some_steps
 from tests.equivalence.rules import SCHEDULERS, Steppers
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A value that the loop saw. `shared`: it is of this trainer's examples, and the mean over trainers is
-    that of one process.
-    """
-
-    label: str
-    value: torch.Tensor
-    shared: bool = False
 
 
 class Stop(Exception):

@@ -99,7 +99,7 @@ def _frozen() -> torch.nn.Module:
     return torch.nn.Linear(DIM, DIM).requires_grad_(False)
 
 
-_LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "tanh_layer": lambda: torch.nn.Sequential(torch.nn.Linear(DIM, DIM), torch.nn.Tanh()),
     "layer_norm": lambda: torch.nn.LayerNorm(DIM, eps=0.1),
     "batch_norm": lambda: torch.nn.BatchNorm1d(DIM, eps=0.1),
@@ -151,7 +151,7 @@ class Net(torch.nn.Module):
         }
         self.x = torch.nn.Linear(NUMBERS, DIM)
         self.layers = torch.nn.Sequential(
-            *(_LAYERS[each.name]() for each in program.family("layer") if each.name in _LAYERS)
+            *(LAYERS[each.name]() for each in program.family("layer") if each.name in LAYERS)
         )
         self.out = torch.nn.Linear(DIM, 1)
         learned = [place for place, block in enumerate(self.blocks) if block.get("learned")]

@@ -70,11 +70,14 @@ def define(family: str, name: str, about: str, draw: Draw | None = None, **rest:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Blocks in the order in which they were drawn. `kept`: their places in the program of the seed."""
+    """Blocks in the order in which they were drawn. `kept`: their places in the program of the seed.
+    `subject`: what it is about, as `subjects.SUBJECTS` names it.
+    """
 
     seed: int
     blocks: tuple[Block, ...]
     kept: tuple[int, ...]
+    subject: str = "ps"
 
     def all(self, name: str) -> list[Block]:
         return [each for each in self.blocks if each.name == name]
@@ -101,7 +104,8 @@ class Program:
         """The program with the blocks of these places of the seed's program."""
         wanted = set(kept)
         pairs = [pair for pair in zip(self.kept, self.blocks, strict=True) if pair[0] in wanted]
-        return Program(self.seed, tuple(block for _, block in pairs), tuple(place for place, _ in pairs))
+        places = tuple(place for place, _ in pairs)
+        return Program(self.seed, tuple(block for _, block in pairs), places, self.subject)
 
     def without(self, names: Iterable[str]) -> Program:
         """The program without the blocks of these names."""
@@ -112,13 +116,23 @@ class Program:
         """The program to read: a line for each block, with what it does."""
         found = [
             f"{family + ':':<10} {block!s:<58} # {KINDS[block.name].about}"
-            for family in FAMILIES
+            for family in FAMILIES[self.subject]
             for block in self.family(family)
         ]
-        return found or ["(no blocks: one table, SGD, a list of batches)"]
+        return found or ["(no blocks: all that is missing has a plain default)"]
 
 
-FAMILIES = ("job", "table", "use", "layer", "optimizer", "rate", "source", "batch", "loop")
+FAMILIES = {
+    "ps": ("job", "table", "use", "layer", "optimizer", "rate", "source", "batch", "loop"),
+    "collective": (
+        *("world", "layer", "part", "strategy", "optimizer", "rate", "data"),
+        *("style", "gradient", "event", "checkpoint"),
+    ),
+    "serving": ("input", "mix", "head", "request"),
+}
+"""Of the blocks of each kind of program."""
+_ONLY_ON_SERVERS = ("sparse_adam_and_adam", "sgd_and_adagrad", "ftrl", "groups", "on_plateau")
+"""Kinds of shared families that need tables, or the loss of one process."""
 
 
 def some_steps(rng: random.Random, most: int = 3) -> tuple[int, ...]:
@@ -134,41 +148,62 @@ def _made(rng: random.Random, kind: Kind) -> Block:
     return Block(kind.name, tuple(kind.draw(rng).items()))
 
 
+class Drawing:
+    """The blocks that have been drawn so far, of `usable` kinds."""
+
+    def __init__(self, rng: random.Random, usable: list[Kind]) -> None:
+        self.rng = rng
+        self.blocks: list[Block] = []
+        self._usable = usable
+
+    def add(self, family: str, count: int = 1) -> None:
+        """Draw so many blocks of a family, or as many as there are."""
+        for _ in range(count):
+            drawn = {each.name for each in self.blocks}
+            found = [
+                each
+                for each in self._usable
+                if each.family == family and each.weight and not (each.once and each.name in drawn)
+            ]
+            if found:
+                self.blocks.append(_made(self.rng, _pick(self.rng, found)))
+
+    def program(self, seed: int, subject: str = "ps") -> Program:
+        return Program(seed, tuple(self.blocks), tuple(range(len(self.blocks))), subject)
+
+
+def kinds_of(subject: str) -> list[Kind]:
+    """All kinds of blocks that its programs may have."""
+    left_out = () if subject == "ps" else _ONLY_ON_SERVERS
+    return [each for each in KINDS.values() if each.family in FAMILIES[subject] and each.name not in left_out]
+
+
 def draw(seed: int) -> Program:
-    """The program of a seed."""
+    """The program of a seed for parameter servers."""
     rng = random.Random(seed)
     merged = rng.random() < 0.08
     refused = rng.random() < 0.14
     alone = rng.random() < 0.5
-    usable = [
-        each
-        for each in KINDS.values()
-        if (not merged or each.merged) and (alone or not each.alone) and not each.refused
-    ]
-    blocks: list[Block] = []
-
-    def add(family: str, count: int) -> None:
-        for _ in range(count):
-            drawn = {each.name for each in blocks}
-            found = [
-                each
-                for each in usable
-                if each.family == family and each.weight and not (each.once and each.name in drawn)
-            ]
-            if found:
-                blocks.append(_made(rng, _pick(rng, found)))
-
+    kinds = kinds_of("ps")
+    drawing = Drawing(
+        rng,
+        [
+            each
+            for each in kinds
+            if (not merged or each.merged) and (alone or not each.alone) and not each.refused
+        ],
+    )
     if merged:
-        blocks.append(_made(rng, KINDS["merged_steps"]))
-    add("job", rng.randint(0, 1))
-    add("table", rng.randint(1, 3))
-    add("use", rng.choice((0, 1, 1, 2)))
-    add("layer", 0 if merged else rng.choice((0, 1, 1, 2)))
-    add("optimizer", 1)
-    add("rate", rng.choice((0, 1, 1)))
-    add("source", rng.choice((0, 1, 1, 1)))
-    add("batch", rng.choice((0, 0, 1, 1, 2)))
-    add("loop", rng.randint(1, 6))
+        drawing.blocks.append(_made(rng, KINDS["merged_steps"]))
+    drawing.add("job", rng.randint(0, 1))
+    drawing.add("table", rng.randint(1, 3))
+    drawing.add("use", rng.choice((0, 1, 1, 2)))
+    drawing.add("layer", 0 if merged else rng.choice((0, 1, 1, 2)))
+    drawing.add("optimizer")
+    drawing.add("rate", rng.choice((0, 1, 1)))
+    drawing.add("source", rng.choice((0, 1, 1, 1)))
+    drawing.add("batch", rng.choice((0, 0, 1, 1, 2)))
+    drawing.add("loop", rng.randint(1, 6))
     if refused:
-        blocks.append(_made(rng, _pick(rng, [each for each in KINDS.values() if each.refused])))
-    return Program(seed, tuple(blocks), tuple(range(len(blocks))))
+        drawing.blocks.append(_made(rng, _pick(rng, [each for each in kinds if each.refused])))
+    return drawing.program(seed)

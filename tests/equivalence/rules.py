@@ -60,7 +60,7 @@ define(
     weight=0.8,
 )
 
-_MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "sgd_decay": torch.optim.SGD,
     "momentum": torch.optim.SGD,
@@ -157,8 +157,8 @@ def _plain_of(block: Block, lr: float, weight: torch.nn.Parameter) -> Any:
     if block.name == "adam" and not (decays or options["amsgrad"]):
         return torch.optim.SparseAdam([weight], lr=lr, eps=options["eps"])
     if block.name in ("sgd", "adagrad") and not decays:
-        return _MAKERS[block.name]([weight], **options)
-    return _Lazily(lambda found: _MAKERS[block.name](found, **options), weight)
+        return MAKERS[block.name]([weight], **options)
+    return _Lazily(lambda found: MAKERS[block.name](found, **options), weight)
 
 
 def listed(program: Program, net: Net) -> tuple[list[torch.nn.Parameter], list[int]]:
@@ -198,7 +198,7 @@ def given(program: Program, net: Net) -> list[torch.optim.Optimizer]:
     factor = program.first("groups")
     if factor is not None and tables:
         groups = [{"params": dense}, {"params": tables, "lr": options["lr"] * factor["factor"]}]
-    return [_MAKERS[block.name](groups, **options)]
+    return [MAKERS[block.name](groups, **options)]
 
 
 def twins(program: Program, net: Net) -> list[Any]:
@@ -212,7 +212,7 @@ def twins(program: Program, net: Net) -> list[Any]:
     options = _options(block)
     factor = program.first("groups")
     lr = options["lr"] * (1.0 if factor is None else factor["factor"])
-    return [*(_plain_of(block, lr, each) for each in tables), _MAKERS[block.name](dense, **options)]
+    return [*(_plain_of(block, lr, each) for each in tables), MAKERS[block.name](dense, **options)]
 
 
 class Steppers:

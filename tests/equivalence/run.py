@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import itertools
 import json
 import os
-import pkgutil
 import random
 import select
 import signal
@@ -27,29 +25,17 @@ from typing import Any, NoReturn
 
 import torch
 
-import trainers.data
-import trainers.ps
-from tests.equivalence.job import run_plain
 from tests.equivalence.judge import judge, shrink, ways_of
-from tests.equivalence.program import KINDS, Program, draw
+from tests.equivalence.program import Program, kinds_of
+from tests.equivalence.subjects import SUBJECTS
 
-_NOT_NEEDED = ("__main__", "allkernels", "stand_ins", "kafka", "parquet")
 
-
-def warm_up() -> None:
+def warm_up(kinds: Sequence[str]) -> None:
     """Import and compile, before the first fork, what every member of a job needs."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for package in (trainers.ps, trainers.data):
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.endswith(_NOT_NEEDED):
-                importlib.import_module(found.name)
-    for name in ("fleetrun.envs.curve", "fsspec", "zmq"):
-        importlib.import_module(name)
-    for use in importlib.import_module("trainers.ps.tables.warm").EVERYTHING:
-        use()
-    for seed in range(30):  # half of torch is imported by its first use
-        run_plain(draw(seed), (0,))
+    for kind in kinds:
+        SUBJECTS[kind].warm_up()
     gc.collect()
     gc.freeze()
 
@@ -64,6 +50,7 @@ def examine(program: Program, *, smallest: bool) -> dict[str, Any]:
     bad = next((each for each in verdicts if each.bad), None)
     found: dict[str, Any] = {
         "seed": program.seed,
+        "kind": program.subject,
         "verdicts": [(each.way, each.kind, each.text) for each in verdicts],
         "seconds": time.monotonic() - began,
         "blocks": [each.name for each in program.blocks],
@@ -80,10 +67,11 @@ def examine(program: Program, *, smallest: bool) -> dict[str, Any]:
     kept = ",".join(map(str, program.kept))
     found["find"] = "\n".join(
         [
-            f"==== seed {program.seed}, {bad.way}: {bad.kind}: {bad.text}",
+            f"==== {program.subject}, seed {program.seed}, {bad.way}: {bad.kind}: {bad.text}",
             *program.lines(),
             *notes,
-            f"python -m tests.equivalence.run --seeds {program.seed} --keep {kept or 'none'}",
+            f"python -m tests.equivalence.run --kind {program.subject} --seeds {program.seed} "
+            f"--keep {kept or 'none'}",
         ]
     )
     return found
@@ -94,13 +82,14 @@ def examine(program: Program, *, smallest: bool) -> dict[str, Any]:
 
 def _programs(seeds: Iterator[int], until: float, options: argparse.Namespace) -> Iterator[Program]:
     for seed in seeds:
-        if time.monotonic() > until:
-            return
-        program = draw(seed).without(options.without.split(","))
-        if options.keep is not None:
-            program = program.only(options.keep)
-        if not options.block or any(each.name in options.block for each in program.blocks):
-            yield program
+        for kind in options.kind:
+            if time.monotonic() > until:
+                return
+            program = SUBJECTS[kind].draw(seed).without(options.without.split(","))
+            if options.keep is not None:
+                program = program.only(options.keep)
+            if not options.block or any(each.name in options.block for each in program.blocks):
+                yield program
 
 
 def _lane(programs: Iterator[Program], options: argparse.Namespace, out: int) -> None:
@@ -109,15 +98,16 @@ def _lane(programs: Iterator[Program], options: argparse.Namespace, out: int) ->
         try:
             found = examine(program, smallest=not options.no_shrink)
         except Exception:  # noqa: BLE001  # an error of the fuzzer itself is a find too
-            found = {"seed": program.seed, "verdicts": [], "blocks": [], "seconds": 0.0}
-            found["find"] = f"==== seed {program.seed}: {traceback.format_exc()}"
+            found = {"seed": program.seed, "kind": program.subject, "verdicts": [], "blocks": []}
+            found |= {"seconds": 0.0, "find": f"==== seed {program.seed}: {traceback.format_exc()}"}
         os.write(out, (json.dumps(found) + "\n").encode())
 
 
 class Totals:
-    """What was found so far."""
+    """What was found so far, with these kinds of blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
         self.programs = 0
         self.kinds: Counter[str] = Counter()
         self.texts: Counter[str] = Counter()
@@ -147,11 +137,11 @@ class Totals:
         )
 
     def lines(self) -> list[str]:
-        never = [name for name in KINDS if not self.blocks[name]]
+        never = [name for name in self._names if not self.blocks[name]]
         return [
             self.line(),
             *(f"  {count} times {text}" for text, count in self.texts.most_common()),
-            f"  {len(KINDS)} kinds of blocks, {len(never)} not drawn: {', '.join(never) or '-'}",
+            f"  {len(self._names)} kinds of blocks, {len(never)} not drawn: {', '.join(never) or '-'}",
         ]
 
 
@@ -207,9 +197,10 @@ def _found(pipes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 def run(options: argparse.Namespace) -> Totals:
     """Examine what the options say, and print what is found."""
-    warm_up()
+    warm_up(options.kind)
     signal.signal(signal.SIGTERM, _leave)
-    totals, began = Totals(), time.monotonic()
+    names = dict.fromkeys(each.name for kind in options.kind for each in kinds_of(kind))
+    totals, began = Totals(list(names)), time.monotonic()
     until = began + 60 * options.minutes if options.seeds is None else float("inf")
     lanes = [_forked_lane(number, until, options) for number in range(options.jobs)]
     told = began
@@ -218,7 +209,7 @@ def run(options: argparse.Namespace) -> Totals:
             totals.add(found)
             if options.each:
                 kinds = ", ".join(f"{way}: {kind}" for way, kind, _ in found["verdicts"])
-                print(f"seed {found['seed']}: {kinds} ({found['seconds']:.1f} s)", flush=True)
+                print(f"{found['kind']} {found['seed']}: {kinds} ({found['seconds']:.1f} s)", flush=True)
             if found["find"]:
                 print(found["find"], flush=True)
                 if options.stop_at_first:
@@ -245,6 +236,7 @@ def _numbers(text: str) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m tests.equivalence.run", description=__doc__)
     parser.add_argument("--seeds", type=_numbers, help="these seeds: 0:40, or 3,17")
+    parser.add_argument("--kind", action="append", choices=list(SUBJECTS), help="by default all, in turn")
     parser.add_argument("--minutes", type=float, default=2.0, help="without --seeds: one seed after another")
     parser.add_argument("--first", type=int, default=None, help="the first of them; by default a random one")
     parser.add_argument("--keep", type=_numbers, help="the blocks that remain, as a find prints them")
@@ -255,6 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stop-at-first", action="store_true", help="end with the first find")
     parser.add_argument("--each", action="store_true", help="print a line for each program")
     options = parser.parse_args(arguments)
+    options.kind = options.kind or list(SUBJECTS)
+    if options.keep is not None and len(options.kind) > 1:
+        parser.error("--keep needs --kind: the blocks are of one program")
     if options.seeds is not None:
         options.jobs = max(1, min(options.jobs, len(options.seeds)))
     if options.first is None:

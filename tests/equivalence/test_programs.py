@@ -1,7 +1,8 @@
-"""Forty random training programs of fixed seeds, and unit tests of the fuzzer itself."""
+"""Random programs of fixed seeds, and unit tests of the fuzzer itself."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -9,10 +10,10 @@ import sys
 import pytest
 import torch
 
-from tests.equivalence.job import Result, run_plain
-from tests.equivalence.judge import compare, furthest
-from tests.equivalence.loop import Seen
-from tests.equivalence.program import KINDS, draw
+from tests.equivalence.children import Result, Seen
+from tests.equivalence.judge import compare, furthest, ways_of
+from tests.equivalence.program import KINDS, draw, kinds_of
+from tests.equivalence.subjects import SUBJECTS
 from tests.support.cluster import ROOT
 
 _ENOUGH = 65
@@ -21,9 +22,11 @@ _ENOUGH = 65
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_programs_are_as_in_one_process_or_refused() -> None:
+@pytest.mark.parametrize(("kinds", "seeds"), [(["ps"], "0:40"), (["collective", "serving"], "0:25")])
+def test_programs_are_as_in_one_process_or_refused(kinds: list[str], seeds: str) -> None:
+    words = ["--seeds", seeds, "--each", "--stop-at-first", *(f"--kind={kind}" for kind in kinds)]
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.equivalence.run", "--seeds", "0:40", "--each", "--stop-at-first"],
+        [sys.executable, "-m", "tests.equivalence.run", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -37,27 +40,38 @@ def test_programs_are_as_in_one_process_or_refused() -> None:
 
 
 def test_a_seed_is_a_program_and_any_part_of_it_too() -> None:
-    for seed in range(20):
-        program = draw(seed)
-        assert program == draw(seed)
-        half = program.only(program.kept[::2])
-        assert half.only(program.kept) == half
-        assert len(half.lines()) == max(1, len(half.blocks))
+    for subject in SUBJECTS.values():
+        for seed in range(20):
+            program = subject.draw(seed)
+            assert program == subject.draw(seed)
+            half = program.only(program.kept[::2])
+            assert half.only(program.kept) == half
+            assert len(half.lines()) == max(1, len(half.blocks))
 
 
 def test_every_kind_of_block_is_drawn() -> None:
-    assert len(KINDS) >= 60
-    drawn = {block.name for seed in range(2000) for block in draw(seed).blocks}
-    assert drawn == KINDS.keys()
+    assert len(KINDS) >= 200
+    for kind, subject in SUBJECTS.items():
+        drawn = {block.name for seed in range(2000) for block in subject.draw(seed).blocks}
+        assert drawn == {each.name for each in kinds_of(kind)}, kind
+
+
+def test_programs_of_a_seed_stay_what_they_are() -> None:
+    """Finds are repeated by their seed."""
+    text = "\n".join(str(block) for seed in range(300) for block in draw(seed).blocks)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "83a3178a108a1ef7"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_torch_alone_gives_the_same_again() -> None:
-    for seed in range(10):
-        first, second = (run_plain(draw(seed), (0,)) for _ in range(2))
-        assert first.error == second.error
-        assert compare([first], second) == ""
+    for subject in SUBJECTS.values():
+        for seed in range(10):
+            program = subject.draw(seed)
+            way = ways_of(program)[-1]
+            first, second = (subject.plain(program, way) for _ in range(2))
+            assert first.error == second.error
+            assert compare([first], second) == ""
 
 
 def _result(loss: float, final: float, *, shared: bool = True) -> Result:
@@ -74,6 +88,17 @@ def test_what_differs_is_named() -> None:
     early = Result(plain.seen, error=("UsageError", True, ""))
     assert compare([early], plain) == "", "a refused run is compared as far as it came"
     assert compare([Result([])], plain) != ""
+
+
+def test_stages_of_a_job_are_compared_one_after_the_other() -> None:
+    plain = Result([Seen("loss", torch.tensor(each), shared=True) for each in (1.0, 2.0)], {})
+    halves = [Result([Seen("loss", torch.tensor(each), shared=True)]) for each in (0.5, 1.5)]
+    last = Result([Seen("loss", torch.tensor(2.0), shared=True)], stage=1)
+    assert compare([*halves, last], plain) == ""
+    last.seen[0] = Seen("loss", torch.tensor(2.5), shared=True)
+    assert "after 1 restarts" in compare([*halves, last], plain)
+    apart = [Result([Seen("output", torch.tensor(each), there=each == 1.0)]) for each in (1.0, 7.0)]
+    assert compare(apart, Result([Seen("output", torch.tensor(1.0))])) == ""
 
 
 def test_differences_are_relative_to_large_values() -> None:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
 
 from fleetrun.frozen import frozen
 from trainers.collective.configs import LocalSGDConfigs
-from trainers.errors import UsageError
+from trainers.errors import NotSupportedError, UsageError
 
 
 class DataParallel(DistributedDataParallel):
@@ -34,6 +36,8 @@ class DataParallel(DistributedDataParallel):
 
     in_step = False
     """True if all ranks make each forward pass together, also those without an exchange of gradients."""
+    _pass, _expects = -1, False
+    """The latest backward pass, and whether torch exchanges the gradients of the next one."""
 
     _sent: Any = ()
 
@@ -41,6 +45,7 @@ class DataParallel(DistributedDataParallel):
         if self.training or torch.is_grad_enabled():
             output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
             self._send()
+            self._follow(output)
             return output
         self._take()
         return self.module(*inputs, **kwargs)
@@ -49,6 +54,35 @@ class DataParallel(DistributedDataParallel):
         if not mode:
             self._take()
         return super().train(mode)  # type: ignore[no-any-return, no-untyped-call]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _follow(self, output: Any) -> None:
+        """Exchange the gradients of each backward pass through the output. Torch exchanges those of one after
+        a forward pass, and each rank would keep its own gradients of another: of a graph that was retained,
+        or of the second of two forward passes.
+        """
+        leaf = next((get_gradient_edge(each).node for each in self.parameters() if each.requires_grad), None)
+        if leaf is None:
+            return
+
+        def before(grad: torch.Tensor) -> None:
+            current = torch._C._current_graph_task_id()
+            if current == self._pass or not torch._C._will_engine_execute_node(leaf):
+                return
+            if self.require_backward_grad_sync and not self._expects:
+                if self.find_unused_parameters:
+                    raise NotSupportedError(
+                        "NotSupported: two backward passes after a forward pass, with "
+                        "find_unused_parameters; add the losses up"
+                    )
+                self.reducer._rebuild_buckets()  # as before a forward pass
+                self.reducer.prepare_for_backward([])
+            self._pass, self._expects = current, False
+
+        for each in _find_tensors(output):  # type: ignore[no-untyped-call]
+            if each.requires_grad:
+                self._expects |= self.require_backward_grad_sync
+                each.register_hook(before)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
@@ -78,12 +112,6 @@ class DataParallel(DistributedDataParallel):
 # ---- How gradients of all ranks are combined when DDP's own average will not do
 
 
-class Bucket(Protocol):
-    """torch's GradBucket, which it does not name for type checkers."""
-
-    def buffer(self) -> Tensor: ...
-
-
 @frozen
 class Reducing:
     """The sum of all ranks' gradients over `divisor`. `dtype`: in which they travel; None: in their own."""
@@ -92,7 +120,7 @@ class Reducing:
     dtype: torch.dtype | None = None
 
 
-def reduce(how: Reducing, bucket: Bucket) -> torch.futures.Future[Tensor]:
+def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[Tensor]:
     """What a communication hook of DDP does."""
     buffer = bucket.buffer()
     sent = buffer if how.dtype is None else buffer.to(how.dtype)
@@ -181,9 +209,9 @@ class Cadence:
 # ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
 
 
-def device_of(model: torch.nn.Module) -> str:
-    """The type of device that it computes on: an accelerator if any parameter is there."""
-    kinds = [param.device.type for param in model.parameters()]
+def device_of(params: Iterable[torch.Tensor]) -> str:
+    """The type of device that computes with them: an accelerator if any of them is there."""
+    kinds = [param.device.type for param in params]
     return next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
 
 
@@ -193,7 +221,7 @@ def compute_in(
     """Call the model under autocast, until the handles are removed. Its outputs are float32 again, so that a
     loss of them is computed in full precision. `hook` makes what the model calls out of a function.
     """
-    device = device_of(model)
+    device = device_of(model.parameters())
     open_contexts: list[torch.autocast] = []  # a model may call itself
 
     def before(module: torch.nn.Module, inputs: Any) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -134,7 +134,9 @@ def _check_buffers(model: torch.nn.Module, names: Iterable[str]) -> None:
 
 
 class _Recomputed:
-    """A module's forward that keeps its inputs only."""
+    """A module's forward that keeps its inputs only. As a context, which may be entered again, it puts copies
+    in the place of the buffers: a batch norm's running statistics would count every batch twice.
+    """
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
         self._module, self._forward = module, forward
@@ -145,28 +147,20 @@ class _Recomputed:
         if torch.compiler.is_compiling():  # there the contexts below have no meaning
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(
-            self._forward,
-            *args,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _buffers_kept(self._module)),
-            **kwargs,
+            self._forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), self), **kwargs
         )
 
+    def __enter__(self) -> None:
+        self._places = [
+            (owner, name, buffer)
+            for owner in self._module.modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+        ]
+        for owner, name, buffer in self._places:
+            owner._buffers[name] = buffer.clone()
 
-@contextmanager
-def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
-    """On copies of the buffers: a batch norm's running statistics would count every batch twice."""
-    places = [
-        (owner, name, buffer)
-        for owner in module.modules()
-        for name, buffer in owner.named_buffers(recurse=False)
-    ]
-    for owner, name, buffer in places:
-        owner._buffers[name] = buffer.clone()
-    try:
-        yield
-    finally:
-        for owner, name, buffer in places:
+    def __exit__(self, *error: object) -> None:
+        for owner, name, buffer in self._places:
             owner._buffers[name] = buffer
 
 

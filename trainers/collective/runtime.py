@@ -17,7 +17,15 @@ import torch.distributed as dist
 from trainers import progress
 from trainers.collective.averaging import average_model, average_state
 from trainers.collective.configs import CollectiveSettings, CompileConfigs, RecomputeConfigs
-from trainers.collective.data_parallel import Cadence, DataParallel, Reducing, compute_in, pace, set_reducing
+from trainers.collective.data_parallel import (
+    Cadence,
+    DataParallel,
+    Reducing,
+    compute_in,
+    device_of,
+    pace,
+    set_reducing,
+)
 from trainers.collective.group import Agreement, gather, in_step, start
 from trainers.collective.large_batch import lamb, lars
 from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
@@ -120,12 +128,10 @@ def stepping(
         return DistributedOptimizer(optimizer)
     scaler = None
     if settings.float16 and settings.amp is not None:
-        scaler = scaler_of(settings.amp, _device_of(optimizer))
+        scaler = scaler_of(
+            settings.amp, device_of(each for group in optimizer.param_groups for each in group["params"])
+        )
     return SteppingOptimizer(optimizer, cadence, average, scaler=scaler, own_backward=own_backward)
-
-
-def _device_of(optimizer: torch.optim.Optimizer) -> str:
-    return next((param.device.type for group in optimizer.param_groups for param in group["params"]), "cpu")
 
 
 # ---- The runtime

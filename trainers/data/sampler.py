@@ -130,8 +130,9 @@ class ResumableSampler(Sampler[Sample]):
                 "ranks before each pass"
             )
         self._uncounted, self._left = True, self._left + 1
-        yield from self._samples(self.order(self.epoch)[self.position :])
-        self._passed = True
+        epoch = self.epoch
+        yield from self._samples(self.order(epoch)[self.position :])
+        self._passed |= epoch == self.epoch  # else a look at the next epoch has begun meanwhile
 
     @abstractmethod
     def _samples(self, left: NDArray[np.int64]) -> Iterable[Sample]:

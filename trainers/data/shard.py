@@ -103,7 +103,6 @@ class _Loader(DataLoader[Any]):
                 progress.meter.drawn(self.batch_size or 0)
             self.sampler._passed = number == len(self)  # workers may have read to the end before
             yield batch
-        self.sampler._passed = True
 
 
 def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:

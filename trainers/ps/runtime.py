@@ -405,7 +405,7 @@ class TrainerRuntime(_ServedRuntime):
         ):
             self._ends.callback(handle.remove)
         if amp.dtype == "float16":
-            self.scaler = ServedScaler(scaler_of(amp, device_of(model)), amp)
+            self.scaler = ServedScaler(scaler_of(amp, device_of(model.parameters())), amp)
 
     def barrier_worker(self) -> None:
         self._training("barrier_worker").barrier()

@@ -1,4 +1,4 @@
-"""Data parallel training: `collective_cases fleet OUT | torchrun OUT | alone`."""
+"""Data parallel training: `collective_cases fleet OUT | torchrun OUT | passes OUT | alone`."""
 
 import os
 import sys
@@ -53,6 +53,25 @@ def by_parallel_env(out: str) -> None:
     torch.save(plain.state_dict(), Path(out) / f"{get_rank()}.pt")
 
 
+def several_passes(out: str) -> None:
+    """Two forward passes, then a backward pass for each, and another one over a graph that was retained."""
+    fleet.init(is_collective=True)
+    rank, world = fleet.worker_index(), fleet.worker_num()
+    torch.manual_seed(rank)
+    plain = TwoTables(sparse=False)
+    model = fleet.distributed_model(plain)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.02))
+    for step in range(STEPS):
+        first, second = (loss_of(model, step + each, world, rank) for each in range(2))
+        first.backward(retain_graph=True)
+        second.backward()
+        first.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save(plain.state_dict(), Path(out) / f"{rank}.pt")
+    fleet.barrier_worker()
+
+
 def alone() -> None:
     assert (get_rank(), get_world_size()) == (0, 1)
     fleet.init(is_collective=True)
@@ -69,4 +88,10 @@ def alone() -> None:
 
 
 if __name__ == "__main__":
-    {"fleet": by_fleet, "torchrun": by_parallel_env, "alone": alone}[sys.argv[1]](*sys.argv[2:])
+    cases = {
+        "fleet": by_fleet,
+        "torchrun": by_parallel_env,
+        "passes": several_passes,
+        "alone": alone,
+    }
+    cases[sys.argv[1]](*sys.argv[2:])

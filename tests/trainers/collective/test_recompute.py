@@ -74,6 +74,21 @@ def test_a_module_in_another_is_computed_again_with_it() -> None:
     assert kept(nested) == kept(outer)
 
 
+def test_a_graph_that_is_retained_is_computed_again_for_each_backward_pass() -> None:
+    plain = net()
+    other = copy.deepcopy(plain)
+    recompute(other, RecomputeConfigs(checkpoints=["blocks.*"]))
+    for model in (plain, other):
+        torch.manual_seed(1)
+        loss = model(torch.ones(4, 6)).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for one, same in zip(plain.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(same.grad, one.grad)
+    for one, same in zip(plain.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(same, one)
+
+
 def test_without_gradients_there_is_nothing_to_compute_again() -> None:
     model = net().eval()
     wanted = model(torch.ones(2, 6))

@@ -48,6 +48,23 @@ def test_two_processes_train_as_one_with_all_batches(
 
 
 @pytest.mark.slow
+def test_each_backward_pass_exchanges_its_gradients(tmp_path: Path) -> None:
+    """Torch exchanges only those of one backward pass after a forward pass."""
+    torch.manual_seed(0)
+    model = TwoTables(sparse=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for step in range(STEPS):
+        (2 * loss_of(model, step, 2, None) + loss_of(model, step + 1, 2, None)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with job(tmp_path, trainers=2) as running:
+        running.start_all([*SCRIPT, "passes", str(tmp_path)])
+        running.expect_success()
+    for rank in range(2):
+        assert furthest(torch.load(tmp_path / f"{rank}.pt"), model.state_dict()) < 1e-5
+
+
+@pytest.mark.slow
 def test_a_process_on_its_own_is_a_group_of_one() -> None:
     ended = subprocess.run(
         [sys.executable, *SCRIPT, "alone"],

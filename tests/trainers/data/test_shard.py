@@ -283,3 +283,18 @@ def test_files_come_in_blocks_the_first_ones_longer(trainers: int, shares: list[
 def test_one_file_is_not_its_letters() -> None:
     with pytest.raises(UsageError, match="needs a list of files, not 'part-0'"):
         get_file_shard("part-0", 0, 1)
+
+
+@pytest.mark.parametrize("look", [1, 3, 4])
+def test_a_look_in_a_pass_also_at_its_last_batch_changes_nothing(look: int) -> None:
+    loader = shard_loader(TensorDataset(torch.arange(41)), 5, rank=0, trainers=2, seed=3)
+    twin = shard_loader(TensorDataset(torch.arange(41)), 5, rank=0, trainers=2, seed=3)
+    passes = []
+    for _ in range(3):
+        found: list[int] = []
+        for number, (part,) in enumerate(loader, 1):
+            found += part.tolist()
+            if number == look:
+                next(iter(loader))
+        passes.append(found)
+    assert passes == [shares_of([twin])[0] for _ in range(3)]
