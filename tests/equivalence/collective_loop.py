@@ -25,8 +25,6 @@ from tests.equivalence.rules import SCHEDULERS
 from trainers import fleet, static
 from trainers.metrics import Mse
 
-# ---- Blocks
-
 
 def _turns(rng: random.Random) -> dict[str, Any]:
     return {"at": tuple(sorted(rng.sample(range(TURNS), rng.randint(1, 3))))}
