@@ -589,11 +589,15 @@ _writes("clamped_table", "weight.data.clamp_ of a table", lambda table: table.we
 
 @at("loss", "weight_penalty", "a penalty on all rows of a table", _table_at, refused=True)
 def _weight_penalty(run: Run, block: Block) -> None:
+    if run.program.merged:  # its gradient depends on values
+        return
     run.terms.append(0.01 * run.table(block).weight.square().sum())
 
 
 @at("loss", "functional_lookup", "F.embedding(ids, weight)", _table_at, refused=True)
 def _functional_lookup(run: Run, block: Block) -> None:
+    if run.program.merged:
+        return
     rows = torch.nn.functional.embedding(run.ids(block), run.table(block).weight)
     run.terms.append(rows.square().sum() / run.divisor)
 
@@ -676,6 +680,8 @@ def _loaded_dense_part(run: Run, block: Block) -> None:
 
 @at("after", "optimizer_state_loaded", "load_state_dict(state_dict()) of the optimizers", _once, refused=True)
 def _optimizer_state_loaded(run: Run, block: Block) -> None:
+    if run.program.has("ftrl"):  # torch would make the state of the twin's rule float32
+        return
     for each in run.steppers.torchs:
         each.load_state_dict(each.state_dict())
 
