@@ -26,7 +26,6 @@ from trainers import fleet
 # ---- Drawing
 
 _OWN_STEPS = ("minimized_after_diagnosis", "minimized_adversarially", "pair", "two_optimizers", "two_losses")
-_TWO_PASSES = ("minimized_with_another", "minimized_adversarially", "two_losses", "accumulated")
 _ACCUMULATED = ("accumulated", "accumulated_apart")
 _CONFLICTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("minimized", "minimized_after_backward", "minimized_with_another"), _ACCUMULATED),
@@ -34,7 +33,6 @@ _CONFLICTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("accumulated",), ("accumulated_apart",)),
     (("batch_norm", "remembering"), ("accumulated_apart", "evaluated_while_training")),
     (("two_programs", *_OWN_STEPS), ("merged_gradients",)),
-    (_TWO_PASSES, ("merged_gradients", "gradient_scale")),  # gradients exchanged twice are divided twice
     (("merged_gradients",), ("rolled_back_to",)),
     (("dropout", "remembering"), ("sync_norm",)),
     (("batch_norm", "dropout", "remembering"), ("recomputed",)),

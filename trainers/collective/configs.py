@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Fields, Strings
 from fleetrun.frozen import frozen
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
@@ -113,7 +113,7 @@ class LarsConfigs:
 
     lars_coeff: float = 0.001
     lars_weight_decay: float = 0.0005
-    exclude_from_weight_decay: tuple[str, ...] = ()
+    exclude_from_weight_decay: Strings = ()
 
     def __post_init__(self) -> None:
         positive("lars_configs lars_coeff", self.lars_coeff)
@@ -130,7 +130,7 @@ class LambConfigs:
     """
 
     lamb_weight_decay: float = 0.01
-    exclude_from_weight_decay: tuple[str, ...] = ()
+    exclude_from_weight_decay: Strings = ()
 
     def __post_init__(self) -> None:
         _share("lamb_configs lamb_weight_decay", self.lamb_weight_decay)
@@ -217,7 +217,7 @@ class ShardingConfigs:
 
     stage: int = 1
     segment_broadcast_MB: float = 32.0
-    segment_anchors: tuple[str, ...] = ()
+    segment_anchors: Strings = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stage, bool) or self.stage not in STAGES:
@@ -237,7 +237,7 @@ class RecomputeConfigs:
     again in the backward pass, by name or pattern (`"layer1"`, `"blocks.*"`: a star is one step of a name).
     """
 
-    checkpoints: tuple[str, ...] = ()
+    checkpoints: Strings = ()
 
     def __post_init__(self) -> None:
         _set_names(self, "checkpoints", "recompute_configs", "names of modules")

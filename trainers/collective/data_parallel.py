@@ -36,8 +36,14 @@ class DataParallel(DistributedDataParallel):
 
     in_step = False
     """True if all ranks make each forward pass together, also those without an exchange of gradients."""
-    _pass, _expects = -1, False
-    """The latest backward pass, and whether torch exchanges the gradients of the next one."""
+    factor = 1.0
+    """What gradients that have been exchanged are multiplied by before they are exchanged again: `Reducing`
+    divides their sum by more or less than the number of ranks.
+    """
+    _pass, _expects, _exchanged = -1, False, False
+    """The latest backward pass, whether torch exchanges the gradients of the next one, and whether it has
+    exchanged those of the latest.
+    """
 
     _sent: Any = ()
 
@@ -69,7 +75,8 @@ class DataParallel(DistributedDataParallel):
             current = torch._C._current_graph_task_id()
             if current == self._pass or not torch._C._will_engine_execute_node(leaf):
                 return
-            if self.require_backward_grad_sync and not self._expects:
+            exchanges = self.require_backward_grad_sync
+            if exchanges and not self._expects:
                 if self.find_unused_parameters:
                     raise NotSupportedError(
                         "NotSupported: two backward passes after a forward pass, with "
@@ -77,12 +84,19 @@ class DataParallel(DistributedDataParallel):
                     )
                 self.reducer._rebuild_buckets()  # as before a forward pass
                 self.reducer.prepare_for_backward([])
-            self._pass, self._expects = current, False
+            if exchanges and self._exchanged:
+                self._multiply()
+            self._pass, self._expects, self._exchanged = current, False, exchanges
 
         for each in _find_tensors(output):  # type: ignore[no-untyped-call]
             if each.requires_grad:
                 self._expects |= self.require_backward_grad_sync
                 each.register_hook(before)
+
+    def _multiply(self) -> None:
+        for each in self.parameters():
+            if each.grad is not None and self.factor != 1:
+                each.grad *= self.factor
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
@@ -136,9 +150,10 @@ def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[Tensor]:
 
 def set_reducing(model: torch.nn.Module, how: Reducing) -> None:
     """Have a model's gradients reduced like this: one that DDP wraps, or that FSDP2 has sharded."""
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(model, DataParallel):
         # torch wants the hook's annotations to be its own types, and not their names; a lambda has none.
         model.register_comm_hook(None, lambda _, bucket: reduce(how, bucket))
+        model.factor = how.divisor / dist.get_world_size()
         return
     from torch.distributed.fsdp import FSDPModule
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fleetrun.aliases import Strings
 from trainers.collective.configs import LambConfigs, LarsConfigs
 from trainers.errors import NotSupportedError, UsageError
 
@@ -90,7 +91,7 @@ def _made(make: Any, given: torch.optim.Optimizer, defaults: dict[str, Any]) -> 
 
 
 def _take_over(
-    given: torch.optim.Optimizer, field: str, decay: float, excluded: tuple[str, ...], names: Names
+    given: torch.optim.Optimizer, field: str, decay: float, excluded: Strings, names: Names
 ) -> None:
     """Set the weight decay in the groups given; what is excluded from it goes into groups of its own."""
     if given.state:
@@ -118,7 +119,7 @@ def _take_over(
     given.param_groups[:] = [group for group in given.param_groups if group["params"]]
 
 
-def _is_excluded(param: torch.Tensor, excluded: tuple[str, ...], names: Names, field: str) -> bool:
+def _is_excluded(param: torch.Tensor, excluded: Strings, names: Names, field: str) -> bool:
     if not excluded:
         return False
     if param not in names:

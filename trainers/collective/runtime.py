@@ -7,13 +7,14 @@ the order of the calls in them is the order that the parts need. Each part is in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
 
+from fleetrun.aliases import Callback
 from trainers import progress
 from trainers.collective.averaging import average_model, average_state
 from trainers.collective.configs import CollectiveSettings, CompileConfigs, RecomputeConfigs
@@ -120,7 +121,7 @@ def stepping(
     optimizer: torch.optim.Optimizer,
     settings: CollectiveSettings,
     cadence: Cadence,
-    average: Callable[[], None],
+    average: Callback,
 ) -> DistributedOptimizer:
     """Wrapped for the fleet API; the plain wrapper when each step is an update and no loss is scaled."""
     own_backward = settings.scale_strategy == "customized"

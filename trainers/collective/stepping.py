@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fleetrun.aliases import Callback
 from trainers import progress
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import Cadence
@@ -131,7 +132,7 @@ class SteppingOptimizer(DistributedOptimizer):
         self,
         inner: torch.optim.Optimizer,
         cadence: Cadence,
-        average: Callable[[], None],
+        average: Callback,
         *,
         scaler: DistributedScaler | None = None,
         own_backward: bool = False,

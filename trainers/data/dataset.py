@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetrun.aliases import Strings
 from trainers import progress
 from trainers.checks import whole
 from trainers.data.exchange import exchange, peers_of, total_of
@@ -38,7 +39,7 @@ class FileDataset:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        self._paths: tuple[str, ...] | None = None
+        self._paths: Strings | None = None
         self._command = AS_IT_IS
         self._batch_size = 1
         self._threads = 1
@@ -115,7 +116,7 @@ class FileDataset:
             raise UsageError("the data set has no slots; call init(use_var=[Slot(...), ...]) first")
         return self._layout
 
-    def _files(self) -> tuple[str, ...]:
+    def _files(self) -> Strings:
         if self._paths is None:
             raise UsageError("the data set has no files; call set_filelist([...]) first")
         if not self._paths:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from fleetrun.aliases import Strings
+
 Sample = Sequence[tuple[str, Sequence[Any]]]
 """One example: (slot, values) in the order of the slots."""
 
@@ -37,7 +39,7 @@ class MultiSlotDataGenerator:
     def __init__(self) -> None:
         self.line_number = 0
         self._batch_size = 32
-        self._names: tuple[str, ...] = ()
+        self._names: Strings = ()
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
         """What a line means: a function that yields its examples, None for none. The line ends as in the
@@ -87,7 +89,7 @@ class MultiSlotDataGenerator:
             words += map(str, values)
         return " ".join(words)
 
-    def _check(self, names: tuple[str, ...]) -> None:
+    def _check(self, names: Strings) -> None:
         if self._names or not names:
             raise ValueError(f"a sample has slots {list(names)}; the first one had {list(self._names)}")
         self._names = names

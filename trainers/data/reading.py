@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout
@@ -117,7 +118,7 @@ class Pass:
     """What is read, and how. `rows` examples make up a batch; `ahead` batches may wait in the queue."""
 
     layout: Layout
-    paths: tuple[str, ...]
+    paths: Strings
     command: str
     rows: int
     threads: int

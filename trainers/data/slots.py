@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 from trainers.data.positions import Records
 from trainers.errors import UsageError
@@ -213,7 +214,7 @@ class Batch:
         return len(self.dense)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Strings:
         """The slots, in order."""
         return tuple(self.layout.places)
 

@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from types import TracebackType
 from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Callback, Fields
 from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME, LONGEST_TABLE
 from fleetrun.envs.progress_report import encode_reports, valid_name
 from trainers.process.log import glog
@@ -103,7 +103,7 @@ class Meter:
         channel: Channel | None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        begun: Callable[[], None] = lambda: None,
+        begun: Callback = lambda: None,
         reader: Reader | None = None,
     ) -> None:
         self._mark = mark

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from fleetrun.aliases import Callback
 from trainers import progress
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import compute_in, device_of
@@ -134,7 +135,7 @@ class StateLoading:
 
 def watch_model(
     model: torch.nn.Module, worker: Worker, joined: JoinedSteps | None, *, refresh: bool
-) -> Callable[[], None]:
+) -> Callback:
     """Keep `state_dict()`, `load_state_dict()`, evaluation and `zero_grad()` correct until the returned
     function is called.
 
@@ -298,7 +299,7 @@ class TrainerRuntime(_ServedRuntime):
         self._joined: JoinedSteps | None = None
         """Of several optimizers; then `_weights` has the ids of the parameters of each."""
         self._weights: dict[int, set[int]] = {}
-        self._after_push: list[Callable[[], None]] = []
+        self._after_push: list[Callback] = []
         self._worker: Worker | None = None
         self.scaler: ServedScaler | None = None
         self._resumed = 0

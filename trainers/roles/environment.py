@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from enum import Enum
 
+from fleetrun.aliases import Strings
 from fleetrun.envs import contract, mpi
 from fleetrun.envs.channels import inside_container
 from trainers.errors import NotSupportedError, UsageError
@@ -67,7 +68,7 @@ def paddle_identity(environ: Mapping[str, str]) -> Identity:
     )
 
 
-def _trainers_num(found: Variables, trainers: tuple[str, ...]) -> int:
+def _trainers_num(found: Variables, trainers: Strings) -> int:
     count = found.number("PADDLE_TRAINERS_NUM", len(trainers) or None)
     if trainers and count != len(trainers):
         raise UsageError(
@@ -78,7 +79,7 @@ def _trainers_num(found: Variables, trainers: tuple[str, ...]) -> int:
     return count
 
 
-def _trainer_index(found: Variables, trainers: tuple[str, ...], count: int) -> int:
+def _trainer_index(found: Variables, trainers: Strings, count: int) -> int:
     index = found.number("PADDLE_TRAINER_ID")
     if index >= count:
         raise UsageError(f"PADDLE_TRAINER_ID is {index} of {count} trainers; they are counted from 0")
@@ -98,7 +99,7 @@ def _trainer_index(found: Variables, trainers: tuple[str, ...], count: int) -> i
     return index
 
 
-def _server_index(found: Variables, servers: tuple[str, ...]) -> int:
+def _server_index(found: Variables, servers: Strings) -> int:
     own = found.environ.get("PADDLE_CURRENT_ENDPOINT") or (
         f"{found.text('POD_IP')}:{found.number('PADDLE_PORT')}"
     )
@@ -107,7 +108,7 @@ def _server_index(found: Variables, servers: tuple[str, ...]) -> int:
     return servers.index(own)
 
 
-def _paddle_master(found: Variables, trainers: tuple[str, ...], count: int) -> str:
+def _paddle_master(found: Variables, trainers: Strings, count: int) -> str:
     """Where trainers meet: PADDLE_MASTER, else the first of them; None when neither is set."""
     told = endpoints("PADDLE_MASTER", found.listed("PADDLE_MASTER"))
     master = (told or trainers or ("",))[0]

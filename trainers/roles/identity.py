@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Protocol, runtime_checkable
 
+from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 
@@ -30,8 +31,8 @@ class Identity:
 
     index: int = 0
     worker_num: int = 1
-    trainers: tuple[str, ...] = ()
-    servers: tuple[str, ...] = ()
+    trainers: Strings = ()
+    servers: Strings = ()
     is_server: bool = False
     launched_as_ps: bool = False
     local_rank: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fleetrun.aliases import Strings
 from fleetrun.envs.contract import split_endpoint
 from trainers.errors import UsageError
 
@@ -50,7 +51,7 @@ def _whole(name: str, value: str) -> int:
 MOST_PORTS = 65_535
 
 
-def endpoints(name: str, given: Sequence[str] | None) -> tuple[str, ...]:
+def endpoints(name: str, given: Sequence[str] | None) -> Strings:
     """The same as a tuple; None is empty. Raises UsageError, which names the list, for anything but a list of
     `host:port` (`[address]:port` for IPv6), and for an endpoint that is in it twice.
     """

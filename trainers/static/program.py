@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.data.slots import Bag, Batch, Slot
@@ -45,7 +46,7 @@ class Data:
     shape: tuple[int | None, ...]
     dtype: torch.dtype
     lod_level: int
-    joins: tuple[str, ...]
+    joins: Strings
 
     def __str__(self) -> str:
         kind = "any number of values per example" if self.lod_level else f"shape {_shown(self.shape)}"

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 from trainers.ps.durable import journal
@@ -197,7 +198,7 @@ def start_snapshot(
     blob: bytes,
     *,
     after: Chain | None,
-    then: Callable[[], None],
+    then: Callback,
     done: Callable[[SaveTask], None] | None,
     shard_bytes: int = SHARD_BYTES,
 ) -> SaveTask:

@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fleetrun.aliases import Callback
 from trainers.kernels.compiled import Keys, Scalar, compiled
 
 
@@ -110,7 +111,7 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))
 """prefetch(array, index) requests the cache line of array[index]; a hint, never a fault."""
 
-fence = cast(Callable[[], None], intrinsic(_fence))
+fence = cast(Callback, intrinsic(_fence))
 """Reads and writes before it happen before those after it, also as seen by another thread."""
 
 fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))

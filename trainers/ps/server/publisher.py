@@ -19,8 +19,9 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
 from trainers.errors import FleetError, ServerError
 from trainers.process.log import glog
@@ -75,7 +76,7 @@ class Publisher:
         *,
         sync: bool,
         keys: CurveKeys | None,
-        wake: Callable[[], None],
+        wake: Callback,
     ) -> None:
         self._endpoints, self._where, self._configs = endpoints, where, configs
         self._sync, self._keys, self._wake = sync, keys, wake

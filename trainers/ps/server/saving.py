@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
+from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
 from trainers.ps.kernels.rows import UNPUBLISHED, UNSAVED
 from trainers.ps.saves.manifest import SaveMode
@@ -130,7 +131,7 @@ class SaveRunner:
         index: int,
         servers: int,
         *,
-        wake: Callable[[], None],
+        wake: Callback,
         reading: Callable[[], bool],
         published: str = "",
     ) -> None:
@@ -241,7 +242,7 @@ class SaveRunner:
         step: int,
         tables: Collection[AnyTable],
         buffers: Buffers,
-        record: Callable[[], None],
+        record: Callback,
     ) -> bool:
         """Start the part of a version, after `record`; whether that was possible. `buffers`: to be in it too.
         Raises Refusal.
@@ -352,7 +353,7 @@ class SaveRunner:
 class MergeTask:
     """A part that is merged in the background; starts at construction."""
 
-    def __init__(self, request: SaveRequest, spec: SaveSpec, wake: Callable[[], None]) -> None:
+    def __init__(self, request: SaveRequest, spec: SaveSpec, wake: Callback) -> None:
         self.id = request.id
         self._cancelled = threading.Event()
         thread = ThreadPoolExecutor(1, "merge", initializer=lower_priority)
@@ -368,7 +369,7 @@ class MergeTask:
 
 
 @contextlib.contextmanager
-def _refusing(request: SaveRequest, at_error: Callable[[], None] = lambda: None) -> Iterator[None]:
+def _refusing(request: SaveRequest, at_error: Callback = lambda: None) -> Iterator[None]:
     """Turns every error into a Refusal: a storage library may raise anything, and the server must go on."""
     try:
         yield

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from fleetrun.aliases import Callback
 from trainers.data.positions import Records, decode_records
 from trainers.errors import DataError
 from trainers.ps.durable.journal import DurabilityError
@@ -637,9 +638,7 @@ class Collectives:
     middle of one, the counts of those that have completed it and of those that have not differ.
     """
 
-    def __init__(
-        self, members: Members, record: Callable[[Message], None], refuse_if_lost: Callable[[], None]
-    ) -> None:
+    def __init__(self, members: Members, record: Callable[[Message], None], refuse_if_lost: Callback) -> None:
         self._members = members
         self._record = record
         self._refuse_if_lost = refuse_if_lost

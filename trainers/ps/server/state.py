@@ -13,12 +13,13 @@ import dataclasses
 import json
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from fleetrun.aliases import Callback
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import DurableFolder
@@ -247,9 +248,7 @@ class StateSaver:
     snapshot has been written.
     """
 
-    def __init__(
-        self, folder: Path, configs: PsConfigs, *, job: str, server: int, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, folder: Path, configs: PsConfigs, *, job: str, server: int, wake: Callback) -> None:
         fsync = cast(Fsync, configs.log_fsync) if configs.durability == "log" else None
         self._folder = folder / f"server-{server}"
         self._durable = DurableFolder(folder, job=job, server=server, fsync=fsync)

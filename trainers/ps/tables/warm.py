@@ -8,11 +8,12 @@ trainer with batches and then its own tables. Kernels that few jobs need are lef
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
+from fleetrun.aliases import Callback
 from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
 from trainers.ps.kernels.batch import (
     all_finite,
@@ -161,7 +162,7 @@ def use_rest() -> None:
     _table(SGD(), EntryKind.COUNT).shrink(ShrinkPolicy())
 
 
-EVERYTHING: tuple[Callable[[], None], ...] = (
+EVERYTHING: tuple[Callback, ...] = (
     use_rows,
     use_batches,
     use_bags,

@@ -7,13 +7,14 @@ GeoCommunicator: servers add them up, so values move by the average change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fleetrun.aliases import Callback
 from trainers.collective.averaging import PendingAverage
 from trainers.collective.group import cpu_group, group_of
 from trainers.collective.group import start as join_group
@@ -239,7 +240,7 @@ class GeoExchange(ServerExchange):
         *,
         k_steps: int,
         trainers: int,
-        local_step: Callable[[], None],
+        local_step: Callback,
     ) -> None:
         super().__init__(client, dense, [], servers)
         self._cached = groups
@@ -339,7 +340,7 @@ class AllReduced:
         identity: Identity,
         parameters: Sequence[torch.nn.Parameter],
         buffers: Sequence[Tensor],
-        local_step: Callable[[], None],
+        local_step: Callback,
     ) -> None:
         self._exchange = exchange
         self._parameters = parameters

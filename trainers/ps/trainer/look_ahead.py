@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
 from trainers.data.loop import Arriving
 from trainers.errors import UsageError
@@ -97,7 +98,7 @@ class LookAhead:
         """The batch whose step it is."""
         self.active = True
 
-    def watch(self) -> Callable[[], None]:
+    def watch(self) -> Callback:
         """Look into the loops over known classes until the returned function is called."""
         found = [vars(sys.modules[module])[name] for module, name in _KNOWN if module in sys.modules]
         former = [(each, vars(each)["__iter__"]) for each in found]

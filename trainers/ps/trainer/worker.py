@@ -11,12 +11,13 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Callback
 from fleetrun.envs.channels import tell_probe
 from fleetrun.frozen import frozen
 from trainers import progress
@@ -148,7 +149,7 @@ class LocalTraining:
     holds, `buffers` other tensors that must start equal on all trainers.
     """
 
-    step: Callable[[], None]
+    step: Callback
     dense: Sequence[torch.nn.Parameter] = ()
     buffers: Sequence[Tensor] = ()
 
