@@ -15,12 +15,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fleetrun.aliases import Document
+from fleetrun.aliases import Document, Fields
 from fleetrun.envs.channels import error_file, inside_container, write_error
 from fleetrun.errors import LaunchError, UsageError
 
@@ -34,9 +34,7 @@ _TRAINER = "trainer"
 class Call:
     """A call that waits in its folder for the processes of a job, and their answers to it."""
 
-    def __init__(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Fields | None) -> None:
         """Raises UsageError if the function or an argument cannot be pickled."""
         module = getattr(function, "__module__", None) or "__main__"
         self.name = _name(function) if module == "__main__" else f"{module}.{_name(function)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Fields, Strings
 
 if TYPE_CHECKING:
     from dataclasses import field as field
@@ -33,9 +33,9 @@ else:
         return type(value)(**({name: getattr(value, name) for name in value.__slots__} | changes))
 
 
-def field_arguments(cls: type[Any]) -> Mapping[str, Mapping[str, Any]]:
+def field_arguments(cls: type[Any]) -> Mapping[str, Fields]:
     """The fields of such a class, each with the arguments of `field`."""
-    arguments: Mapping[str, Mapping[str, Any]] = cls._field_arguments
+    arguments: Mapping[str, Fields] = cls._field_arguments
     return arguments
 
 
@@ -84,7 +84,7 @@ class _Value:
     __slots__ = ()
     __dataclass_fields__ = _StandardFields()
     _field_arguments: ClassVar[Mapping[str, _FieldArguments]]
-    _defaults: ClassVar[Mapping[str, Any]]
+    _defaults: ClassVar[Fields]
     _factories: ClassVar[Mapping[str, Callable[[], Any]]]
     _setters: ClassVar[Mapping[str, Callable[[object, Any], None]]]
 

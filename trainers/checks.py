@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 
 
-def keys(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
+def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
     """A read-only copy of a dict with no other keys than these: a later change would escape the checks."""
     if not isinstance(value, Mapping):
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict")

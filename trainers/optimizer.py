@@ -131,8 +131,7 @@ class DistributedOptimizer(WrappingOptimizer):
         """
         if not self.has_gradients():
             return False
-        metadata: Any = getattr(loss.grad_fn, "metadata", {})
-        number = metadata.get(_NUMBER, 0)
+        number: int = getattr(loss.grad_fn, "metadata", {}).get(_NUMBER, 0)
         if number > self._cleared and self._left in (0, number):
             return True
         if self._left:

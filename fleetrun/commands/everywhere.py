@@ -17,6 +17,7 @@ from typing import IO, Any, TypeVar
 
 import click
 
+from fleetrun.aliases import Fields
 from fleetrun.commands.find import EndedJob
 from fleetrun.commands.output import remark
 from fleetrun.console.text import printable
@@ -147,7 +148,7 @@ class Nodes:
         """`node 1, h2 (10.0.0.2)`"""
         return f"node {rank}, {self.host(rank)}"
 
-    def ask(self, verb: str, options: Mapping[str, Any], patience: float = ANSWER_WITHIN) -> None:
+    def ask(self, verb: str, options: Fields, patience: float = ANSWER_WITHIN) -> None:
         """Nodes may be silent for so many seconds. What is None or False is not passed on."""
         given = {name: value for name, value in options.items() if value not in (None, False)}
         request = Request(verb=verb, options=given, by=f"{_user()} on {os.uname().nodename}")
@@ -347,7 +348,7 @@ def _token(file: str | None) -> str:
     return token
 
 
-def read_where(options: Mapping[str, Any], others: Mapping[str, object]) -> Where:
+def read_where(options: Fields, others: Mapping[str, object]) -> Where:
     """`others`: what cannot be given together with --job. Raises UsageError."""
     where = Where(**options)
     given = [name for name, value in others.items() if value is not None]

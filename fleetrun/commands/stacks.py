@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from fleetrun.aliases import Fields
 from fleetrun.commands.everywhere import (
     NO_SUCH_PROCESS,
     Nodes,
@@ -207,7 +208,7 @@ def _away(running: Running) -> list[RemoteProcess]:
         return []
 
 
-def _known(name: str, one: Mapping[str, Any]) -> Known:
+def _known(name: str, one: Fields) -> Known:
     rank = one.get("rank")
     number = rank if isinstance(rank, int) else 0
     return Known(name=name, role=str(one.get("role")), rank=number, index=0, log=Path(str(one.get("log"))))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from fleetrun.aliases import Callback
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import (
     Tail,
@@ -56,9 +57,7 @@ class Narrator:
     this machine decides what follows from a failure.
     """
 
-    def __init__(
-        self, console: Console, spec: PodSpec, catch_up: Callable[[], None], *, alone: bool = True
-    ) -> None:
+    def __init__(self, console: Console, spec: PodSpec, catch_up: Callback, *, alone: bool = True) -> None:
         self._console = console
         self._spec = spec
         self._catch_up = catch_up

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
+from fleetrun.aliases import Callback
 from fleetrun.console.console import Console, Follower, Sink, terminal_columns
 from fleetrun.console.status_text import StatusFields, status_row
 from fleetrun.console.text import sanitize, visible_row
@@ -124,7 +125,7 @@ class StatusLine:
     def room(self) -> bool:
         return self._sink.room
 
-    def attach(self, loop: Loop, emptied: Callable[[], None]) -> None:
+    def attach(self, loop: Loop, emptied: Callback) -> None:
         self._sink.attach(loop, emptied)
 
     def drain(self, interrupted: int | None = None) -> None:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.envs.channels import (
     LARGEST_DATAGRAM,
     LONGEST_ACTIVITY,
@@ -32,9 +33,7 @@ from fleetrun.values import field, frozen
 # ---- Writing
 
 
-def encode_reports(
-    fields: Mapping[str, Any], values: Mapping[str, Any], name: str = "values"
-) -> Iterator[bytes]:
+def encode_reports(fields: Fields, values: Fields, name: str = "values") -> Iterator[bytes]:
     """Datagrams of at most LARGEST_DATAGRAM bytes, each with all `fields` and as many values as fit, under
     this `name`: numbers, or `tables`.
     """

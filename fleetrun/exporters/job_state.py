@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetrun.aliases import Fields
 from fleetrun.envs.progress_report import Report
 from fleetrun.pod.spec import PodSpec
 
@@ -41,7 +42,7 @@ def pod_message(spec: PodSpec) -> bytes:
     return _encoded({"is": "pod", "containers": containers})
 
 
-def event_message(event: Mapping[str, Any]) -> bytes | None:
+def event_message(event: Fields) -> bytes | None:
     """None for an event that is not exported."""
     fields = _EVENTS.get(event["event"])
     if fields is None:

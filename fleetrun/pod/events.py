@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Fields, Strings
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
@@ -115,7 +115,7 @@ class Findings:
     waiting: frozenset[int] = frozenset()
     late: tuple[Late, ...] = ()
     straggler: Verdict | None = None
-    states: tuple[Mapping[str, Any], ...] = ()
+    states: tuple[Fields, ...] = ()
     alone: str = ""
 
 

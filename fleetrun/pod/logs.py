@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fleetrun.aliases import Callback
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.files import ask_for_writes, open_plain
@@ -339,7 +340,7 @@ class Watch:
             while self._has_room() and follower.pump():
                 pass
 
-    def drain(self, flush: Callable[[], None]) -> None:
+    def drain(self, flush: Callback) -> None:
         """After the writers are gone: all that is left; `flush` waits until there is room again. If there is
         none even then, it was interrupted, and the rest stays in the files.
         """

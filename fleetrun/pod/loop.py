@@ -14,6 +14,8 @@ import select
 import time
 from collections.abc import Callable
 
+from fleetrun.aliases import Callback
+
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 _MAX_EVENTS = 4096
@@ -25,8 +27,8 @@ class Timer:
 
     __slots__ = ("_handler",)
 
-    def __init__(self, handler: Callable[[], None]) -> None:
-        self._handler: Callable[[], None] | None = handler
+    def __init__(self, handler: Callback) -> None:
+        self._handler: Callback | None = handler
 
     def cancel(self) -> None:
         self._handler = None
@@ -45,12 +47,12 @@ class Loop:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[int, Callback] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._running = False
 
-    def add(self, fd: int, handler: Callable[[], None], events: int = READ) -> None:
+    def add(self, fd: int, handler: Callback, events: int = READ) -> None:
         self._epoll.register(fd, events)
         self._handlers[fd] = handler
 
@@ -59,7 +61,7 @@ class Loop:
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def after(self, seconds: float, handler: Callable[[], None]) -> Timer:
+    def after(self, seconds: float, handler: Callback) -> Timer:
         timer = Timer(handler)
         heapq.heappush(self._timers, (self.clock() + seconds, next(self._sequence), timer))
         return timer

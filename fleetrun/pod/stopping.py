@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Callable, Collection
 
+from fleetrun.aliases import Callback
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.process import ask_strays, end_descendants
@@ -26,14 +27,14 @@ class Ladder:
         loop: Loop,
         groups: list[list[Container]],
         grace: float,
-        then: Callable[[], None],
+        then: Callback,
         *,
         interrupted: bool = False,
     ) -> None:
         self._loop = loop
         self._groups = groups
         self._grace = grace
-        self._then: Callable[[], None] | None = then
+        self._then: Callback | None = then
         self._timer: Timer | None = None
         self._asked = False
         self._interrupted = interrupted
@@ -142,7 +143,7 @@ class Stopper:
         self._single: dict[str, Ladder] = {}
         """Of containers that are stopped alone, by their names."""
 
-    def stop_one(self, container: Container, then: Callable[[], None]) -> None:
+    def stop_one(self, container: Container, then: Callback) -> None:
         """Only this one, which is to start again."""
 
         def gone() -> None:
@@ -163,7 +164,7 @@ class Stopper:
             ladder.step()
         return ladder is not None
 
-    def stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
+    def stop(self, then: Callback, *, at_once: bool = False) -> None:
         """Everything, with a fresh grace; `then` is called once when the last has gone. `at_once`: SIGKILL
         comes before anything that would let a suspended process go on.
         """

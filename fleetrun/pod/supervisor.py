@@ -27,6 +27,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fleetrun.aliases import Callback
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended, Pod
@@ -134,7 +135,7 @@ LastStep = Callable[[Sequence[Container]], int | None]
 """The last step that any of these containers has made in this attempt; None if none is known."""
 
 
-Inspect = Callable[[Sequence[Container], Ended, Callable[[Verdict | None], None]], Callable[[], None] | None]
+Inspect = Callable[[Sequence[Container], Ended, Callable[[Verdict | None], None]], Callback | None]
 """Begins to find out on what this failure follows, and calls back exactly once, seconds later at most.
 Returns a function that cancels it; None where the failure explains itself: then it does not call back.
 """
@@ -207,9 +208,9 @@ class Supervisor:
         self._has_saved = has_saved
         self._hangs = hangs
         self._inspect = inspect
-        self._cancel_inspection: Callable[[], None] | None = None
+        self._cancel_inspection: Callback | None = None
         self._inspected_failure: Ended | None = None
-        self._meanwhile: list[Callable[[], None]] = []
+        self._meanwhile: list[Callback] = []
 
     @property
     def restarted_servers(self) -> list[Ended]:
@@ -533,7 +534,7 @@ class Supervisor:
             timer.cancel()
         self._timers.clear()
 
-    def _stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
+    def _stop(self, then: Callback, *, at_once: bool = False) -> None:
         self._close_hangs()
         if self._cancel_inspection is not None:
             self._cancel_inspection()

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from fleetrun.aliases import Fields
 from fleetrun.record.journal import objects_in
 
-Event = Mapping[str, Any]
+Event = Fields
 
 
 class Kind(StrEnum):

@@ -9,7 +9,7 @@ loading a checkpoint runs no code that came with it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.checkpoints.manifest import CheckpointError
@@ -90,7 +91,7 @@ def write(
     return Written(_index(metadata), writer.files.written)
 
 
-def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: Mapping[str, Any]) -> None:
+def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: Fields) -> None:
     """Fill these tensors, all ranks together. Raises CheckpointError, on all ranks."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.storage.folder import Where
@@ -140,7 +141,7 @@ class _Piece:
 class IndexReader(FileSystemReader):
     """`index` as `tensors.write` returns it."""
 
-    def __init__(self, checkpoints: CheckpointDirectory, name: str, index: Mapping[str, Any]) -> None:
+    def __init__(self, checkpoints: CheckpointDirectory, name: str, index: Fields) -> None:
         super().__init__(checkpoints.path(name))
         self.fs = DirectoryFiles(checkpoints, name)  # type: ignore[assignment]  # torch's is a FileSystem
         self.path = ""

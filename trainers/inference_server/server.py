@@ -14,15 +14,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from aiohttp import web
 from prometheus_client import multiprocess
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.errors import FleetError
 from trainers.inference import KIND, checked_program
@@ -55,7 +55,7 @@ class _Bundle:
     id: str
     program: CacheFile
     weights: CacheFile
-    about: Mapping[str, Any]
+    about: Fields
 
 
 @dataclass(eq=False, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Fields
 from trainers import progress
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import compute_in, device_of
@@ -112,7 +112,7 @@ class StateLoading:
         module: torch.nn.Module,
         state: dict[str, torch.Tensor],
         prefix: str,
-        metadata: Mapping[str, Any],
+        metadata: Fields,
         *rest: Any,
     ) -> None:
         if prefix and module is not self._model and self._outermost is not None:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.errors import NotSupportedError, UsageError
 
@@ -248,7 +249,7 @@ def _described(name: str, tensor: Tensor) -> dict[str, Any]:
     return {"name": name, "type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
 
 
-def _expect_free(found: Sequence[Mapping[str, Any]], inputs: Sequence[Tensor]) -> None:
+def _expect_free(found: Sequence[Fields], inputs: Sequence[Tensor]) -> None:
     fixed = [
         each
         for each, tensor in zip(found, inputs, strict=True)

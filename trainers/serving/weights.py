@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Fields
 from trainers.checkpoints.state import OptimizerState, bare, differences
 from trainers.checkpoints.tensors import Sharded, is_sharded, whole_state_dict
 from trainers.errors import NotSupportedError
@@ -100,7 +101,7 @@ def _like(here: Tensor, whole: Tensor) -> Tensor:
     return distribute_tensor(whole.to(here.device), here.device_mesh, here.placements)
 
 
-def _tensors_of(state: Mapping[str, Any]) -> Tensors:
+def _tensors_of(state: Fields) -> Tensors:
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise NotSupportedError(f"{name} in the model's state is not a tensor but {type(value).__name__}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import xxhash
 
+from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.storage.folder import Buffer
 
@@ -36,5 +35,5 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def checksum_of(body: Mapping[str, Any]) -> str:
+def checksum_of(body: Fields) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

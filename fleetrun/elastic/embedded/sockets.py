@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import zmq
 
+from fleetrun.aliases import Callback
 from fleetrun.elastic.embedded.wire import MAX_FRAME_BYTES
 from fleetrun.envs.curve import (
     Context,
@@ -97,7 +98,7 @@ class Watched:
         loop: Loop,
         socket: Socket,
         receive: Callable[[Frames], None],
-        rest: Callable[[], None] = lambda: None,
+        rest: Callback = lambda: None,
     ) -> None:
         self.socket = socket
         self._loop = loop

@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from etcd3gw.exceptions import Etcd3Exception
 from requests.exceptions import ConnectTimeout
 from urllib3.exceptions import NewConnectionError
 
+from fleetrun.aliases import Fields
 from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_one_read
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.errors import LaunchError, UsageError
@@ -198,7 +199,7 @@ def message(answer: Any) -> dict[str, Any]:
     return answer
 
 
-def _error(error: Mapping[str, Any]) -> Exception:
+def _error(error: Fields) -> Exception:
     code = int(error.get("grpc_code") or error["code"])
     words = str(error["message"]).removeprefix("etcdserver: ")
     if code == UNAUTHENTICATED or "auth store is old" in words:

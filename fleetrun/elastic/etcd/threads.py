@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Callback, Strings
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.client import (
     NOT_FOUND,
@@ -84,7 +84,7 @@ class Worker:
         client: Client,
         seconds: int,
         events: WorkerEvents,
-        proven: Callable[[], None],
+        proven: Callback,
         check: Callable[[Client], None] = lambda client: None,
     ) -> None:
         """`seconds`: of the lease. `proven` is called when etcd has carried out a write; `check`, which may

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Fields, Strings
 
 # ---- Writing: strings, booleans, numbers, lists and tables
 
@@ -42,7 +42,7 @@ def value(of: Any) -> str:
     return text(of)
 
 
-def table(path: Strings, rows: Mapping[str, Any]) -> list[str]:
+def table(path: Strings, rows: Fields) -> list[str]:
     """The lines of a table and of the tables in it."""
     own = {name: each for name, each in rows.items() if not isinstance(each, Mapping)}
     inner = {name: each for name, each in rows.items() if isinstance(each, Mapping)}
