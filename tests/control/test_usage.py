@@ -75,7 +75,7 @@ def test_processes_that_cannot_be_read_are_left_out(tmp_path):
     (tmp_path / "2" / "stat").write_text("2 (odd) name) S 1 2")
     (tmp_path / "self").mkdir()
     (tmp_path / "3").mkdir()
-    fields = ["S", "1", *"0" * 9, "100", "50", "0", "0", "0", "0", "0", "0", "777", "0", "2"]
+    fields = ["S", "1", *"0" * 9, "100", "50", "0", "0", "0", "0", "0", "0", "777", "0", "2", *"0" * 30]
     (tmp_path / "3" / "stat").write_text(f"3 (a) b (c)) {' '.join(fields)}")
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     assert snapshot(tmp_path) == {3: Taken(1, 777, 150 / ticks, 2 * page)}

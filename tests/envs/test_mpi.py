@@ -96,7 +96,7 @@ def test_a_malformed_variable_is_named(more: dict[str, str], message: str):
 def test_the_proxy_is_found_however_far_above(tmp_path: Path):
     def process(pid: int, name: str, parent: int) -> None:
         (tmp_path / str(pid)).mkdir()
-        stat = f"{pid} ({name}) S {parent}{' 0' * 20}".encode("utf-8", "surrogateescape")
+        stat = f"{pid} ({name}) S {parent}{' 0' * 50}".encode("utf-8", "surrogateescape")
         (tmp_path / str(pid) / "stat").write_bytes(stat)
 
     process(1, "init", 0)
