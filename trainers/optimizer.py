@@ -36,6 +36,9 @@ class _Backwards:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **options: Any) -> None:
+            for each in DistributedOptimizer._all:
+                if each._left and each.is_cleared():  # by the model's zero_grad
+                    each._left = 0
             original(tensors, *args, **options)
             if not options.get("inputs"):  # else it may have been for others than the parameters
                 self._note([tensors] if isinstance(tensors, Tensor) else tensors)
@@ -133,7 +136,7 @@ class DistributedOptimizer(WrappingOptimizer):
             return False
         number: int = getattr(loss.grad_fn, "metadata", {}).get(_NUMBER, 0)
         if number > self._cleared and self._left in (0, number):
-            return True
+            return not self.is_cleared()
         if self._left:
             if self._backwards.own > self._left:
                 raise UsageError(
@@ -161,6 +164,11 @@ class DistributedOptimizer(WrappingOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         self._cleared, self._left = self._backwards.latest, 0
+
+    def is_cleared(self) -> bool:
+        """Return whether each gradient is None or zero, as the model's `zero_grad` leaves them."""
+        every = [param.grad for group in self.param_groups for param in group["params"]]
+        return all(grad is None or not grad.norm() for grad in every)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         return self.inner.step(closure)

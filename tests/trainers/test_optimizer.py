@@ -86,6 +86,15 @@ def by_minimize(optimizer: Any, *losses: torch.Tensor) -> None:
     optimizer.minimize(losses[-1])
 
 
+def after_the_models_zero_grad(optimizer: Any, *losses: torch.Tensor) -> None:
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            each.grad = None
+    for loss in losses:
+        loss.backward()
+    optimizer.minimize(losses[-1])
+
+
 def in_paddles_words(optimizer: Any, *losses: torch.Tensor) -> None:
     optimizer.zero_grad()
     for loss in losses:
@@ -110,6 +119,17 @@ def with_a_diagnostic_pass(pair: Pair, minimize: Minimize) -> None:
         minimize(pair.optimizers[1], loss)
 
 
+def cleared_by_the_model(pair: Pair, minimize: Minimize) -> None:
+    for step in range(5):
+        minimize(pair.optimizers[0], pair.made(step))
+        pair.judge.zero_grad(set_to_none=step % 2 == 0)
+        minimize(pair.optimizers[1], pair.judged(step))
+        loss = pair.judged(step)
+        loss.backward(retain_graph=True)
+        pair.judge.zero_grad(set_to_none=step % 2 == 0)
+        minimize(pair.optimizers[1], loss)
+
+
 def against_adversaries(pair: Pair, minimize: Minimize) -> None:
     for step in range(5):
         given = pair.real[step].clone().requires_grad_()
@@ -131,11 +151,18 @@ def with_gradients_set_to_zero(pair: Pair, minimize: Minimize) -> None:
         minimize(pair.optimizers[1], pair.judged(step))
 
 
-LOOPS = [in_turn, with_a_diagnostic_pass, against_adversaries, accumulating, with_gradients_set_to_zero]
+LOOPS = [
+    in_turn,
+    cleared_by_the_model,
+    with_a_diagnostic_pass,
+    against_adversaries,
+    accumulating,
+    with_gradients_set_to_zero,
+]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("minimize", [by_minimize, in_paddles_words])
+@pytest.mark.parametrize("minimize", [by_minimize, in_paddles_words, after_the_models_zero_grad])
 def test_minimize_trains_as_the_loop_of_torch(loop: Callable[[Pair, Minimize], None], minimize: Minimize):
     theirs, ours = Pair(), Pair(DistributedOptimizer)
     loop(theirs, in_torch)

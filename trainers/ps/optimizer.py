@@ -102,6 +102,10 @@ class ServedOptimizer(DistributedOptimizer):
         with hidden_gradients():
             return self._stepper.has_rows(self) or super().has_gradients()
 
+    def is_cleared(self) -> bool:
+        with hidden_gradients():
+            return not self._stepper.has_rows(self) and super().is_cleared()
+
     def minimize(self, loss: Tensor) -> None:
         scaler = self._stepper.scaler
         if scaler is None:
