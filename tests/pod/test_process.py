@@ -15,7 +15,7 @@ import pytest
 from fleetrun.errors import ScriptNotExecutableError, ScriptNotFoundError, SpawnError
 from fleetrun.pod import process as processes
 from fleetrun.pod.linux import set_comm
-from fleetrun.pod.process import Exit, Process
+from fleetrun.pod.process import Exit, Process, children, reap_adopted
 from tests.support.isolated import isolated
 from tests.support.waiting import ended, eventually, state_of
 
@@ -132,6 +132,8 @@ def test_a_debugger_that_holds_what_has_ended_is_not_waited_for(child, tmp_path,
             assert held.process.reap(with_group=True) == Exit(code)
         finally:
             tracer.kill()
+            tracer.wait()
+    eventually(lambda: reap_adopted() or held.process.pid not in children())  # nobody holds it any more
 
 
 def test_a_child_does_not_inherit_that_sigttou_is_ignored(child):

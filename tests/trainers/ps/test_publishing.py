@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from fleetrun.envs.contract import Role
+from tests.support.cluster import Job
 from tests.support.forking import Forker
 from tests.support.scripts.ps_counting import NEW, ROOM, SHARED
+from tests.support.scripts.step_limit import give
 from tests.trainers.ps.test_recovery import (
     counting,
     expect_exact,
@@ -58,6 +60,17 @@ class Follower:
         finally:
             self._over.set()
             thread.join()
+
+    def end_with_an_increment(self, job: Job, step_limit: Path, steps: int) -> None:
+        """Let the trainers finish `steps`. Wait for a version twice, so that the last one is no base."""
+        for left in (4, 2):
+            number = self._number()
+            give(step_limit, steps - left)
+            wait_until(lambda number=number: self._number() > number, job)
+        give(step_limit, steps)
+
+    def _number(self) -> int:
+        return self.chains[-1].saves[-1].number if self.chains else 0
 
     def expect_one_stream(self, logs: Path) -> None:
         """Versions in order, and not only bases, in spite of all kills."""
@@ -120,7 +133,9 @@ def test_every_version_is_what_the_servers_had_at_its_step_through_kills(
         job.start_all(words)
         roles = (Role.SERVER, Role.TRAINER)
         seed = int(os.environ.get("SEED", "1"))
-        kill_one_by_one(job, words, killed / "step_limit", steps, KILLS, seed=seed, word="step", roles=roles)
+        limit = killed / "step_limit"
+        kill_one_by_one(job, words, limit, steps - 6, KILLS, seed=seed, word="step", roles=roles)
+        follower.end_with_an_increment(job, limit, steps)
         job.expect_success(250 + KILLS)
     follower.expect_one_stream(killed)
     for chain in follower.chains:
@@ -152,7 +167,8 @@ def test_async_versions_lose_and_double_nothing_and_end_with_everything(
         job.start_all(words)
         roles = (Role.SERVER, Role.TRAINER)
         limit = tmp_path / "step_limit"
-        kill_one_by_one(job, words, limit, steps, kills, seed=7, word="pushed", roles=roles)
+        kill_one_by_one(job, words, limit, steps - 6, kills, seed=7, word="pushed", roles=roles)
+        follower.end_with_an_increment(job, limit, steps)
         job.expect_success(250 + kills)
         expect_exact(job, steps)
     follower.expect_one_stream(tmp_path)
