@@ -35,22 +35,30 @@ class _Backwards:
         original: Any = torch.autograd.backward
 
         @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **options: Any) -> None:
+        def backward(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: bool | None = None,
+            create_graph: bool = False,
+            *args: Any,
+            **options: Any,
+        ) -> None:
             for each in DistributedOptimizer._all:
                 if each._left and each.is_cleared():  # by the model's zero_grad
                     each._left = 0
-            original(tensors, *args, **options)
+            original(tensors, grad_tensors, retain_graph, create_graph, *args, **options)
             if not options.get("inputs"):  # else it may have been for others than the parameters
-                self._note([tensors] if isinstance(tensors, Tensor) else tensors)
+                kept = create_graph if retain_graph is None else retain_graph
+                self._note([tensors] if isinstance(tensors, Tensor) else tensors, kept)
 
         torch.autograd.backward = backward
 
-    def _note(self, tensors: Any) -> None:
+    def _note(self, tensors: Any, kept: bool) -> None:
         self.own = self.latest = self.latest + 1
         nodes = [getattr(each, "grad_fn", None) for each in tensors]
         for node in islice(nodes, _NEAR):
             if node is not None:
-                node.metadata[_NUMBER] = self.latest
+                node.metadata[_NUMBER] = self.latest, kept
                 nodes += [below for below, _ in node.next_functions]
 
 
@@ -134,9 +142,10 @@ class DistributedOptimizer(WrappingOptimizer):
         """
         if not self.has_gradients():
             return False
-        number: int = getattr(loss.grad_fn, "metadata", {}).get(_NUMBER, 0)
+        number, kept = getattr(loss.grad_fn, "metadata", {}).get(_NUMBER, (0, False))
         if number > self._cleared and self._left in (0, number):
-            return not self.is_cleared()
+            # Gradients of a graph that was not kept are its own, even zeros, which an empty batch has.
+            return not kept or not self.is_cleared()
         if self._left:
             if self._backwards.own > self._left:
                 raise UsageError(

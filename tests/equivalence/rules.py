@@ -40,7 +40,7 @@ def _adamw(rng: random.Random) -> dict[str, Any]:
 
 
 def _rmsprop(rng: random.Random) -> dict[str, Any]:
-    return {"lr": 0.02, "eps": 1e-2, "momentum": rng.choice((0.0, 0.5)), "centered": rng.random() < 0.3}
+    return {"lr": 0.02, "eps": 5e-2, "momentum": rng.choice((0.0, 0.5)), "centered": rng.random() < 0.3}
 
 
 define("optimizer", "sgd", "SGD", lambda rng: {"lr": rng.choice((0.05, 0.2))}, merged=True)

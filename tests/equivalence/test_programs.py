@@ -59,7 +59,7 @@ def test_every_kind_of_block_is_drawn() -> None:
 def test_programs_of_a_seed_stay_what_they_are() -> None:
     """Finds are repeated by their seed."""
     text = "\n".join(str(block) for seed in range(300) for block in draw(seed).blocks)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "83a3178a108a1ef7"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "99851aae2c24ddf9"
 
 
 @pytest.mark.slow

@@ -186,6 +186,19 @@ def test_two_optimizers_of_one_loss(share: Callable[[torch.Tensor], torch.Tensor
     assert torch.equal(ours.weights(), theirs.weights())
 
 
+def test_two_optimizers_of_a_loss_whose_gradients_are_zero():
+    theirs, ours = Pair(), Pair(DistributedOptimizer)
+    for factor in (1.0, 0.0, 1.0):
+        (theirs.made(0) * factor).backward()
+        for optimizer in theirs.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss = ours.made(0) * factor
+        for optimizer in ours.optimizers:
+            optimizer.minimize(loss)
+    assert torch.equal(ours.weights(), theirs.weights())
+
+
 def test_gradients_that_another_minimize_has_left_are_not_mixed_with_the_scripts():
     pair = Pair(DistributedOptimizer)
     pair.optimizers[0].minimize(pair.made(0))

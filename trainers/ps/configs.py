@@ -174,7 +174,7 @@ class AsyncConfigs:
     @property
     def late(self) -> int:
         """How many steps older than the current one the request for the rows of a batch may be."""
-        return max(1, self.ahead - 1)
+        return max(1, self.ahead - 1) if self.overlap else 0
 
 
 _ALIASES = {"independent_recv": "independent_recv_thread"}

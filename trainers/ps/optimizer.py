@@ -199,8 +199,9 @@ class ServedOptimizer(DistributedOptimizer):
 class JoinedSteps:
     """The steps of the optimizers of one model. Servers apply the gradients of a training step together, so
     the push leaves when the last optimizer has stepped. Until then the gradients and learning rates of the
-    others are kept, and what torch would compute differently is refused: a forward pass, gradients of rows
-    after the step, a second step of one of them, and a write to a `dense` parameter after the step.
+    others are kept, and what torch would compute differently is refused: a forward pass, a look at the state
+    dict, gradients of rows after the step, a second step of one of them, and a write to a `dense` parameter
+    after the step.
 
     `push` takes whether the gradients of any of them were not finite. `rows` gives something that
     differs once the gradients of an optimizer's embeddings have changed.
@@ -277,9 +278,11 @@ class JoinedSteps:
         if self._kept:
             raise UsageError(f"{what} while {self._missing()}")
 
-    def before_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        if self._kept and torch.is_grad_enabled():
-            raise UsageError(f"the model was called while {self._missing()}")
+    def before_forward(self, *called: Any) -> None:
+        self.check("the model was called")
+
+    def before_state(self, *read: Any) -> None:
+        self.check("state_dict() was called")
 
     def _missing(self) -> str:
         missing = [type(each.inner).__name__ for each in self._optimizers if not self.stepped(each)]

@@ -146,7 +146,9 @@ def watch_model(
     end_look_ahead = worker.look_ahead.watch()
     if joined is not None:
         owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
-        handles += [each.register_forward_pre_hook(OwnHook(joined.before_forward)) for each in owners]
+        before, read = OwnHook(joined.before_forward), OwnHook(joined.before_state)
+        handles += [each.register_forward_pre_hook(before) for each in owners]
+        handles += [each.register_state_dict_pre_hook(read) for each in owners]  # type: ignore[no-untyped-call]
     if refresh:
         handles += _refreshing(model, worker)
 

@@ -112,6 +112,8 @@ def out_of_turn() -> None:
     refused("SparseAdam stepped twice", rows.step)
     refused("zero_grad.* was called while Adam had not stepped", model.zero_grad)
     refused("the model was called", lambda: model(batches()[1]))
+    refused("the model was called", torch.no_grad()(lambda: model(batches()[1])))
+    refused(r"state_dict\(\) was called", model.state_dict)
     refused("Adam had not stepped", fleet.stop_worker)
     dense.step()
     fleet.stop_worker()

@@ -14,7 +14,7 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.ids = SparseEmbedding(3, init=Normal(0, 0.3, seed=11), padding_idx=0)
-        self.rare = SparseEmbedding(2, entry=CountFilterEntry(3))
+        self.rare = SparseEmbedding(2, entry=CountFilterEntry(3), padding_idx=0)
         self.far = torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True, device="meta")
         self.out = torch.nn.Linear(9, 1)
 

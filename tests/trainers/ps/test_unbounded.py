@@ -35,10 +35,10 @@ def test_rows_do_not_depend_on_the_number_of_servers(forker: Forker, tmp_path: P
     for name in TABLES:
         assert furthest(alone[name], three[name]) < 1e-6
     seen = {key * (step + 1) for step in range(3) for key in range(-6, 7)}
-    # A push makes a row: evaluation makes none, and the row at padding_idx never gets a gradient.
+    # Training makes a row: evaluation makes none, and padding_idx has none, however often it is looked up.
     assert set(alone["ids.weight"]) == seen - {0}
     assert set(alone["far.weight"]) == {key * 2**40 for key in seen}
-    assert set(alone["rare.weight"]) <= seen
+    assert set(alone["rare.weight"]) <= seen - {0}
 
 
 @pytest.mark.slow

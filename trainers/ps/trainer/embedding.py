@@ -475,6 +475,8 @@ class ServedEmbedding:
                 "parameter servers: call state_dict(), or take the parameter from named_parameters()"
             )
         weight = self._rows.pull_all()
+        if self._evicts and weight is not None and self._module.padding_idx is not None:
+            weight[self._module.padding_idx] = 0.0  # as lookups read it: its row may have been removed
         # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
         own = state[name].as_subclass(Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)

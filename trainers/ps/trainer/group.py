@@ -96,7 +96,8 @@ class Batch:
             call = Call(table, ids, version_of(ids), start, stop, self)
             self.calls.setdefault(table, []).append(call)
         self._firsts, self._sizes = self.ends[tables], np.diff(starts)
-        self.moved, spans, sent = group.arranged(self.keys, self.ends)
+        self.moved, spans, sent = group.arranged(self.keys, self.ends, group.unrequested(self.padding))
+        self.moved[self.moved < 0] = len(sent)  # see `rows`
         self.request = group.request(sent, spans, insert=insert)
         self.pushed = (self.moved, spans, sent)
         """Where the gradient of each key is, -1 for padding; how many each table has on each server; keys."""
@@ -115,8 +116,10 @@ class Batch:
 
     @cached_property
     def rows(self) -> NDArray[np.float32]:
-        """(keys, dim) in the order of the request; waits for them."""
+        """(keys, dim) in the order of the request, then zeros for keys that are not in it; waits for them."""
         rows: NDArray[np.float32] = array_of(self.request.rows)
+        if missing := len(self.keys) - len(rows):
+            rows = np.concatenate([rows, np.zeros((missing, self.dim), np.float32)])
         for table in np.flatnonzero((self.padding >= 0) & self._group.without_padding):
             rows[self.moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
         return rows
@@ -405,6 +408,7 @@ class TableGroup:
         evicting = np.array([each.spec.rows.bound is not None for each in sparse])
         self.without_padding = (self._limits < 0) | evicting
         """Tables that do not keep the row of their padding id."""
+        self._counted = sparse[0].spec.rows.entry.kind is EntryKind.COUNT
         devices = [device_of(each) for each in modules]
         self.staging = staging_for(devices[0])
         """For the device of the group's modules; None: it is the CPU."""
@@ -468,9 +472,9 @@ class TableGroup:
 
     def request(self, keys: Keys, spans: Spans, *, insert: bool) -> RowRequest:
         """A request for these keys, which are ordered by server and table."""
-        counted = self.tables[0].sparse.spec.rows.entry.kind is EntryKind.COUNT
+        counted, requested = self._counted, self.requested
         return RowRequest(
-            self.first, self.dim, keys, spans, insert=insert, counted=counted, requested=self.requested
+            self.first, self.dim, keys, spans, insert=insert, counted=counted, requested=requested
         )
 
     def send(self, requests: Sequence[RowRequest]) -> None:
@@ -518,6 +522,10 @@ class TableGroup:
                     del calls[number]
                     return call
         return None
+
+    def unrequested(self, padding: Keys) -> Keys:
+        """The places of padding keys that a request leaves out: an entry that counts would give them rows."""
+        return np.where(self._counted & self.without_padding, padding, -1)
 
     def order(self, table: int, keys: Tensor) -> tuple[Tensor | None, list[int]]:
         """See `order_by_server`."""

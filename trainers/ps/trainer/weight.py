@@ -120,6 +120,8 @@ class ServedWeight(torch.nn.Parameter):
         if not self.bounded:
             raise self.without_shape()
         with without_overrides():
+            if not len(keys):  # torch resizes these when it adds to them, and cannot resize memory of numpy
+                keys, rows = keys.clone(), rows.clone()
             values = rows.to(self.device, self.dtype)
             return torch.sparse_coo_tensor(
                 keys[None].to(self.device), values, self.shape, check_invariants=False

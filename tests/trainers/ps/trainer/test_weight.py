@@ -583,6 +583,16 @@ def test_a_weight_that_no_optimizer_has_keeps_its_gradient_here() -> None:
     assert group.take_gradients() is None
 
 
+def test_a_gradient_is_added_to_one_without_rows() -> None:
+    """That of an empty batch."""
+    module = torch.nn.Embedding(ROWS, DIM, sparse=True)
+    serve(module, torch.ones(ROWS, DIM), Fixed())
+    for ids in (SECOND[:0], SECOND):
+        module(ids).sum().backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad.to_dense()[:, 0].tolist() == [0, 0, 0, 0, 2, 0, 0, 1, 0, 0, 0, 0]
+
+
 def test_hidden_gradients_are_collected_all_the_same() -> None:
     twins = Twins(MODULES["rows"])
     loss_of(twins.served(FIRST)).backward()
