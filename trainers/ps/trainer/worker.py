@@ -370,6 +370,7 @@ class Worker:
         self._loaded = []
         self.gather(b"")
         self._take_dense()
+        self.gather(b"")  # a faster trainer's next values must not be among these
         self._exchange.renew()
 
     def step(self, *, overflow: bool = False) -> None:
