@@ -291,7 +291,7 @@ class Fleet:
         runtime = self._runtime_for("train_from_dataset")
         prefetch: loop.Prefetch | None = None
         if runtime.is_collective:
-            prefetch = runtime.in_step if torch.is_grad_enabled() else None
+            prefetch = runtime.in_step
         elif ids is not None:
             prefetch = functools.partial(self.prefetch, ids=ids)
         return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)
@@ -304,7 +304,9 @@ class Fleet:
         ids: Callable[[DataBatch], Ids] | None = None,
         **printing: Unpack[loop.Printing],
     ) -> Result:
-        """The same without gradients; call `model.eval()` before it."""
+        """The same without gradients; call `model.eval()` before it. In a collective job each trainer uses
+        all its batches, unless the model's parameters are sharded: then the pass ends for all with the first.
+        """
         self._runtime_for("infer_from_dataset")
         with torch.no_grad():
             return self.train_from_dataset(step, dataset, ids=ids, **printing)

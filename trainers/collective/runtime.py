@@ -7,7 +7,7 @@ the order of the calls in them is the order that the parts need. Each part is in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Unpack
 
@@ -27,7 +27,7 @@ from trainers.collective.data_parallel import (
     pace,
     set_reducing,
 )
-from trainers.collective.group import Agreement, gather, in_step, start
+from trainers.collective.group import Agreement, Batch, gather, in_step, start
 from trainers.collective.large_batch import lamb, lars
 from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
 from trainers.collective.sharding import rewire, shard, zero_optimizer
@@ -154,7 +154,6 @@ class CollectiveRuntime:
 
     is_collective: ClassVar[Literal[True]] = True
     is_server: ClassVar[Literal[False]] = False
-    in_step = staticmethod(in_step)
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -210,6 +209,13 @@ class CollectiveRuntime:
             "fleet.stream() counts records on parameter servers, and this job has none; "
             "read files with trainers.data.dataset.QueueDataset"
         )
+
+    def in_step(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Pass the batches on until one rank has no more, where ranks wait for each other in a step: in
+        training, and in each forward pass of a model whose parameters are sharded.
+        """
+        waits = torch.is_grad_enabled() or (self._settings is not None and self._settings.sharded)
+        return in_step(batches) if waits else iter(batches)
 
     def resume_step(self) -> int:
         return self.resumed

@@ -1,4 +1,5 @@
-"""Trainers with unequal numbers of batches: `unequal_cases OUT`, by two processes."""
+"""Trainers with unequal numbers of batches: `unequal_cases OUT`, or `unequal_cases sharded`, by two
+processes."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +13,10 @@ from trainers import fleet, static
 from trainers.data.slots import Batch, Layout, Slot
 from trainers.errors import FleetError
 
-fleet.init(is_collective=True)
+strategy = fleet.DistributedStrategy()
+if sys.argv[1] == "sharded":
+    strategy.sharding, strategy.sharding_configs = True, {"stage": 3}
+fleet.init(is_collective=True, strategy=strategy)
 RANK = fleet.worker_index()
 model = fleet.distributed_model(torch.nn.Linear(2, 1))
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -67,5 +71,15 @@ def main(out: str) -> None:
     torch.save(found, Path(out) / f"{dist.get_rank()}.pt")
 
 
+def sharded() -> None:
+    """A forward pass gathers the parameters, so that no rank can make one alone."""
+    model.eval()
+    result = fleet.infer_from_dataset(lambda batch: model(batch["x"]).sum(), batches(2 + 3 * RANK))
+    print("batches", result.batches)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "sharded":
+        sharded()
+    else:
+        main(sys.argv[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,3 +47,12 @@ def test_an_evaluation_has_all_batches(found: list[dict[str, Any]]) -> None:
     assert [each["tested"] for each in found] == [2, 5]
     assert [each["inferred"] for each in found] == [1, 2]
     assert found[1]["alone"] == 2
+
+
+def test_an_evaluation_of_a_sharded_model_ends_for_all(forker: Forker, tmp_path: Path) -> None:
+    with forker.job(tmp_path, trainers=2, servers=0) as running:
+        running.start_all(["-m", "tests.support.scripts.unequal_cases", "sharded"])
+        running.expect_success()
+        lines = [process.output.splitlines() for process in running.processes]
+    assert all("batches 2" in each for each in lines)
+    assert any("another trainer has no more than 2 batches" in line for line in lines[1])
