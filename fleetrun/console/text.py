@@ -296,7 +296,8 @@ def masked(environ: Environ) -> dict[str, str]:
 _NUMBER = r"[\d.,]+(?:[eE][+-]?\d+)?%?(?![^\s\"',;&}\])\\])"
 _NAMED = (
     r"(?<![\w-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w-]{0,80}+)"
-    r"(?P<between>\\*[\"']?[ \t]{0,9}(?:=>|:=|[=:])[ \t]{0,9}|\\*[\"']?,?[ \t]{1,9})b?(?P<quote>\\*[\"']|)"
+    r"(?P<between>\\*[\"']?[ \t]{0,9}(?:=>|:=|[=:])[ \t]{0,9}|\\*[\"']?(?:,\s{1,40}|[ \t]{1,9}))"
+    r"b?(?P<quote>\\*[\"']|)"
 )
 _PLAIN_VALUE = r"[^\s\"',;&}\])\\]+"
 _NO_SECRET = rf"{_NUMBER}|(?:null|None|true|True|false|False|NaN)\b|[\[{{(]"
@@ -327,7 +328,7 @@ def _without_named(text: str) -> str:
     for found in re.finditer(_NAMED, text):
         if found.start() < done or not looks_secret(found["name"].replace("-", "_")):
             continue
-        assigned = found["between"].strip(" \t\\\"',") != ""
+        assigned = found["between"].strip(" \t\n\\\"',") != ""
         if not assigned and not found["dashes"]:
             continue  # two words in a row
         start = found.end()

@@ -249,6 +249,10 @@ def test_that_a_secret_is_empty_is_no_secret():
         ("train.py --max-tokens 512 --token --lr 1", "train.py --max-tokens 512 --token --lr 1"),
         ("t.py --api_key=s3cr3t --password=s3cr3t", f"t.py --api_key={MASK} --password={MASK}"),
         ('["--password", "s3cr3t", "--lr", "1"]', f'["--password", "{MASK}", "--lr", "1"]'),
+        (
+            '[\n  "--api-key",\n  "s3cr3t",\n  "--key",\n  "--lr"\n]',
+            f'[\n  "--api-key",\n  "{MASK}",\n  "--key",\n  "--lr"\n]',
+        ),
         ("INFO: PASSWORD=s3cr3t", f"INFO: PASSWORD={MASK}"),
         ("args: Namespace(password='s3 cr3t', lr=1)", f"args: Namespace(password='{MASK}', lr=1)"),
         ("ValueError: token: s3cr3t", f"ValueError: token: {MASK}"),
