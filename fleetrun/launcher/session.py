@@ -397,11 +397,14 @@ class LaunchSession:
         self._find(self._pod.containers if self._pod is not None else [], then, detail)
 
     def tell_ranks(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:
-        """For another node that asks: where the ranks of this node are."""
+        """For another node that asks: where the ranks of this node are, or for how long all are silent."""
         from fleetrun.stacks.helper import pack_states, quick_taker, with_logs  # late: few jobs are asked
 
         containers = self._pod.containers if self._pod is not None else []
         asked, whole = time.time(), detail is Detail.ALL
+        if detail is Detail.SIGNS:
+            then(pack_states([{"quiet": self.job_status.silent_for()}], most, asked))
+            return
 
         def taken(lines: Strings, states: list[State]) -> None:
             told = with_logs(states, containers) if whole else states

@@ -92,10 +92,12 @@ class Late:
 
 
 class Detail(StrEnum):
-    """How much is found out about ranks: what their probes say; and what is read from outside of processes
-    that do not answer; and, of other nodes, the ends of logs and what `doctor` measures there.
+    """How much is found out about ranks: for how long none of a node has given a sign of life; what their
+    probes say; and what is read from outside of processes that do not answer; and, of other nodes, the ends
+    of logs and what `doctor` measures there.
     """
 
+    SIGNS = "signs"
     PROBES = "probes"
     OUTSIDE = "outside"
     ALL = "all"

@@ -64,6 +64,12 @@ their logs; calls back exactly once, later. Returns a function that cancels it.
 """
 
 
+Ask = Callable[[Callable[[Sequence[float | None]], None]], None]
+"""Gets from each other node for how many seconds its trainers have given no sign of life, None where none
+runs; calls back exactly once, later.
+"""
+
+
 def _nothing_taken(containers: Sequence[Container], then: Callable[[Findings], None]) -> Callback:
     then(Findings())
     return lambda: None
@@ -106,7 +112,7 @@ class _Watch:
 
 class HangWatch(_Watch):
     """One for a launch, over all its pods: wakes a few times within `limit` seconds, not oftener, and without
-    a limit never.
+    a limit never. The node of the job's first trainer decides, when it has asked the others.
     """
 
     def __init__(
@@ -115,12 +121,15 @@ class HangWatch(_Watch):
         limit: float | None = None,
         take: Take = _nothing_taken,
         tell: Callable[[Findings], None] = lambda findings: None,
+        ask: Ask = lambda then: then(()),
     ) -> None:
         """`tell` is called with where all processes here are when the job hangs on another machine."""
         super().__init__(loop)
         self._limit = limit
         self._take = take
         self._tell = tell
+        self._ask = ask
+        self._asking = False
         self._silence = Silence()
         self._pod: Pod | None = None
         self._hung: Callable[[float, Findings], None] = lambda seconds, findings: None
@@ -153,18 +162,23 @@ class HangWatch(_Watch):
         assert self._pod is not None
         assert self._limit is not None
         self._timer = self._loop.after(self._limit / LOOKS, self._look)
-        silent = self._silence.look({each.spec.name: self._sign(each) for each in self._watched()})
-        if silent and self._cancel is None:
-            self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
-
-    def _watched(self) -> list[Container]:
-        """Trainers that run. Where the job's first is not among them, those that have reported anything: on
-        the other machines of a job a script often prints nothing.
-        """
-        assert self._pod is not None
         trainers = [each for each in self._pod.containers if each.spec.role is Role.TRAINER]
+        signs = {each.spec.name: self._sign(each) for each in trainers if each.alive}
+        silent = self._silence.look(signs)
         first = any(each.spec.rank == 0 for each in trainers)
-        return [each for each in trainers if each.alive and (first or each.spec.name in self._reports)]
+        if first and (silent or not signs) and self._cancel is None and not self._asking:
+            self._asking = True
+            self._ask(partial(self._told, self._silence, [self._limit] if silent else []))
+
+    def _told(self, asked: Silence, here: Sequence[float], others: Sequence[float | None]) -> None:
+        """The answers are here. The job hangs if no trainer that runs has given a sign."""
+        assert self._pod is not None
+        assert self._limit is not None
+        self._asking = False
+        quiet = min((each for each in (*here, *others) if each is not None), default=0.0)
+        still = asked is self._silence and self._timer is not None and self._cancel is None
+        if still and quiet >= self._limit:
+            self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
 
     def one_hangs(self, container: Container, silent_for: float) -> None:
         """As if all were silent."""
