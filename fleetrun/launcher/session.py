@@ -243,7 +243,7 @@ class LaunchSession:
             others,
             self.why,
         )
-        self._control.open(self._runtime)
+        self._control.open(self._runtime, (self.progress.renew, self._memory.renew))
         if self._console.shows_status:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
 
