@@ -292,7 +292,8 @@ class LaunchSession:
         watches: list[PodWatch] = []
         if first:
             probes = partial(self._find, detail=Detail.PROBES)
-            watches.append(WaitWatch(self._loop, self._find, self._warn_of, self._is_busy))
+            tell = partial(self._warn_of, normal=True)
+            watches.append(WaitWatch(self._loop, self._find, tell, self._is_busy))
             watches.append(LateWatch(self._loop, probes, self._note_lateness, self._warn_of))
         hangs, limit = self.hangs(), self.settings.hang_timeout
         if hangs is not None and limit is not None:
@@ -342,8 +343,10 @@ class LaunchSession:
             self.journal.write("lateness", late=lateness_fields(late))
         self.job_status.late = late
 
-    def _warn_of(self, verdict: Verdict) -> None:
-        self._console.warning(printable(f"{verdict.sentence}; see `fleetrun why`"))
+    def _warn_of(self, verdict: Verdict, *, normal: bool = False) -> None:
+        tell = self._console.info if normal else self._console.warning
+        hint = " (normal while a rank evaluates, compiles or reads data)" if normal else ""
+        tell(printable(f"{verdict.sentence}{hint}; see `fleetrun why`"))
         self.journal.write("verdict", **verdict_fields(verdict))
 
     def _check_served(self, event: PodEvent) -> None:

@@ -289,20 +289,25 @@ class PodWatch(_Watch):
 
 class WaitWatch(PodWatch):
     """While all trainers of this node are silent, or one is for unusually long, it finds out where all ranks
-    are, less and less often as long as they make progress. `find` is `Take`; `warn` gets what was seen in two
-    looks, once.
+    are, less and less often as long as they make progress. `find` is `Take`; `tell` gets what was seen in two
+    looks, once: not of a rank that tells what it does, nor of a wait at most twice as long as one before it
+    after which the job went on.
     """
 
     def __init__(
         self,
         loop: Loop,
         find: Take,
-        warn: Callable[[Verdict], None],
+        tell: Callable[[Verdict], None],
         busy: Busy = lambda container: False,
     ) -> None:
         super().__init__(loop, busy)
         self._find = find
-        self._warn = warn
+        self._tell = tell
+        self._since: float | None = None
+        """When the wait that is seen now was first seen."""
+        self._usual = 0.0
+        """Seconds of the longest wait after which the job went on."""
         self._period = FIRST_LOOK
         self._signs: Hashable = None
         self._seen: Hashable = None
@@ -313,7 +318,7 @@ class WaitWatch(PodWatch):
 
     def close(self) -> None:
         super().close()
-        self._period, self._signs, self._seen = FIRST_LOOK, None, None
+        self._period, self._signs, self._seen, self._since = FIRST_LOOK, None, None, None
 
     def _again(self) -> None:
         if self._timer is not None:
@@ -328,7 +333,9 @@ class WaitWatch(PodWatch):
         if not alive or silent:
             self._cancel = self._find(self._containers, partial(self._found, silent if alive else []))
         else:
-            self._seen, self._period = None, FIRST_LOOK
+            if self._since is not None:
+                self._usual = max(self._usual, self._loop.clock() - self._since)
+            self._seen, self._since, self._period = None, None, FIRST_LOOK
             self._again()
 
     def _found(self, silent: Sequence[Container], findings: Findings) -> None:
@@ -342,13 +349,19 @@ class WaitWatch(PodWatch):
         elif alone is not None:
             verdict = self._of_silent(alone)
             seen = (verdict.kind, alone.spec.name, self._rhythms[alone.spec.name].since)
-        if verdict is not None and seen is not None and seen == self._seen and seen not in self._told:
+        if self._since is None or seen != self._seen:
+            self._since = None if seen is None else self._loop.clock()
+        elif verdict is not None and seen not in self._told and self._is_unusual(verdict, self._since):
             self._told.add(seen)
-            self._warn(verdict)
+            self._tell(verdict)
         nothing_new = seen is None or seen in self._told
         self._period = min(2 * self._period, _LONGEST_PERIOD) if nothing_new else FIRST_LOOK
         self._seen = seen
         self._again()
+
+    def _is_unusual(self, verdict: Verdict, since: float) -> bool:
+        names = (each.spec.name for each in self._trainers if each.spec.rank in verdict.ranks)
+        return self._loop.clock() - since > 2 * self._usual and not any(map(self._busy, names))
 
     def _of_silent(self, container: Container) -> Verdict:
         quiet = self._quiet(container)

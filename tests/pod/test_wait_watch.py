@@ -99,6 +99,31 @@ def test_another_wait_is_told_too(place: Place):
     assert place.warned == ["all_reduce #4 of group 0", "all_reduce #9 of group 0"]
 
 
+def test_a_wait_for_a_rank_that_told_what_it_does_is_not_told(place: Place):
+    """The first rank evaluates, and the others wait in a barrier."""
+    place.findings = [waits(4)]
+    place.busy = True
+    place.run(10 * FIRST_LOOK)
+    assert place.warned == []
+    place.busy = False
+    place.run(10 * FIRST_LOOK)
+    assert place.warned == ["all_reduce #4 of group 0"]
+
+
+def test_a_wait_like_one_before_is_not_told(place: Place):
+    """After each epoch; one that is far longer is."""
+    place.findings = [waits(4)]
+    place.run(5 * FIRST_LOOK)
+    place.run(5 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    place.findings = [waits(9)]
+    place.run(5 * FIRST_LOOK)
+    place.run(5 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    assert place.warned == ["all_reduce #4 of group 0"]
+    place.findings = [waits(14)]
+    place.run(40 * FIRST_LOOK)
+    assert place.warned == ["all_reduce #4 of group 0", "all_reduce #14 of group 0"]
+
+
 def test_a_job_that_goes_on_is_looked_at_less_and_less_and_never_warned_of(place: Place):
     """It prints rarely: at each look somebody waits, but in another collective, or for another rank."""
     place.findings = [found for number in range(100) for found in (waits(number), waits(number, rank=0))]
