@@ -220,11 +220,11 @@ class Rhythm:
             self._longest = max(self._longest, self.quiet)
             self._sign, self._signs, self.since, self.quiet = sign, self._signs + 1, now, 0.0
 
-    def silent(self, least: float) -> bool:
-        """Whether it has been for unusually long: 20 times the longest silence so far, and `least` seconds.
-        One that gave few signs of life owes none.
+    def silent(self, least: float, times: float) -> bool:
+        """Whether it has been for unusually long: so many times the longest silence so far, and `least`
+        seconds. One that gave few signs of life owes none.
         """
-        return self._signs >= _REGULAR and self.quiet >= max(least, 20.0 * self._longest)
+        return self._signs >= _REGULAR and self.quiet >= max(least, times * self._longest)
 
 
 _REGULAR = 4
@@ -270,7 +270,7 @@ class PodWatch(_Watch):
     def _trainers(self) -> list[Container]:
         return [each for each in self._containers if each.spec.role is Role.TRAINER]
 
-    def _hear(self, least: float) -> list[Container]:
+    def _hear(self, least: float, times: float = 20.0) -> list[Container]:
         """The trainers that are silent for so long now, and unusually long for each."""
         now = self._loop.clock()
         silent = []
@@ -279,7 +279,7 @@ class PodWatch(_Watch):
             rhythm = self._rhythms.setdefault(each.spec.name, Rhythm(sign, now))
             rhythm.look(sign, now)
             running = each.alive or each.ended is None
-            if running and rhythm.silent(least) and not self._busy(each.spec.name):
+            if running and rhythm.silent(least, times) and not self._busy(each.spec.name):
                 silent.append(each)
         return silent
 
@@ -395,7 +395,7 @@ class AloneWatch(PodWatch):
 
     def _look(self) -> None:
         self._timer = None
-        silent = self._hear(self._limit)
+        silent = self._hear(self._limit, 3.0)  # its user has said how long is too long
         if silent:
             self._cancel = self._find(self._containers, partial(self._found, silent))
         else:

@@ -238,6 +238,21 @@ def test_one_that_stands_still_hangs(tmp_path: Path) -> None:
     assert Alone(tmp_path).falls_silent(stands(7)) == ["trainer.0"]
 
 
+@pytest.mark.parametrize(("longest", "hangs"), [(100, True), (500, False)])
+def test_three_times_its_longest_silence_is_enough(tmp_path: Path, longest: int, hangs: bool) -> None:
+    """Of a trial that was slow to start, say."""
+    alone = Alone(tmp_path)
+    alone.findings = [stands(7)]
+    alone.run(300, prints=lambda left: True, who=(0, 1))
+    alone.run(longest, prints=lambda left: True, who=(1,))
+    alone.run(100, prints=lambda left: True, who=(0, 1))
+    alone.hung.clear()
+    alone.run(900, prints=lambda left: True, who=(1,))
+    alone.watch.close()
+    alone.loop.close()
+    assert bool(alone.hung) == hangs
+
+
 def test_one_that_moves_does_not_hang(tmp_path: Path) -> None:
     assert Alone(tmp_path).falls_silent(*map(stands, range(100))) == []
 
