@@ -17,11 +17,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetrun import files
-from fleetrun.aliases import Clock, Environ, Fields
+from fleetrun.aliases import Callback, Clock, Environ, Fields
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
@@ -520,6 +521,9 @@ def _named(pid: int, uid: int) -> str:
     return f" of {user}" + (f" (pid {pid})" if pid > 0 else "")
 
 
+_RENEW_EVERY = 60.0
+
+
 class Control:
     """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would, for
     the command that asks; `restart` starts the container of this name again for it, and returns why not;
@@ -547,9 +551,13 @@ class Control:
         self._loop = loop
         self._told = tell
         self._server: Server | None = None
+        self._timer: Timer | None = None
 
-    def open(self, runtime: Path) -> None:
-        """From now on people can ask. Without a place for the socket the job runs all the same."""
+    def open(self, runtime: Path, renew: Sequence[Callback] = ()) -> None:
+        """From now on people can ask. Without a place for the socket the job runs all the same. A cleaner of
+        old files may take sockets: they are made again within a minute, others by their `renew`.
+        """
+        self._timer = self._loop.after(_RENEW_EVERY, partial(self._renew, runtime, renew))
         try:
             files.make_run_folder(runtime)
             path = files.control_socket(runtime, self._job_status.facts["pod"])
@@ -558,8 +566,20 @@ class Control:
             why = error.strerror or error
             self._told(f"`fleetrun status` will not find this job: no socket in {runtime}: {why}")
 
+    def _renew(self, runtime: Path, renew: Sequence[Callback]) -> None:
+        for each in renew:
+            each()
+        if self._server is None or self._server.path.exists():
+            self._timer = self._loop.after(_RENEW_EVERY, partial(self._renew, runtime, renew))
+        else:
+            self._server.close()
+            self._server = None
+            self.open(runtime, renew)
+
     def close(self) -> None:
         """May be called twice."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._server is not None:
             self._server.close()
 

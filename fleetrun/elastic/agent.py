@@ -20,6 +20,7 @@ from fleetrun.aliases import Callback, Clock, Strings
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
+from fleetrun.elastic.rendezvous.member import LOST_CODE
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.errors import LaunchError
 from fleetrun.frozen import frozen
@@ -37,7 +38,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Fault, GiveUp, Restart, Spent, is_symptom
 from fleetrun.pod.supervisor import Supervisor
-from fleetrun.record.faults import MachineFaults
+from fleetrun.record.faults import MachineFault, MachineFaults
 
 LEAVE_TIMEOUT = 3.0
 """Seconds that a node waits at the end of the job for the others to see it."""
@@ -275,7 +276,14 @@ class Agent:
             self._membership.failed(self._cause(CauseKind.FAILED, headline, error.exit_code), False, 0.0)
         finally:
             self._supervisor = None
+        if self._result is not None and self._result.left_behind:
+            self._leave(self._result.left_behind)
         self._membership.stopped(step)
+
+    def _leave(self, why: str) -> None:
+        """A process of this node does not end: the machine is to blame, and no generation can use it."""
+        self._events.noted((MachineFault(self._wall(), self._node.known_as, why),))
+        self._membership.leave(self._cause(CauseKind.LOST, why, LOST_CODE), last=self._serves)
 
     def _cause(
         self, why: CauseKind, headline: str, code: int, lines: Strings = (), age: float = 0.0

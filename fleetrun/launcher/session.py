@@ -243,7 +243,7 @@ class LaunchSession:
             others,
             self.why,
         )
-        self._control.open(self._runtime)
+        self._control.open(self._runtime, (self.progress.renew, self._memory.renew))
         if self._console.shows_status:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
 
@@ -292,7 +292,8 @@ class LaunchSession:
         watches: list[PodWatch] = []
         if first:
             probes = partial(self._find, detail=Detail.PROBES)
-            watches.append(WaitWatch(self._loop, self._find, self._warn_of, self._is_busy))
+            tell = partial(self._warn_of, normal=True)
+            watches.append(WaitWatch(self._loop, self._find, tell, self._is_busy))
             watches.append(LateWatch(self._loop, probes, self._note_lateness, self._warn_of))
         hangs, limit = self.hangs(), self.settings.hang_timeout
         if hangs is not None and limit is not None:
@@ -342,8 +343,10 @@ class LaunchSession:
             self.journal.write("lateness", late=lateness_fields(late))
         self.job_status.late = late
 
-    def _warn_of(self, verdict: Verdict) -> None:
-        self._console.warning(printable(f"{verdict.sentence}; see `fleetrun why`"))
+    def _warn_of(self, verdict: Verdict, *, normal: bool = False) -> None:
+        tell = self._console.info if normal else self._console.warning
+        hint = " (normal while a rank evaluates, compiles or reads data)" if normal else ""
+        tell(printable(f"{verdict.sentence}{hint}; see `fleetrun why`"))
         self.journal.write("verdict", **verdict_fields(verdict))
 
     def _check_served(self, event: PodEvent) -> None:
@@ -397,11 +400,14 @@ class LaunchSession:
         self._find(self._pod.containers if self._pod is not None else [], then, detail)
 
     def tell_ranks(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:
-        """For another node that asks: where the ranks of this node are."""
+        """For another node that asks: where the ranks of this node are, or for how long all are silent."""
         from fleetrun.stacks.helper import pack_states, quick_taker, with_logs  # late: few jobs are asked
 
         containers = self._pod.containers if self._pod is not None else []
         asked, whole = time.time(), detail is Detail.ALL
+        if detail is Detail.SIGNS:
+            then(pack_states([{"quiet": self.job_status.silent_for()}], most, asked))
+            return
 
         def taken(lines: Strings, states: list[State]) -> None:
             told = with_logs(states, containers) if whole else states

@@ -204,13 +204,14 @@ class Container:
         self.process: Process | None = None
         self.restarts = restarts
         self.ended: Ended | None = None
+        self._left_behind = False
         self._asked: int | None = None
         self._wall = wall
         self._started = 0.0
 
     @property
     def alive(self) -> bool:
-        return self.process is not None and self.process.exit is None
+        return self.process is not None and self.process.exit is None and not self._left_behind
 
     def prepare(self) -> None:
         """Make the log file, so that one that cannot be written is known before anything starts."""
@@ -263,6 +264,11 @@ class Container:
                 self._asked = number
                 self._to(Status.TERMINATING)
             self.process.signal_group(number)
+
+    def leave_behind(self) -> None:
+        """SIGKILL does not end it: go on as if it had."""
+        self._left_behind = True
+        self._to(Status.FAILED)
 
     def hold(self, held: bool) -> None:
         """Suspend its group, or let it go on."""

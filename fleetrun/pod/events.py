@@ -92,10 +92,12 @@ class Late:
 
 
 class Detail(StrEnum):
-    """How much is found out about ranks: what their probes say; and what is read from outside of processes
-    that do not answer; and, of other nodes, the ends of logs and what `doctor` measures there.
+    """How much is found out about ranks: for how long none of a node has given a sign of life; what their
+    probes say; and what is read from outside of processes that do not answer; and, of other nodes, the ends
+    of logs and what `doctor` measures there.
     """
 
+    SIGNS = "signs"
     PROBES = "probes"
     OUTSIDE = "outside"
     ALL = "all"
@@ -176,6 +178,8 @@ class JobResult:
     """On what the failure follows, where `cause` is only a symptom."""
     requested: bool = False
     """Its user ended it: see `why_interrupted`."""
+    left_behind: str = ""
+    """Which processes could not be ended, in a sentence; empty if there is none."""
 
 
 def why_interrupted(number: int, command: str) -> tuple[str, bool]:
@@ -215,6 +219,7 @@ def conclude(
     verdict: Verdict | None = None,
     requested: bool = False,
     forgiven: Sequence[Ended] = (),
+    left_behind: str = "",
 ) -> JobResult:
     """What these failures make of a job that was not ended with a `code` of its own. `forgiven` are those
     that a restart followed.
@@ -233,6 +238,7 @@ def conclude(
         hang=hang,
         verdict=verdict,
         requested=requested,
+        left_behind=left_behind,
     )
 
 

@@ -64,6 +64,12 @@ their logs; calls back exactly once, later. Returns a function that cancels it.
 """
 
 
+Ask = Callable[[Callable[[Sequence[float | None]], None]], None]
+"""Gets from each other node for how many seconds its trainers have given no sign of life, None where none
+runs; calls back exactly once, later.
+"""
+
+
 def _nothing_taken(containers: Sequence[Container], then: Callable[[Findings], None]) -> Callback:
     then(Findings())
     return lambda: None
@@ -106,7 +112,7 @@ class _Watch:
 
 class HangWatch(_Watch):
     """One for a launch, over all its pods: wakes a few times within `limit` seconds, not oftener, and without
-    a limit never.
+    a limit never. The node of the job's first trainer decides, when it has asked the others.
     """
 
     def __init__(
@@ -115,12 +121,15 @@ class HangWatch(_Watch):
         limit: float | None = None,
         take: Take = _nothing_taken,
         tell: Callable[[Findings], None] = lambda findings: None,
+        ask: Ask = lambda then: then(()),
     ) -> None:
         """`tell` is called with where all processes here are when the job hangs on another machine."""
         super().__init__(loop)
         self._limit = limit
         self._take = take
         self._tell = tell
+        self._ask = ask
+        self._asking = False
         self._silence = Silence()
         self._pod: Pod | None = None
         self._hung: Callable[[float, Findings], None] = lambda seconds, findings: None
@@ -153,18 +162,23 @@ class HangWatch(_Watch):
         assert self._pod is not None
         assert self._limit is not None
         self._timer = self._loop.after(self._limit / LOOKS, self._look)
-        silent = self._silence.look({each.spec.name: self._sign(each) for each in self._watched()})
-        if silent and self._cancel is None:
-            self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
-
-    def _watched(self) -> list[Container]:
-        """Trainers that run. Where the job's first is not among them, those that have reported anything: on
-        the other machines of a job a script often prints nothing.
-        """
-        assert self._pod is not None
         trainers = [each for each in self._pod.containers if each.spec.role is Role.TRAINER]
+        signs = {each.spec.name: self._sign(each) for each in trainers if each.alive}
+        silent = self._silence.look(signs)
         first = any(each.spec.rank == 0 for each in trainers)
-        return [each for each in trainers if each.alive and (first or each.spec.name in self._reports)]
+        if first and (silent or not signs) and self._cancel is None and not self._asking:
+            self._asking = True
+            self._ask(partial(self._told, self._silence, [self._limit] if silent else []))
+
+    def _told(self, asked: Silence, here: Sequence[float], others: Sequence[float | None]) -> None:
+        """The answers are here. The job hangs if no trainer that runs has given a sign."""
+        assert self._pod is not None
+        assert self._limit is not None
+        self._asking = False
+        quiet = min((each for each in (*here, *others) if each is not None), default=0.0)
+        still = asked is self._silence and self._timer is not None and self._cancel is None
+        if still and quiet >= self._limit:
+            self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
 
     def one_hangs(self, container: Container, silent_for: float) -> None:
         """As if all were silent."""
@@ -206,11 +220,11 @@ class Rhythm:
             self._longest = max(self._longest, self.quiet)
             self._sign, self._signs, self.since, self.quiet = sign, self._signs + 1, now, 0.0
 
-    def silent(self, least: float) -> bool:
-        """Whether it has been for unusually long: 20 times the longest silence so far, and `least` seconds.
-        One that gave few signs of life owes none.
+    def silent(self, least: float, times: float) -> bool:
+        """Whether it has been for unusually long: so many times the longest silence so far, and `least`
+        seconds. One that gave few signs of life owes none.
         """
-        return self._signs >= _REGULAR and self.quiet >= max(least, 20.0 * self._longest)
+        return self._signs >= _REGULAR and self.quiet >= max(least, times * self._longest)
 
 
 _REGULAR = 4
@@ -256,7 +270,7 @@ class PodWatch(_Watch):
     def _trainers(self) -> list[Container]:
         return [each for each in self._containers if each.spec.role is Role.TRAINER]
 
-    def _hear(self, least: float) -> list[Container]:
+    def _hear(self, least: float, times: float = 20.0) -> list[Container]:
         """The trainers that are silent for so long now, and unusually long for each."""
         now = self._loop.clock()
         silent = []
@@ -265,7 +279,7 @@ class PodWatch(_Watch):
             rhythm = self._rhythms.setdefault(each.spec.name, Rhythm(sign, now))
             rhythm.look(sign, now)
             running = each.alive or each.ended is None
-            if running and rhythm.silent(least) and not self._busy(each.spec.name):
+            if running and rhythm.silent(least, times) and not self._busy(each.spec.name):
                 silent.append(each)
         return silent
 
@@ -275,20 +289,25 @@ class PodWatch(_Watch):
 
 class WaitWatch(PodWatch):
     """While all trainers of this node are silent, or one is for unusually long, it finds out where all ranks
-    are, less and less often as long as they make progress. `find` is `Take`; `warn` gets what was seen in two
-    looks, once.
+    are, less and less often as long as they make progress. `find` is `Take`; `tell` gets what was seen in two
+    looks, once: not of a rank that tells what it does, nor of a wait at most twice as long as one before it
+    after which the job went on.
     """
 
     def __init__(
         self,
         loop: Loop,
         find: Take,
-        warn: Callable[[Verdict], None],
+        tell: Callable[[Verdict], None],
         busy: Busy = lambda container: False,
     ) -> None:
         super().__init__(loop, busy)
         self._find = find
-        self._warn = warn
+        self._tell = tell
+        self._since: float | None = None
+        """When the wait that is seen now was first seen."""
+        self._usual = 0.0
+        """Seconds of the longest wait after which the job went on."""
         self._period = FIRST_LOOK
         self._signs: Hashable = None
         self._seen: Hashable = None
@@ -299,7 +318,7 @@ class WaitWatch(PodWatch):
 
     def close(self) -> None:
         super().close()
-        self._period, self._signs, self._seen = FIRST_LOOK, None, None
+        self._period, self._signs, self._seen, self._since = FIRST_LOOK, None, None, None
 
     def _again(self) -> None:
         if self._timer is not None:
@@ -314,7 +333,9 @@ class WaitWatch(PodWatch):
         if not alive or silent:
             self._cancel = self._find(self._containers, partial(self._found, silent if alive else []))
         else:
-            self._seen, self._period = None, FIRST_LOOK
+            if self._since is not None:
+                self._usual = max(self._usual, self._loop.clock() - self._since)
+            self._seen, self._since, self._period = None, None, FIRST_LOOK
             self._again()
 
     def _found(self, silent: Sequence[Container], findings: Findings) -> None:
@@ -328,13 +349,19 @@ class WaitWatch(PodWatch):
         elif alone is not None:
             verdict = self._of_silent(alone)
             seen = (verdict.kind, alone.spec.name, self._rhythms[alone.spec.name].since)
-        if verdict is not None and seen is not None and seen == self._seen and seen not in self._told:
+        if self._since is None or seen != self._seen:
+            self._since = None if seen is None else self._loop.clock()
+        elif verdict is not None and seen not in self._told and self._is_unusual(verdict, self._since):
             self._told.add(seen)
-            self._warn(verdict)
+            self._tell(verdict)
         nothing_new = seen is None or seen in self._told
         self._period = min(2 * self._period, _LONGEST_PERIOD) if nothing_new else FIRST_LOOK
         self._seen = seen
         self._again()
+
+    def _is_unusual(self, verdict: Verdict, since: float) -> bool:
+        names = (each.spec.name for each in self._trainers if each.spec.rank in verdict.ranks)
+        return self._loop.clock() - since > 2 * self._usual and not any(map(self._busy, names))
 
     def _of_silent(self, container: Container) -> Verdict:
         quiet = self._quiet(container)
@@ -368,7 +395,7 @@ class AloneWatch(PodWatch):
 
     def _look(self) -> None:
         self._timer = None
-        silent = self._hear(self._limit)
+        silent = self._hear(self._limit, 3.0)  # its user has said how long is too long
         if silent:
             self._cancel = self._find(self._containers, partial(self._found, silent))
         else:

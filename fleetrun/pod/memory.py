@@ -61,6 +61,13 @@ class MemoryStore:
         self._loop.add(listener.fileno(), self._accept)
         return None
 
+    def renew(self) -> None:
+        """Make the socket again if it was taken away; what is kept stays."""
+        if self._listener is not None and not self._path.exists():
+            self._loop.remove(self._listener.fileno())
+            self._listener.close()
+            self.open()
+
     def close(self) -> None:
         """All that is kept is freed. May be called twice."""
         if self._listener is None:

@@ -349,7 +349,7 @@ def end_descendants(grace: float, but: Collection[int] = ()) -> int:
             break
         signal_all(descendants(but), signal.SIGKILL)
         _wait_childless(time.monotonic() + 0.01, but)
-    return len(first)
+    return len(set(first) - set(descendants(but)))
 
 
 def _wait_childless(deadline: float, but: Collection[int]) -> None:

@@ -15,11 +15,19 @@ from fleetrun.pod.process import ask_strays, end_descendants
 # get SIGINT first: scripts save what they have in `except KeyboardInterrupt`.
 
 
+LET_GO = 15.0
+"""Seconds for the kernel to end a process after SIGKILL: to free hundreds of GB, or a GPU, takes some."""
+
+LeftBehind = Callable[[list[Container]], None]
+"""Gets the containers that SIGKILL has not ended."""
+
+
 class Ladder:
     """Stops groups of containers one after the other, each within `grace` seconds, all of a group at once.
     `interrupted`: the first group gets SIGINT, and SIGTERM after half of its grace.
 
-    Tell it of every exit by `step`; it calls `then` once when the last has gone.
+    Tell it of every exit by `step`; it calls `then` once when the last has gone. Containers that SIGKILL does
+    not end are `left` behind.
     """
 
     def __init__(
@@ -28,6 +36,7 @@ class Ladder:
         groups: list[list[Container]],
         grace: float,
         then: Callback,
+        left: LeftBehind,
         *,
         interrupted: bool = False,
     ) -> None:
@@ -35,6 +44,7 @@ class Ladder:
         self._groups = groups
         self._grace = grace
         self._then: Callback | None = then
+        self._left = left
         self._timer: Timer | None = None
         self._asked = False
         self._interrupted = interrupted
@@ -68,10 +78,25 @@ class Ladder:
         for group in self._groups:
             for container in group:
                 container.ask(signal.SIGKILL)
+        self._timer = self._loop.after(LET_GO, self._leave_behind)
 
     def _terminate(self, grace: float) -> None:
         self._signal(signal.SIGTERM)
-        self._timer = self._loop.after(grace, lambda: self._signal(signal.SIGKILL))
+        self._timer = self._loop.after(grace, self._kill)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._timer = self._loop.after(LET_GO, self._leave_behind)
+
+    def _leave_behind(self) -> None:
+        left = [each for each in self._groups[0] if each.alive]
+        for each in left:
+            assert each.process is not None
+            self._loop.remove(each.process.fileno())
+            each.leave_behind()
+        self._left(left)
+        if self._then is not None:
+            self.step()
 
     def _signal(self, number: int) -> None:
         for container in self._groups[0]:
@@ -126,9 +151,17 @@ class Strays:
 
 
 class Stopper:
-    """`notice` is what processes read of the stop; they have `grace` seconds for it."""
+    """`notice` is what processes read of the stop; they have `grace` seconds for it. `left`: see `Ladder`."""
 
-    def __init__(self, pod: Pod, loop: Loop, strays: Strays, grace: float, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        loop: Loop,
+        strays: Strays,
+        grace: float,
+        wall: Callable[[], float],
+        left: LeftBehind,
+    ) -> None:
         self.notice = "stop"
         self.interrupted = False
         """By Ctrl-C."""
@@ -139,6 +172,7 @@ class Stopper:
         self._strays = strays
         self._grace = grace
         self._wall = wall
+        self._left = left
         self._ladder: Ladder | None = None
         self._single: dict[str, Ladder] = {}
         """Of containers that are stopped alone, by their names."""
@@ -151,7 +185,8 @@ class Stopper:
             then()
 
         container.notify("restart", self._wall() + self._grace)
-        ladder = self._single[container.spec.name] = Ladder(self._loop, [[container]], self._grace, gone)
+        ladder = Ladder(self._loop, [[container]], self._grace, gone, self._left)
+        self._single[container.spec.name] = ladder
         ladder.step()
 
     def stops_one(self, name: str) -> bool:
@@ -177,7 +212,7 @@ class Stopper:
         for container in self._pod.alive:
             container.notify(self.notice, self._wall() + self._grace)
         self._ladder = Ladder(
-            self._loop, self._pod.stop_order, self._grace, then, interrupted=self.interrupted
+            self._loop, self._pod.stop_order, self._grace, then, self._left, interrupted=self.interrupted
         )
         self._ladder.step()
 

@@ -53,7 +53,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, Fault, GiveUp, Spent
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked
-from fleetrun.pod.stopping import Stopper, Strays
+from fleetrun.pod.stopping import LET_GO, Stopper, Strays
 
 if TYPE_CHECKING:
     from fleetrun.pod.hangs import HangWatch
@@ -152,6 +152,7 @@ class Supervisor:
     _reason = ""
     _requested = False
     _hang: Hang | None = None
+    _left = ""
     _verdict: Verdict | None = None
 
     def __init__(
@@ -188,7 +189,7 @@ class Supervisor:
         self._publish = publish
         self._timeout = timeout
         self._strays = Strays(loop.clock, sweep, ask)
-        self._stopper = Stopper(pod, loop, self._strays, stop_timeout, wall)
+        self._stopper = Stopper(pod, loop, self._strays, stop_timeout, wall, self._leave_behind)
         self._out_of_memory = out_of_memory
         self._timers: list[Timer] = []
         self._limit: Timer | None = None
@@ -250,6 +251,7 @@ class Supervisor:
             verdict=self._verdict,
             requested=self._requested,
             forgiven=self._forgiven,
+            left_behind=self._left,
         )
 
     def _watch_for_hangs(self) -> None:
@@ -469,11 +471,26 @@ class Supervisor:
             self._deployer.deploy(containers)
         except LaunchError as error:
             self._failures = forgiven
-            self._restarts, self._spent = self._before
-            self._code = LaunchError.exit_code
-            self._reason = f"the restart failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
-            self._publish(Ending(f"{self._reason}; stopping the job"))
-            self._end()
+            self._cannot_restart(error.message + (f" ({error.hint})" if error.hint else ""))
+
+    def _cannot_restart(self, why: str) -> None:
+        self._restarts, self._spent = self._before
+        self._code = LaunchError.exit_code
+        self._reason = f"the restart failed: {why}"
+        self._publish(Ending(f"{self._reason}; stopping the job"))
+        self._end()
+
+    def _leave_behind(self, containers: list[Container]) -> None:
+        """SIGKILL has not ended these: they may stay for ever, and what they hold."""
+        titles = ", ".join(each.spec.title for each in containers)
+        self._left = (
+            f"{titles} did not end within {LET_GO:g} s of SIGKILL: the kernel holds it, for a device, a "
+            "network file system or a frozen cgroup"
+        )
+        if self._phase in (Phase.ENDING, Phase.LEAVING):
+            self._publish(Ending(self._left))
+        else:
+            self._cannot_restart(self._left)
 
     # ---- the end
 

@@ -87,7 +87,11 @@ class ProgressReceiver:
         """A process starts: what is known of the one before it is over."""
         self._tracks.pop(name, None)
         self._speakers.pop(name, None)
-        if self._socket is not None and not self._path.exists():  # a cleaner of old files took it
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the socket again if a cleaner of old files, or the end of a login, took it."""
+        if self._socket is not None and not self._path.exists():
             self.close()
             self.open()
 

@@ -10,6 +10,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fleetrun.aliases import Callback, Strings
@@ -408,4 +409,17 @@ def watch_for_hangs(
     `HangWatch`'s.
     """
     why = f"no sign of life for {limit:g} s (--hang_timeout)"
-    return HangWatch(loop, limit, Finder(Taker(loop, companions, why), others).begin, tell)
+    taker = Finder(Taker(loop, companions, why), others)
+    return HangWatch(loop, limit, taker.begin, tell, partial(_ask_signs, others))
+
+
+def _ask_signs(others: AskOthers | None, then: Callable[[list[float | None]], None]) -> None:
+    """`Ask` of `pod.hangs`. A node that does not answer is not taken to be silent."""
+    if others is None:
+        then([])
+    else:
+        others(Detail.SIGNS, lambda states, node: then([_quiet(each.get("quiet", 0.0)) for each in states]))
+
+
+def _quiet(value: object) -> float | None:
+    return value if value is None or isinstance(value, float) else 0.0

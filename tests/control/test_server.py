@@ -15,7 +15,7 @@ from fleetrun.control.client import Gone, ask
 from fleetrun.control.server import LONGEST, MOST, Control, JobStatus, Server, may_ask
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.progress_report import Activity, Report
-from fleetrun.files import short_socket_path
+from fleetrun.files import control_socket, short_socket_path
 from fleetrun.pod.container import Ended, Pod, Status
 from fleetrun.pod.events import Ending, Failure, Leaving, Started
 from fleetrun.pod.loop import Loop
@@ -515,6 +515,28 @@ def control(status):
     yield made
     made.close()
     loop.close()
+
+
+def test_a_socket_that_a_cleaner_of_old_files_took_is_made_again(status, tmp_path):
+    now = [0.0]
+    loop = Loop(lambda: now[0])
+    made = Control(loop, status, print, print, print)
+    renewed: list[float] = []
+    made.open(tmp_path / "run", [lambda: renewed.append(now[0])])
+    path = control_socket(tmp_path / "run", status.facts["pod"])
+    try:
+        for seconds, number in ((60.0, 1), (59.0, 1), (1.0, 2)):
+            path.unlink(missing_ok=True)
+            (tmp_path / "run").rmdir()
+            now[0] += seconds
+            turn(loop)
+            assert (len(renewed), path.exists()) == (number, seconds != 59.0)
+            (tmp_path / "run").mkdir(mode=0o700, exist_ok=True)
+        call(path).close()
+    finally:
+        made.close()
+        loop.close()
+    assert not path.exists()
 
 
 def turn(loop):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.e2e.test_asking import answered
+from tests.e2e.test_together import Nodes
 from tests.support.command import Fleetrun, Launch
 from tests.support.traces import wait_until
 
@@ -100,6 +101,40 @@ def test_heartbeats_keep_a_job_alive_that_prints_nothing(fleetrun: Fleetrun):
     """For longer than the limit, and of one process: the other is silent."""
     launch = fleetrun.run("--nproc_per_node", "2", *LIMIT, "--max_restart", "0", fleetrun.script(BEATS))
     assert launch.code == 0, launch
+
+
+LAST_PRINTS = f"""
+publish_pid()
+if RANK == 0:
+    while not Path("pid.trainer.1").exists() or not pid_of("trainer.1"):
+        time.sleep(0.01)
+    wait_for_end_of(pid_of("trainer.1"))
+    sys.exit()
+for _ in range(20 * {SECONDS}):
+    print("step", flush=True)
+    time.sleep(0.1)
+"""
+
+
+def on_two(fleetrun: Fleetrun, script: str) -> list[Launch]:
+    """The launchers of two nodes, both here, when they have ended."""
+    nodes = Nodes(fleetrun, "--nnodes=2", "--max_restart=0", *LIMIT)
+    launches = [nodes.start("--rank", rank, fleetrun.script(script)) for rank in "01"]
+    for launch in launches:
+        launch.wait()
+    return launches
+
+
+def test_a_job_whose_last_node_alone_prints_does_not_hang(fleetrun: Fleetrun):
+    """As a script does that logs on its last rank; no step of it is counted."""
+    assert [launch.code for launch in on_two(fleetrun, LAST_PRINTS)] == [0, 0]
+
+
+@pytest.mark.parametrize("ended", ["", "if RANK == 0:\n    sys.exit()\n"])
+def test_a_job_on_two_nodes_hangs_when_all_trainers_that_run_are_silent(fleetrun: Fleetrun, ended: str):
+    launches = on_two(fleetrun, f"{STUCK}leave_on_term()\n{ended}stuck_here()")
+    assert [launch.code for launch in launches] == [124, 124], launches
+    assert all(f"{SECONDS} s (--hang_timeout)" in launch.said for launch in launches)
 
 
 def test_the_stacks_of_a_job_that_runs(fleetrun: Fleetrun):

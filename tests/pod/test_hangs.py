@@ -5,6 +5,7 @@ clock is put forward by the test; who takes the stacks is the test too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,8 @@ TOGETHER = SECOND_TIME.replace("exit", 'while [ ! -e "$NOTES/go" ]; do sleep 0.0
 
 class Watched:
     """A supervision with a watch for hangs: `pass_by` lets the limit go by in silence. `places` is what the
-    stacks say, `asked` who was asked for them; `slow`: they are never there by themselves.
+    stacks say, `asked` who was asked for them; `slow`: they are never there by themselves. `others` is what
+    other nodes answer.
     """
 
     def __init__(self, supervision: Supervision, *, slow: bool = False) -> None:
@@ -32,7 +34,9 @@ class Watched:
         self.places = ("trainer 0: wait (train.py:3)",)
         self._slow = slow
         self.told: list[Findings] = []
-        self.watch = HangWatch(supervision.loop, LIMIT, self._take, self.told.append)
+        self.others: list[float | None] = []
+        self.questions = 0
+        self.watch = HangWatch(supervision.loop, LIMIT, self._take, self.told.append, self._ask)
         supervision.supervisor._hangs = self.watch
 
     def _take(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
@@ -47,6 +51,10 @@ class Watched:
             timer.cancel()
 
         return cancel
+
+    def _ask(self, then: Callable[[Sequence[float | None]], None]) -> None:
+        self.questions += 1
+        then(self.others)
 
     def pass_by(self, then: Callable[[], None] = lambda: None) -> None:
         """One look after the other, each at its time, until there have been enough for a hang."""
@@ -292,19 +300,56 @@ def test_a_stubborn_one_is_stopped_once_for_a_hang_of_another_machine(hanging):
     assert (len(watched.asked), len(watched.told)) == (1, 1)
 
 
-@pytest.mark.parametrize("reports", [False, True])
-def test_where_the_first_trainer_is_not_only_reports_make_a_silence(hanging, reports):
-    """A script often prints on the first only."""
+def test_where_the_first_trainer_is_not_nobody_decides(hanging):
     watched = hanging({"trainer.2": OBEDIENT})
     supervision = watched.supervision
+    stop = partial(watched.pass_by, lambda: supervision.supervisor.interrupt(15))
+    supervision.on("trainer.2 ready", stop)
+    assert supervision.run().code == 143
+    assert watched.questions == 0
 
-    def begin() -> None:
-        if reports:
-            watched.watch.reported("trainer.2")
-        watched.pass_by(lambda: supervision.supervisor.interrupt(15))
 
-    supervision.on("trainer.2 ready", begin)
-    assert supervision.run().code == (124 if reports else 143)
+@pytest.mark.parametrize(
+    ("others", "code"),
+    [
+        pytest.param([LIMIT, 2 * LIMIT], 124, id="all silent"),
+        pytest.param([LIMIT, LIMIT - 1], 143, id="one gave a sign"),
+        pytest.param([LIMIT, None], 124, id="on one none runs"),
+        pytest.param([LIMIT, 0.0], 143, id="one does not answer"),
+    ],
+)
+def test_the_other_nodes_are_asked_before_a_silence_is_a_hang(hanging, others, code):
+    watched = hanging({"trainer.0": OBEDIENT})
+    supervision = watched.supervision
+    watched.others = others
+    stop = partial(watched.pass_by, lambda: supervision.supervisor.interrupt(15))
+    supervision.on("trainer.0 ready", stop)
+    assert supervision.run().code == code
+    assert watched.questions == (1 if code == 124 else LOOKS + 1)
+
+
+@pytest.mark.parametrize(("others", "code"), [([LIMIT], 124), ([None], 143), ([], 143)])
+def test_where_none_runs_any_more_the_others_may_hang(hanging, others, code):
+    watched = hanging({"trainer.0": "tell ready; exit 0"})
+    supervision = watched.supervision
+    supervision.supervisor._peers = OtherMachines()
+    watched.others = others
+    then = partial(watched.pass_by, lambda: supervision.supervisor.interrupt(15))
+    supervision.on("trainer.0 ready", lambda: supervision.once_ended("trainer.0", then))
+    assert supervision.run().code == code
+
+
+def test_an_answer_after_the_stop_of_the_processes_does_not_count(hanging):
+    watched = hanging({"trainer.0": OBEDIENT})
+    supervision = watched.supervision
+
+    def ask(then: Callable[[Sequence[float]], None]) -> None:
+        supervision.supervisor.interrupt(15)
+        then([LIMIT])
+
+    watched.watch._ask = ask
+    supervision.on("trainer.0 ready", watched.pass_by)
+    assert (supervision.run().code, watched.asked) == (143, [])
 
 
 def test_without_a_limit_nobody_looks(job):

@@ -5,7 +5,7 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,37 @@ def test_what_is_kept_is_given_by_prefix_however_much_it_is(path: Path):
     store.keep("b.0", descriptor := piece(b"newer"))
     os.close(descriptor)
     assert [content(fd) for fd in store.give("b.").values()] == [b"newer"]
+
+
+def test_a_socket_that_was_taken_away_is_made_again_and_what_is_kept_stays(tmp_path: Path):
+    loop = Loop()
+    store = MemoryStore(loop, tmp_path / "p.memory")
+    assert store.open() is None
+    read, write = os.pipe()
+    loop.add(read, loop.stop)
+
+    def while_it_runs(then: Callable[[], None]) -> None:
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        then()
+        os.write(write, b"x")
+        thread.join()
+        os.read(read, 1)
+
+    def keep() -> None:
+        Store(str(tmp_path / "p.memory")).keep("a", descriptor := piece(b"kept"))
+        os.close(descriptor)
+
+    found: list[dict[str, int]] = []
+    while_it_runs(keep)
+    (tmp_path / "p.memory").unlink()
+    store.renew()
+    while_it_runs(lambda: found.append(Store(str(tmp_path / "p.memory")).give("a")))
+    assert [content(fd) for fd in found[0].values()] == [b"kept"]
+    store.close()
+    loop.close()
+    for descriptor in (read, write):
+        os.close(descriptor)
 
 
 def ask(path: Path, data: bytes, descriptors: list[int] | None = None) -> dict[str, object]:

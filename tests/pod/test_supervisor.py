@@ -16,7 +16,7 @@ from fleetrun.pod.container import Container
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.stopping import Ladder
+from fleetrun.pod.stopping import LET_GO, Ladder
 from tests.support.isolated import isolated
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Clock, Supervision, spec_of
 from tests.support.waiting import ended, eventually, state_of
@@ -444,6 +444,83 @@ def test_a_signal_during_the_wait_for_a_restart_starts_nothing(job):
     assert supervision.told("started trainer.0") == 1
 
 
+def let_time_pass(supervision):
+    """For the grace and for the kernel, until a process is left behind."""
+    if not any("of SIGKILL" in line for line in supervision.story):
+        supervision.clock.advance(LET_GO)
+        supervision.soon(lambda: let_time_pass(supervision))
+
+
+def immortal(supervision, name):
+    """As one that the kernel holds: SIGKILL does nothing. Returns what ends that."""
+    process = supervision.container(name).process
+    signal_group = process.signal_group
+    process.signal_group = lambda number: None if number == signal.SIGKILL else signal_group(number)
+
+    def let_die():
+        process.signal_group = signal_group
+
+    return let_die
+
+
+@pytest.mark.parametrize(
+    ("mode", "restarts", "interrupts", "code"),
+    [
+        pytest.param(Mode.COLLECTIVE, 0, False, 7, id="after a failure"),
+        pytest.param(Mode.COLLECTIVE, 3, False, 125, id="before a restart"),
+        pytest.param(Mode.COLLECTIVE, 3, True, 143, id="after a signal"),
+        pytest.param(Mode.COLLECTIVE, 3, "twice", 130, id="after Ctrl-C twice"),
+    ],
+)
+def test_a_process_that_cannot_be_killed_is_left_behind(job, mode, restarts, interrupts, code):
+    supervision = job(
+        {"trainer.0": STUBBORN, "trainer.1": LEAVE_ON_GO.format(7)}, restarts=restarts, pace=SLOWLY
+    )
+    made = []
+
+    def begin():
+        made.append(immortal(supervision, "trainer.0"))
+        if interrupts == "twice":
+            supervision.supervisor.interrupt(signal.SIGINT)
+            supervision.supervisor.interrupt(signal.SIGINT)
+        elif interrupts:
+            supervision.supervisor.interrupt(signal.SIGTERM)
+        else:
+            (supervision.folder / "go").touch()
+        supervision.once_ended("trainer.1", lambda: let_time_pass(supervision))
+
+    supervision.after({"trainer.0 ready": 1, "trainer.1 ready": 1}, begin)
+    result = supervision.run()
+    made[0]()
+    assert result.code == code
+    assert result.left_behind.startswith("trainer 0 did not end within 15 s of SIGKILL")
+    assert sum(result.left_behind in line for line in supervision.story) == 1
+    assert supervision.told("started trainer.0 trainer.1") == 1
+
+
+@pytest.mark.parametrize("end", ["restart", "leave"])
+def test_a_server_that_cannot_be_killed_is_left_behind(job, end):
+    """When it is to start again, and when the trainers are done."""
+    supervision = job({"ps.0": STUBBORN, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS, pace=SLOWLY)
+    made = []
+
+    def begin():
+        made.append(immortal(supervision, "ps.0"))
+        if end == "restart":
+            assert not supervision.supervisor.restart("ps.0", "fleetrun restart")
+            let_time_pass(supervision)
+        else:
+            (supervision.folder / "go").touch()
+            supervision.once_ended("trainer.0", lambda: let_time_pass(supervision))
+
+    supervision.after({"ps.0 ready": 1, "trainer.0 ready": 1}, begin)
+    result = supervision.run()
+    made[0]()
+    assert result.code == (125 if end == "restart" else 0)
+    assert result.left_behind.startswith("server 0 did not end within 15 s of SIGKILL")
+    assert supervision.told("started ps.0 trainer.0") == 1
+
+
 def test_a_job_that_takes_too_long_ends_with_124(job):
     supervision = job({"trainer.0": CARING}, timeout=10.0, pace=SLOWLY)
     supervision.on("trainer.0 ready", lambda: supervision.clock.advance(10.0))
@@ -768,7 +845,8 @@ class Climb:
         self.ended = []
         self.done = 0
         self.on_exit = lambda container: None
-        self.ladder = Ladder(self.loop, groups, grace, self._then, interrupted=interrupted)
+        self.left = []
+        self.ladder = Ladder(self.loop, groups, grace, self._then, self.left.extend, interrupted=interrupted)
         for container in [each for group in groups for each in group if each.alive]:
             self.loop.add(container.process.fileno(), lambda container=container: self._exited(container))
 

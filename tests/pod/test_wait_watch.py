@@ -99,6 +99,31 @@ def test_another_wait_is_told_too(place: Place):
     assert place.warned == ["all_reduce #4 of group 0", "all_reduce #9 of group 0"]
 
 
+def test_a_wait_for_a_rank_that_told_what_it_does_is_not_told(place: Place):
+    """The first rank evaluates, and the others wait in a barrier."""
+    place.findings = [waits(4)]
+    place.busy = True
+    place.run(10 * FIRST_LOOK)
+    assert place.warned == []
+    place.busy = False
+    place.run(10 * FIRST_LOOK)
+    assert place.warned == ["all_reduce #4 of group 0"]
+
+
+def test_a_wait_like_one_before_is_not_told(place: Place):
+    """After each epoch; one that is far longer is."""
+    place.findings = [waits(4)]
+    place.run(5 * FIRST_LOOK)
+    place.run(5 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    place.findings = [waits(9)]
+    place.run(5 * FIRST_LOOK)
+    place.run(5 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    assert place.warned == ["all_reduce #4 of group 0"]
+    place.findings = [waits(14)]
+    place.run(40 * FIRST_LOOK)
+    assert place.warned == ["all_reduce #4 of group 0", "all_reduce #14 of group 0"]
+
+
 def test_a_job_that_goes_on_is_looked_at_less_and_less_and_never_warned_of(place: Place):
     """It prints rarely: at each look somebody waits, but in another collective, or for another rank."""
     place.findings = [found for number in range(100) for found in (waits(number), waits(number, rank=0))]
@@ -211,6 +236,21 @@ def stands(line: int) -> Findings:
 
 def test_one_that_stands_still_hangs(tmp_path: Path) -> None:
     assert Alone(tmp_path).falls_silent(stands(7)) == ["trainer.0"]
+
+
+@pytest.mark.parametrize(("longest", "hangs"), [(100, True), (500, False)])
+def test_three_times_its_longest_silence_is_enough(tmp_path: Path, longest: int, hangs: bool) -> None:
+    """Of a trial that was slow to start, say."""
+    alone = Alone(tmp_path)
+    alone.findings = [stands(7)]
+    alone.run(300, prints=lambda left: True, who=(0, 1))
+    alone.run(longest, prints=lambda left: True, who=(1,))
+    alone.run(100, prints=lambda left: True, who=(0, 1))
+    alone.hung.clear()
+    alone.run(900, prints=lambda left: True, who=(1,))
+    alone.watch.close()
+    alone.loop.close()
+    assert bool(alone.hung) == hangs
 
 
 def test_one_that_moves_does_not_hang(tmp_path: Path) -> None:
