@@ -14,7 +14,7 @@ from torch import Tensor
 from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 from trainers.serving.bundle import Bundle, read_bundle
-from trainers.serving.program import pickled
+from trainers.serving.program import dangers
 from trainers.storage.errors import LoadError
 from trainers.storage.folder import Where
 from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
@@ -62,8 +62,8 @@ def load_inference_model(dirname: Where, device: torch.device | str = "cpu") -> 
     """The model that `fleet.save_inference_model(dirname, model, inputs)` has saved: a folder, or a URL that
     fsspec knows. Raises LoadError when there is none, or when it is damaged.
 
-    A model from others is as dangerous as any program: this one would be checked for what torch
-    unpickles, and refused, but torch.export makes no promise about files made to do harm.
+    The program is refused if it has parts that could run code when torch loads it. torch.export itself makes
+    no promise about files that were made to do harm: load models of people whom you trust.
     """
     bundle = read_bundle(dirname, KIND, ("program", "weights"))
     if bundle.about.get("tables"):
@@ -87,14 +87,15 @@ def load_inference_model(dirname: Where, device: torch.device | str = "cpu") -> 
 
 
 def checked_program(bundle: Bundle) -> bytes:
-    """Return the file of a bundle's program. Raises LoadError for one that torch would unpickle."""
+    """Return the file of a bundle's program. Raises LoadError for one that could run code when loaded."""
     file = bundle.contents["program"].numpy().tobytes()
     try:
-        suspects = pickled(file)
+        suspects = dangers(file)
     except ValueError as error:
         raise LoadError(f"{bundle.where} cannot be used: {error}") from error
     if suspects:
-        raise LoadError(f"the program in {bundle.where} has pickled parts: {', '.join(suspects[:3])}")
+        some = ", ".join(suspects[:3])
+        raise LoadError(f"the program in {bundle.where} has parts that could run code: {some}")
     return file
 
 

@@ -11,13 +11,16 @@ number of bags by an arange over all ids, which fixes a program to the batch tha
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import io
 import json
 import math
+import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -268,29 +271,74 @@ def _file_of(exported: torch.export.ExportedProgram) -> bytes:
     file = io.BytesIO()
     torch.export.save(exported, file)
     content = file.getvalue()
-    if pickled(content):
+    if suspects := dangers(content):
         raise NotSupportedError(
-            f"the model has constants that are not plain tensors ({', '.join(pickled(content)[:3])}), which "
-            "a program keeps as pickle; make them buffers, or numbers"
+            f"the program has parts that nobody could load safely ({', '.join(suspects[:3])}): constants that "
+            "are not plain tensors, for example, are kept as pickle; make them buffers, or numbers"
         )
     return content
 
 
-def pickled(file: bytes) -> list[str]:
-    """What in a program's file torch would unpickle: loading that may run any code. Raises ValueError for a
-    file that is not a program.
+def dangers(file: bytes) -> list[str]:
+    """What in a program's file could run code when torch loads it: members that an export of plain tensors
+    does not have, constants that are unpickled, and text in the graph that torch would evaluate, import or
+    call. Raises ValueError for a file that is not a program.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
-            found = [
-                info.filename
-                for info in archive.infolist()
-                if "sample_inputs" in info.filename and info.file_size
+            infos = archive.infolist()
+            root = infos[0].filename.partition("/")[0] + "/"
+            names = [
+                info.orig_filename for info in infos if info.file_size or not _EXAMPLES.match(info.filename)
             ]
+            found = [
+                name for name, count in Counter(names).items() if count > 1 or not _MEMBER.fullmatch(name)
+            ]
+            found += [name for name in names if not name.startswith(root)]
             for name in archive.namelist():
                 if name.endswith("_config.json"):
                     entries = json.loads(archive.read(name))["config"]
                     found += [key for key, entry in entries.items() if entry["use_pickle"]]
-            return found
-    except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, OSError) as error:
+            return [*found, *_code_in(json.loads(archive.read(f"{root}models/model.json")))]
+    except (zipfile.BadZipFile, KeyError, IndexError, TypeError, AttributeError, OSError) as error:
         raise ValueError(f"it is not a program: {error!r}") from error
+
+
+def _code_in(value: object, key: str = "") -> Iterator[str]:
+    """Text below `value` that is no expression of sizes or name of an operator, where torch takes it for one,
+    and keys with which torch's tree specs import modules. Tree specs are JSON inside of strings.
+    """
+    if isinstance(value, str):
+        if key in _GRAMMARS and not _GRAMMARS[key].fullmatch(value):
+            yield f"{key} {value[:80]!r}"
+        if value[:1] in ("[", "{", '"'):
+            with contextlib.suppress(ValueError):
+                yield from _code_in(json.loads(value), key)
+    elif isinstance(value, dict):
+        yield from _IMPORTING & value.keys()
+        for name, each in value.items():
+            yield from _code_in(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _code_in(each, key)
+
+
+_EXAMPLES = re.compile(r"[^/]+/data/sample_inputs/model\.pt")
+_MEMBER = re.compile(
+    r"[^/]+/(data/weights/(weight_\d+|\w+_config\.json)|data/constants/(tensor_\d+|\w+_config\.json)"
+    r"|models/model\.json|archive_format|archive_version|byteorder|\.data/(version|serialization_id))"
+)
+_SYMPY = (
+    "Symbol Integer Rational Float Add Mul Pow Max Min Mod Abs floor ceiling Equality Unequality "
+    "LessThan GreaterThan StrictLessThan StrictGreaterThan Eq Ne Le Lt Ge Gt And Or Not FloorDiv "
+    "CleanDiv CeilDiv ModularIndexing PythonMod IntTrueDiv FloatTrueDiv TruncToInt CeilToInt FloorToInt "
+    "RoundToInt ToFloat Where true false precision positive negative nonnegative nonpositive nonzero "
+    "zero integer real finite True False"
+)
+_OPERATOR = re.compile(
+    r"torch\.ops\.(?!aten\.from_file)\w+\.\w+(\.\w+)?|torch\._?sym_\w+|math\.\w+"
+    r"|_operator\.(?!call|attrgetter|itemgetter|methodcaller)\w+"
+)
+_EXPRESSION = rf"(\b({_SYMPY.replace(' ', '|')}|[suz]+\d+)\b|'[a-z]+\d+'|'[\d.]+'|\d|[\s(),=<>+*/%-])*"
+_GRAMMARS = {"expr_str": re.compile(_EXPRESSION), "target": _OPERATOR, "as_operator": _OPERATOR}
+_IMPORTING = {"__enum__", "default_factory_module"}

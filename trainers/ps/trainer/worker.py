@@ -357,6 +357,7 @@ class Worker:
                     self._loaded.append((table, weight))
                     serving.forget_given()
                     state[key] = serving.weight
+        self.gather(b"")  # a value that was written here must not reach a trainer at an earlier step
         self._exchange.flush()
         self.gather(b"")
         self.refresh()
