@@ -15,7 +15,8 @@ CORES = len(os.sched_getaffinity(0))
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_NAME", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT",
+    "ROLE_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
 )  # fmt: skip
 SCRIPT = f"""
 tell(*(f"{{name}}={{os.environ[name]}}" for name in {NAMES}), *sys.argv[1:])
@@ -174,6 +175,8 @@ def test_two_machines(fleetrun: Fleetrun, rendezvous: str):
     assert sorted(line.split(" RANK=")[1][0] for line in lines) == ["0", "1", "2", "3"]
     if "rank}" in rendezvous:
         assert launches[1].told(" RANK=3 ")
+    if "--master-port" in rendezvous:
+        assert all(f" MASTER_PORT={port} " in line for line in lines)
 
 
 def test_two_pods_of_kubeflow_with_no_option(fleetrun: Fleetrun):

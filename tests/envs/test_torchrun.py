@@ -29,7 +29,7 @@ RENDEZVOUS = [
     ("--rdzv-backend etcd --rdzv-endpoint h:7", {"master": "etcd://h:7"}),
     ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-conf is_host=true", {"rank": 0}),
     ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-conf is_host=0", {"rank": -1}),
-    ("--rdzv-backend static --nnodes 2 --node_rank 0 --master_addr h", {"master": "h:29500", "rank": 0}),
+    ("--rdzv-backend static --nnodes 2 --node_rank 0 --master_addr h", {"master": "h:28500", "rank": 0}),
 ]  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_a_variable_without_effect_is_named():
         ("--standalone", {"PET_STANDALONE": "0"}, "standalone", True),
         ("--nnodes 2 --master a:1", {"PET_MASTER_ADDR": "b"}, "master", "a:1"),
         ("--nnodes 2 --master a:1", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:1"),
-        ("--nnodes 2 --master_addr a", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:7"),
+        ("--nnodes 2 --master_addr a", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:1007"),
         ("--nnodes 2 --master_port 5", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "b:5"),
     ],
 )
