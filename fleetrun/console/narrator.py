@@ -547,6 +547,13 @@ def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
     ]
 
 
+def stop_report(result: JobResult, width: int) -> list[str]:
+    """Of a job that made no progress when it was stopped; empty for any other."""
+    if result.verdict is None:
+        return []
+    return ["=" * min(width, 80), *verdict_lines(result.verdict, width), printable(result.reason)]
+
+
 def hang_places(hang: Hang, width: int) -> list[str]:
     """Where its processes are, the outlier first."""
     lines = hang.stacks or ("Where its processes are is not known.",)

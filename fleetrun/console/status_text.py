@@ -66,6 +66,7 @@ class StatusFields:
     state: str = ""
     activity: CurrentActivity | None = None
     silent_for: float | None = None
+    waits_for: str = ""
 
 
 def status_fields(
@@ -73,6 +74,7 @@ def status_fields(
     most_nodes: int = 1,
     silent_for: float | None = None,
     stopping_for: float | None = None,
+    waits_for: str = "",
 ) -> StatusFields:
     """`silent_for`: the seconds without a sign of life of any trainer; they are told where they are many and
     nothing explains them. `stopping_for`: the seconds since processes were asked to end. Step and loss are
@@ -108,6 +110,7 @@ def status_fields(
         state=status["state"] if status["state"] in _SHOWN_STATES else "",
         activity=activity,
         silent_for=silent_for if activity is None and (silent_for or 0.0) >= _SILENT else None,
+        waits_for=waits_for,
     )
 
 
@@ -189,7 +192,7 @@ def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
         duration = (
             format_duration(status.silent_for) if status.silent_for >= 60 else f"{status.silent_for:.0f} s"
         )
-        texts.append((1, f"no sign of life for {duration}: fleetrun stacks"))
+        texts.append((1, f"no sign of life for {duration}: {status.waits_for or 'fleetrun stacks'}"))
     if status.activity is not None:
         texts.append((2, activity_text(status.activity)))
     return [(rank, position, text) for position, (rank, text) in enumerate(texts)]

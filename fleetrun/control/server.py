@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fleetrun import files
 from fleetrun.aliases import Callback, Clock, Environ, Fields
 from fleetrun.envs.contract import TOKEN, Role
+from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import (
@@ -38,6 +39,7 @@ from fleetrun.pod.events import (
     RestartAsked,
     Restarting,
     Started,
+    Verdict,
     lateness_fields,
     verdict_fields,
 )
@@ -257,6 +259,7 @@ class JobStatus:
         self._started_at: dict[str, float] = {}
         self._ended: dict[str, Ended] = {}
         self.late: tuple[Late, ...] = ()
+        self._verdict: tuple[Verdict, float] | None = None
         """Of the whole job, where it is known here."""
 
     # ---- what happened
@@ -374,6 +377,20 @@ class JobStatus:
 
     def _left(self, until: float | None) -> float | None:
         return None if until is None else max(0.0, round(until - self._clock(), 3))
+
+    def warned(self, verdict: Verdict) -> None:
+        """The launch has told this of a job that makes no progress."""
+        self._verdict = verdict, self._clock()
+
+    def waits_for(self) -> str:
+        """In short what was told since the last sign of life; empty if nothing was."""
+        if self._verdict is None:
+            return ""
+        verdict, told = self._verdict
+        if verdict.kind == "straggler" or (self.silent_for() or 0.0) < self._clock() - told:
+            return ""
+        ranks = f"trainer {ranks_in_words(verdict.ranks)}, " if verdict.ranks else ""
+        return f"{verdict.kind}: {ranks}fleetrun why"
 
     def silent_for(self) -> float | None:
         """How many seconds no trainer here has printed or reported anything; None unless some are running."""

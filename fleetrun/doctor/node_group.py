@@ -30,6 +30,7 @@ from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
 from fleetrun.host.software import installed, packed
+from fleetrun.launcher.prepare import is_first, patience
 from fleetrun.plan.topology import Host
 from fleetrun.pod.loop import Loop, Timer
 
@@ -302,7 +303,8 @@ def compare(
             node_id=card.id,
             lease=settings.heartbeat_timeout,
             token=environ.get(TOKEN, ""),
-            late_names="KUBERNETES_SERVICE_HOST" in environ,
+            first=is_first(site),
+            patience=patience(settings, environ),
         )
         meeting = open_meeting(options, loop, ports)
     except LaunchError as error:

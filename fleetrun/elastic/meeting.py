@@ -4,6 +4,8 @@ store of another node, or one that this node hosts.
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from fleetrun.elastic.store import Store
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
 from fleetrun.frozen import frozen
-from fleetrun.host.network import Ports, is_this_host
+from fleetrun.host.network import Ports, accepts, host_addresses, is_this_host
 from fleetrun.pod.loop import Loop
 
 if TYPE_CHECKING:
@@ -38,9 +40,10 @@ class MeetingOptions:
     """Which store: `master` is host:port, several of these with commas (the machines run an etcd), etcd://...
     or None (this node chooses a port and hosts the store).
 
-    `address` is this machine's, `lease` is in seconds. `late_names`: the name in `master` may get its address
-    only after this node has started. Helper processes are put into `companions`; `tell` gets what the user
-    should know of them.
+    `address` is this machine's, `lease` is in seconds. `first`: this is known to be node 0, which hosts the
+    store where `master` is an address in front of this machine. `patience`: seconds in which the names in
+    `master` get their addresses; less once `urgent` is readable. Helper processes are put into `companions`;
+    `tell` gets what the user should know.
     """
 
     master: str | None
@@ -49,7 +52,9 @@ class MeetingOptions:
     node_id: str
     lease: float
     token: str = ""
-    late_names: bool = False
+    first: bool = False
+    patience: float = 0.0
+    urgent: int | None = None
     companions: set[int] = field(default_factory=set)
     tell: Say = field(default=lambda text: None)
 
@@ -95,9 +100,9 @@ def open_meeting(options: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
     if options.master is not None and "," in options.master:
         return _together(options, options.master, loop, ports)
     endpoint = options.master or join_endpoint(options.address, _free_port(ports))
-    holder = _host_or_holder(endpoint, ports) if options.master is not None else None
+    holder, at = _host_or_holder(options, endpoint, ports) if options.master is not None else (None, endpoint)
     if holder is None:
-        return _hosted(options, endpoint, loop)
+        return _hosted(options, endpoint, at, loop)
     from fleetrun.elastic.embedded.client import ZmqStore  # late: zmq
 
     store = ZmqStore(
@@ -116,7 +121,8 @@ def open_meeting(options: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
 
     def nameless() -> LaunchError | None:
         why = store.nameless
-        return UsageError(f"--master {endpoint}: {why}") if why and not options.late_names else None
+        late = options.patience > START_CHECK_AFTER
+        return UsageError(f"--master {endpoint}: {why}") if why and not late else None
 
     checks = ((START_CHECK_AFTER, held), (START_CHECK_AFTER, nameless))
     return Meeting(store=store, endpoint=endpoint, start_checks=checks)
@@ -133,6 +139,7 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
             f"{SHORTEST_LEASE:g} s or more: they may take two of them to agree on another leader"
         )
     endpoints = master.split(",")
+    _await_names(options, [split_endpoint(each)[0] for each in endpoints])
     url, certificate = _url_together(master, options.token)
     own = own_member(endpoints, ports)
     place = endpoints.index(own) if own is not None else None
@@ -187,31 +194,57 @@ def _free_port(ports: Ports) -> int:
         return ports.any()
 
 
-def _host_or_holder(endpoint: str, ports: Ports) -> str | None:
-    """None: this process is the first fleetrun to take the port, on the machine that has the address, so it
-    hosts the store. Else the process that holds the port; empty when that cannot be seen from here.
+def _await_names(options: MeetingOptions, hosts: list[str]) -> None:
+    """Until one of the hosts is this machine, or all have addresses: Kubernetes gives names to pods late."""
+    deadline = time.monotonic() + options.patience
+    urgent = [] if options.urgent is None else [options.urgent]
+    told = False
+    while not any(map(is_this_host, hosts)) and not all(map(host_addresses, hosts)):
+        left = deadline - time.monotonic()
+        if not told:
+            options.tell(f"--master {options.master}: not every name has an address yet; asking again")
+            told = True
+        if left <= 0 or select.select(urgent, [], [], min(_LOOK, left))[0]:
+            return
+
+
+_LOOK = 0.5
+_ANSWER = 3.0
+"""Seconds that node 0 waits for a store at an address that is not its own."""
+
+
+def _host_or_holder(options: MeetingOptions, endpoint: str, ports: Ports) -> tuple[str | None, str]:
+    """None and where to listen: this process is the first fleetrun to take the port, on the machine that has
+    the address or is node 0, so it hosts the store. Else the process that holds the port; empty when that
+    cannot be seen from here.
     """
     host, port = split_endpoint(endpoint)
+    at = endpoint
+    if not options.first:
+        _await_names(options, [host])
     if not is_this_host(host):
-        return ""
+        if not options.first or (host_addresses(host) and accepts(host, port, _ANSWER)):
+            return "", at
+        at = join_endpoint("::" if ":" in options.address else "0.0.0.0", port)
+        options.tell(
+            f"{host} is not an address of this machine; as node 0 it serves the store at port {port}"
+        )
     try:
         ports.fixed(port)
     except ReservedPortError as error:
-        return f"machines cannot meet at {endpoint}: {error.message}"
+        return f"machines cannot meet at {endpoint}: {error.message}", at
     except PortError as error:
         raise PortError(f"machines cannot meet at {endpoint}: {error.message}", hint=_OTHER_PORT) from None
-    return None
+    return None, at
 
 
-def _hosted(options: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
+def _hosted(options: MeetingOptions, endpoint: str, at: str, loop: Loop) -> Meeting:
     from fleetrun.elastic.embedded.server import StoreServer
     from fleetrun.elastic.memory_store import MemoryStore
     from fleetrun.elastic.store import Ledger
 
     ledger = Ledger()
-    server = StoreServer(
-        ledger, loop, endpoint, job_id=options.job_id, lease=options.lease, keys=_keys(options)
-    )
+    server = StoreServer(ledger, loop, at, job_id=options.job_id, lease=options.lease, keys=_keys(options))
 
     def close() -> None:
         """Waits a limited time for the other nodes to leave."""

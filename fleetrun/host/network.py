@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,6 +196,16 @@ def is_this_host(host: str) -> bool:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind((address[0], 0))
             return True
+    return False
+
+
+def accepts(host: str, port: int, within: float) -> bool:
+    """Whether somebody takes a connection there in so many seconds."""
+    deadline = time.monotonic() + within
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), left):
+            return True
+        time.sleep(min(0.1, left))
     return False
 
 

@@ -38,7 +38,9 @@ from fleetrun.launcher.node_check import NodeCheck
 from fleetrun.launcher.prepare import (
     check_followed,
     equipped,
+    is_first,
     offer_of,
+    patience,
     pod_name,
     print_plan,
     runs_python,
@@ -118,7 +120,8 @@ def run_cluster(
         warmth = SpareWarmth(agent, partial(session.warm_up, imagined))
         needed = settings.warm and settings.spares > 0
         session.open(imagined, others, OtherRanks(others, agent).ask, warmth.listed if needed else None)
-        options = _meeting_options(settings, host, node, session.companions, console.warning)
+        tell, urgent = console.warning, interrupts.urgent
+        options = _meeting_options(settings, host, node, session.companions, tell, urgent)
         events.notices = session.notices
         meeting = open_meeting(options, loop, ports)
         if session.notices is not None:  # until machines have met
@@ -241,7 +244,7 @@ def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -
 
 
 def _meeting_options(
-    settings: LaunchSettings, host: Host, node: Node, companions: set[int], tell: Say
+    settings: LaunchSettings, host: Host, node: Node, companions: set[int], tell: Say, urgent: int
 ) -> MeetingOptions:
     return MeetingOptions(
         master=host.master,
@@ -250,7 +253,9 @@ def _meeting_options(
         node_id=node.id,
         lease=settings.heartbeat_timeout,
         token=os.environ.get(TOKEN, ""),
-        late_names="KUBERNETES_SERVICE_HOST" in os.environ,  # a pod's name is known when it runs
+        first=is_first(host),
+        patience=patience(settings, os.environ),
+        urgent=urgent,
         companions=companions,
         tell=tell,
     )

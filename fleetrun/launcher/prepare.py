@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
@@ -194,7 +195,7 @@ def locate(settings: LaunchSettings) -> Host:
         master = _store(settings, ()) if _several(settings) else None
         address = _address(settings, master)
         return Host(address=address, nnodes=settings.nnodes, rank=settings.rank, master=master)
-    mine = _mine(settings, listed)
+    mine = _mine(settings, listed, time.monotonic() + min(30.0, patience(settings, os.environ)))
     if set(mine) == set(listed) and not (settings.ips and len(listed) > 1):
         return Host(address=settings.host or listed[0], hosts=None, machines=listed)
     if len(mine) > 1:
@@ -217,6 +218,22 @@ def locate(settings: LaunchSettings) -> Host:
         rank=rank,
         master=_store(settings, listed) or join_endpoint(listed[0], STORE_PORT),
     )
+
+
+def is_first(host: Host) -> bool:
+    """Whether this machine is known to be node 0, and no other of the list has the address of the store."""
+    store = (
+        split_endpoint(host.master)[0] if host.master and host.rank == 0 and "://" not in host.master else ""
+    )
+    return bool(store) and (not host.machines or store == host.machines[0])
+
+
+def patience(settings: LaunchSettings, environ: Environ) -> float:
+    """Seconds in which the names of machines get their addresses; in Kubernetes once their pods run."""
+    return settings.rdzv_timeout if "KUBERNETES_SERVICE_HOST" in environ else _NAMES
+
+
+_NAMES = 5.0  # elsewhere than in Kubernetes
 
 
 def _store(settings: LaunchSettings, listed: Strings) -> str | None:
@@ -261,8 +278,10 @@ def _origin(settings: LaunchSettings) -> str:
     return "--ips" if settings.ips else "the endpoint lists"
 
 
-def _mine(settings: LaunchSettings, listed: Strings) -> Strings:
-    """The listed machines that are this one: the one of --host, else those whose address it has."""
+def _mine(settings: LaunchSettings, listed: Strings, deadline: float) -> Strings:
+    """The listed machines that are this one: the one of --host, else those whose address it has, else the one
+    of --rank. Names may get their addresses until the deadline.
+    """
     if settings.host is not None:
         if settings.host in listed:
             others = [each for each in listed if each != settings.host]
@@ -276,6 +295,11 @@ def _mine(settings: LaunchSettings, listed: Strings) -> Strings:
         known = own or ", ".join(addresses())
     if not mine:
         unknown = [each for each in listed if not host_addresses(each)]
+        if 0 <= settings.rank < len(listed):  # behind another address
+            return (listed[settings.rank],)
+        if unknown and time.monotonic() < deadline:
+            time.sleep(0.25)
+            return _mine(settings, listed, deadline)
         hint = "Choose it with --host, or add its address."
         raise UsageError(
             f"this machine ({known}) is not in {_origin(settings)}: {', '.join(listed)}",

@@ -25,6 +25,7 @@ from fleetrun.console.narrator import (
     pod_line,
     progress_facts,
     restarts_in_words,
+    stop_report,
 )
 from fleetrun.console.text import Tail, describe_duration, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
@@ -249,9 +250,9 @@ class LaunchSession:
 
             most = self.settings.nnodes[1]
             status = self.job_status
+            silent, stopping, waits = status.silent_for, status.stopping_for, status.waits_for
             self._console.begin(
-                self._loop,
-                lambda: status_fields(status.fields(), most, status.silent_for(), status.stopping_for()),
+                self._loop, lambda: status_fields(status.fields(), most, silent(), stopping(), waits())
             )
             self.progress.subscribe(lambda container, report: self._console.refresh())
 
@@ -348,6 +349,7 @@ class LaunchSession:
         hint = " (normal while a rank evaluates, compiles or reads data)" if normal else ""
         tell(printable(f"{verdict.sentence}{hint}; see `fleetrun why`"))
         self.journal.write("verdict", **verdict_fields(verdict))
+        self.job_status.warned(verdict)
 
     def _check_served(self, event: PodEvent) -> None:
         """Warn of a server at whose endpoint no process has listened: its script has trained on its own."""
@@ -388,12 +390,15 @@ class LaunchSession:
         self._console.block([f"  {printable(line)}" for line in findings.stacks], level="ERROR")
 
     def inspect(
-        self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
+        self, containers: Sequence[Container], ended: Ended | None, then: Callable[[Verdict | None], None]
     ) -> Callback | None:
-        """`Inspect` of a supervisor: for failures of a collective job that may follow from another rank's."""
-        if not self._has_ranks(containers) or not is_symptom(ended.exit, ended.message):
+        """`Inspect` of a supervisor: of what may follow from another rank's failure, and of silence."""
+        silent, detail = (self.job_status.silent_for() or 0.0) >= _SILENT, Detail.PROBES
+        if ended is not None:
+            silent, detail = is_symptom(ended.exit, ended.message), Detail.OUTSIDE
+        if not silent or not self._has_ranks(containers):
             return None
-        return self._find(containers, lambda findings: then(findings.verdict))
+        return self._find(containers, lambda findings: then(findings.verdict), detail)
 
     def why(self, detail: Detail, then: Callable[[Findings], None]) -> None:
         """For `fleetrun why` and `bundle`."""
@@ -530,6 +535,7 @@ class LaunchSession:
 
 # ---- The runner: loop, signals and guard, log files, and what the console follows
 
+_SILENT = 3.0  # seconds after which a job that is stopped perhaps makes no progress
 WIDE = 100  # columns of a report that goes to no terminal
 
 
@@ -742,7 +748,7 @@ def report_end(result: JobResult, spec: PodSpec, console: Console, summary: Call
 def _report(result: JobResult, spec: PodSpec) -> list[str]:
     if result.hang is not None:
         return hang_report(result.hang, result.restarts, terminal_columns() or WIDE)
-    return failure_report(result, spec.log_dir) if result.cause is not None else []
+    return failure_report(result, spec.log_dir) if result.cause is not None else stop_report(result, WIDE)
 
 
 def tell_strays(result: JobResult, console: Console) -> None:

@@ -27,7 +27,7 @@ from fleetrun.envs.channels import (
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role, join_endpoint, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, RoleSettings
 from fleetrun.envs.settings.parsing import written_ranks
-from fleetrun.errors import PortError, UsageError
+from fleetrun.errors import PortError, ReservedPortError, UsageError
 from fleetrun.host.devices import share
 from fleetrun.pod.spec import ContainerSpec, PodSpec, log_path
 from fleetrun.values import frozen, replace
@@ -162,7 +162,7 @@ def offer(settings: LaunchSettings, host: Host, reserve: Reserve) -> Offer:
     ports = _PortPlan(settings, host, reserve)
     if not settings.run_mode.has_servers:
         trainers = ports.endpoints((), _nproc(settings, host))
-        return Offer(trainers=trainers, service=join_endpoint(host.address, ports.one(settings.master_port)))
+        return Offer(trainers=trainers, service=_service(settings, host, ports))
     servers = ports.endpoints(settings.servers, settings.server_num)
     trainers = ports.endpoints(settings.trainers, settings.trainer_num)
     heter = tuple(ports.endpoints(stage, 0) for stage in settings.heter_workers) or tuple(
@@ -175,7 +175,7 @@ def offer(settings: LaunchSettings, host: Host, reserve: Reserve) -> Offer:
         trainers=trainers,
         heter=heter,
         coordinators=coordinators,
-        service=join_endpoint(host.address, ports.one(settings.master_port)),
+        service=_service(settings, host, ports),
         gloo=gloo,
     )
 
@@ -206,6 +206,17 @@ class _PortPlan:
             return here
         number = 1 if number is None else number
         return tuple(join_endpoint(self._host.address, self.one()) for _ in range(number))
+
+
+def _service(settings: LaunchSettings, host: Host, ports: _PortPlan) -> str:
+    """Of --master_port, which is the first machine's: another launcher here may be that."""
+    try:
+        port = ports.one(settings.master_port if host.rank <= 0 else None)
+    except ReservedPortError:
+        if host.alone or host.rank == 0:
+            raise
+        port = ports.one()
+    return join_endpoint(host.address, port)
 
 
 def _gloo_port(settings: LaunchSettings, host: Host, ports: _PortPlan) -> int:

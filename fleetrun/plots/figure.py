@@ -65,6 +65,7 @@ SPENT = {
     Kind.CHECKPOINTS: "#F7DFA5",
     Kind.AGAIN: "#7FA873",
     Kind.HANGS: "#EFA9A9",
+    Kind.STALL: "#F6CFCF",
     Kind.RESTARTS: "#6E6E6E",
     Kind.END: "#E4E4E4",
 }

@@ -64,9 +64,9 @@ class Verdict:
     """What the others wait for, when a job makes no progress, in one `sentence`. `kind` is one of `not
     entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or
     `silent`: others are not known to wait. `ranks` are those that it is about, none where that is not known
-    or it is a parameter server; `stack` is that of the first of them, innermost call first. `call` is what
-    others wait in: a collective with its number and group, or a step; empty if that is not known. One of kind
-    `straggler` is about a job that makes progress.
+    or it is a parameter server; `stack` is that of the first of them, innermost call first, or of
+    two after their names. `call` is what others wait in: a collective with its number and group, or a step;
+    empty if that is not known. One of kind `straggler` is about a job that makes progress.
     """
 
     kind: str

@@ -344,8 +344,8 @@ class WaitWatch(PodWatch):
         verdict = findings.verdict
         alone = next((each for each in silent if each.spec.rank not in findings.waiting), None)
         seen: Hashable = None
-        if verdict is not None and verdict.call:
-            seen = (verdict.kind, verdict.ranks, verdict.call)
+        if verdict is not None and (verdict.call or verdict.kind != "server"):  # a save may take its time
+            seen = (verdict.kind, verdict.ranks, verdict.call or verdict.sentence)
         elif alone is not None:
             verdict = self._of_silent(alone)
             seen = (verdict.kind, alone.spec.name, self._rhythms[alone.spec.name].since)

@@ -135,9 +135,11 @@ LastStep = Callable[[Sequence[Container]], int | None]
 """The last step that any of these containers has made in this attempt; None if none is known."""
 
 
-Inspect = Callable[[Sequence[Container], Ended, Callable[[Verdict | None], None]], Callback | None]
-"""Begins to find out on what this failure follows, and calls back exactly once, seconds later at most.
-Returns a function that cancels it; None where the failure explains itself: then it does not call back.
+Told = Callable[[Verdict | None], None]
+Inspect = Callable[[Sequence[Container], Ended | None, Told], Callback | None]
+"""Begins to find out on what this failure follows, or (None) what a job waits for before it is stopped, and
+calls back exactly once, seconds later at most. Returns a function that cancels it; None where the failure
+explains itself, or the job makes progress: then it does not call back.
 """
 
 SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
@@ -237,6 +239,8 @@ class Supervisor:
             raise
         finally:  # the loop may go on with the next pod
             self._cancel_timers()
+            if self._cancel_inspection is not None:
+                self._cancel_inspection()
             if self._limit is not None:
                 self._limit.cancel()
             self._close_hangs()
@@ -574,17 +578,34 @@ class Supervisor:
             told = f"{why}; stopping {what}"
             if number == signal.SIGINT:
                 told = f"stopping{'' if self._peers is None else f' {what}'}; Ctrl-C again kills"
-            self._publish(Ending(told, requested))
-            self._end()
-        elif number in (signal.SIGINT, signal.SIGQUIT) and self._stopper.kill():
-            self._publish(Ending(f"{why}; killing what is left", requested))
+            self._look_and_end(told, requested)
+        elif number in (signal.SIGINT, signal.SIGQUIT):
+            if self._cancel_inspection is not None:
+                self._end()
+            if self._stopper.kill():
+                self._publish(Ending(f"{why}; killing what is left", requested))
 
     def _timed_out(self) -> None:
         if self._phase not in (Phase.LEAVING, Phase.ENDING):
             self._code = TIMEOUT
             self._reason = f"the job took longer than --timeout {self._timeout:g} s"
-            self._publish(Ending(f"{self._reason}; stopping it"))
+            self._look_and_end(f"{self._reason}; stopping it")
+
+    def _look_and_end(self, told: str, requested: bool = False) -> None:
+        """If the job makes no progress, first find out for what it waits: that is lost with its processes."""
+        watching, self._phase, self._inspected_failure = self._phase is Phase.WATCHING, Phase.ENDING, None
+        cancel = self._inspect(self._pod.containers, None, self._seen) if self._inspect and watching else None
+        self._publish(Ending(told, requested))
+        if cancel is None:
             self._end()
+        self._cancel_inspection = cancel
+
+    def _seen(self, verdict: Verdict | None) -> None:
+        self._cancel_inspection = None
+        if verdict is not None:
+            self._verdict = verdict
+            self._publish(verdict)
+        self._end()
 
     def guard_lost(self) -> None:
         """The guard is gone, so nothing would clean up after this process: end everything now."""

@@ -186,7 +186,7 @@ class _Job:
             f"where {_trainers(others)} called {common}"
         )
         culprits = ranks if len(ranks) + unknown < len(others) else sorted([*ranks, *others])
-        return self._verdict("mismatch", sentence, culprits)
+        return self._verdict("mismatch", sentence, culprits, beside=(ranks[0], others[0]))
 
     def misread(self) -> Verdict | None:
         """A rank that Gloo has ended because it received more than its own call expects: its probe cannot
@@ -205,7 +205,8 @@ class _Job:
             )
             known = len(calls) == 1 and len(waiting) == len(self.states) - 1
             pair = sorted([state.rank, *waiting]) if len(waiting) == 1 else [state.rank]
-            return self._verdict("mismatch", sentence, pair if known else [])
+            beside = (state.rank, *waiting[:1])
+            return self._verdict("mismatch", sentence, pair if known else [], beside=beside)
         return None
 
     # ---- a rank has not come
@@ -455,9 +456,14 @@ class _Job:
         culprits: Sequence[int],
         call: str = "",
         server: RankState | None = None,
+        beside: Sequence[int] = (),
     ) -> Verdict:
+        """`beside`: ranks of which any may be wrong."""
         first = self.states[culprits[0]] if culprits else server
         stack = first.stack_lines if first is not None else ()
+        if beside:
+            shown = (self.states[rank] for rank in beside)
+            stack = tuple(row for each in shown for row in (f"{each.title}:", *each.stack_lines))
         return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=stack, call=call)
 
 

@@ -21,6 +21,9 @@ from fleetrun.aliases import Fields
 from fleetrun.record.journal import objects_in
 
 Event = Fields
+_STALL = 10.0
+_UNUSUAL = 20.0
+"""A job that makes no step for so many seconds, and so many times its longest step, makes no progress."""
 
 
 class Kind(StrEnum):
@@ -35,6 +38,7 @@ class Kind(StrEnum):
     CHECKPOINTS = "checkpoints"
     AGAIN = "steps done again"
     HANGS = "hangs"
+    STALL = "no progress"
     RESTARTS = "restarts"
     END = "after the last step"
 
@@ -63,6 +67,10 @@ class Goodput:
         """Of the attempt."""
         self._saves: list[tuple[float, float]] = []
         """When each was over, and how many seconds it took, since what is in the ledger."""
+        self._longest = 0.0
+        """Between two steps."""
+        self._stops = False
+        """Nothing is started again."""
         self._over = False
 
     def take(self, event: Event) -> None:
@@ -82,7 +90,12 @@ class Goodput:
             self._kind = Kind.WAITING
         elif name == "hung":
             self._until(time, Kind.HANGS)
-            self._kind = Kind.RESTARTS
+            self._stops = event.get("restart") is False
+            self._kind = Kind.END if self._stops else Kind.RESTARTS
+        elif name == "ending":
+            kind = self._now(time)
+            self._until(time, Kind.END if kind is Kind.STEPS else kind)
+            self._kind, self._stops = Kind.END, True
         elif name == "over":
             self._until(time, Kind.END if self._kind is Kind.STEPS else self._kind)
             self._over = True
@@ -113,7 +126,8 @@ class Goodput:
             self._saves.append((time, _number(event.get("seconds")) or 0.0))
         elif name == "exited":
             by_itself = event.get("asked") is None  # one that is told to stop for a restart may end with 0
-            after = Kind.END if event.get("code") == 0 and by_itself else Kind.RESTARTS
+            ends = self._stops or (event.get("code") == 0 and by_itself)
+            after = Kind.END if ends else Kind.RESTARTS
             if self._kind is Kind.STEPS:
                 self._until_saved(time)
             self._until(time, after if self._kind is Kind.STEPS else self._kind)
@@ -126,6 +140,7 @@ class Goodput:
         elif step > self._step and self._since is not None:
             self._until_saved(time)
             seconds = max(0.0, time - self._since)
+            self._longest = max(self._longest, seconds)
             known = self._step if self.best is None else max(self._step, self.best)
             new = max(0, step - known) / (step - self._step)
             self._until(self._since + seconds * (1 - new), Kind.AGAIN)
@@ -152,20 +167,26 @@ class Goodput:
         self._seconds[kind] = self._seconds.get(kind, 0.0) + time - self._since
         self._since = time
 
+    def _now(self, time: float) -> Kind:
+        """What the time since the last entry goes into."""
+        stalls = self._since is not None and time - self._since > max(_STALL, _UNUSUAL * self._longest)
+        return Kind.STALL if stalls and self._kind is Kind.STEPS else self._kind
+
     # ---- what it comes to
 
     def spans(self, now: float | None = None) -> list[Span]:
         """In their order; the last one goes on until `now`, if the job runs."""
         spans = list(self._spans)
         if now is not None and not self._over and self._since is not None and now > self._since:
-            spans.append(Span(self._kind, self._since, now))
+            spans.append(Span(self._now(now), self._since, now))
         return spans
 
     def seconds(self, now: float | None = None) -> dict[Kind, float]:
         """By what they went into, in the order of `Kind`."""
         found = dict(self._seconds)
         if now is not None and not self._over and self._since is not None and now > self._since:
-            found[self._kind] = found.get(self._kind, 0.0) + now - self._since
+            kind = self._now(now)
+            found[kind] = found.get(kind, 0.0) + now - self._since
         return {kind: found[kind] for kind in Kind if kind in found}
 
 

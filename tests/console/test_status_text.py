@@ -114,6 +114,8 @@ def test_silence_is_told_where_nothing_explains_it():
     assert status_row(silent, 80) == (
         "0:00:01 | trainers 1/1 | step 4 | no sign of life for 24 s: fleetrun stacks"
     )
+    why = status_fields(running, silent_for=68.0, waits_for="not entered: trainer 1, fleetrun why")
+    assert status_row(why, 80).endswith("no sign of life for 1m08s: not entered: trainer 1, fleetrun why")
     assert status_row(silent, 60) == "0:00:01 | step 4 | no sign of life for 24 s: fleetrun stacks"
     assert "for 2m05s:" in status_row(status_fields(running, silent_for=125.0), 80)
     saving = status(containers=[{"activity": {"what": "saving", "done": None, "of": None}}])

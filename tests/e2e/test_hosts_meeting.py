@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ leave_on_term()
 tell("ready", os.getpid(), "world", os.environ["WORLD_SIZE"], "node", os.environ["GROUP_RANK"])
 wait_for_go()
 """
+OUTSIDE = "10.77.0.99"
+"""No host has it."""
 
 
 def here(launch: Launch, count: int) -> None:
@@ -200,3 +203,41 @@ def test_ctrl_c_while_they_meet(three: Nodes):
     ready([launches[0], *others])
     go([launches[0], *others])
     assert codes([launches[0], *others]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rank", [(), ("--rank", "0")], ids=["by arrival", "node 0"])
+def test_the_name_of_the_first_node_gets_its_address_late(three: Nodes, rank: tuple[str, ...]):
+    """As that of a pod behind a headless service of Kubernetes."""
+    three.script(WORK)
+    late: dict[str, Any] = {"nnodes": "2", "master": "late:6768", "env": {"KUBERNETES_SERVICE_HOST": "1"}}
+    launches = [three.start(0, *rank, **late), three.start(1, **late)]
+    launches[0].until_err("as node 0 it serves the store at" if rank else "asking again")
+    launches[1].until_err("asking again")
+    with three.hosts[0].names.open("a") as names:
+        names.write(f"{three.hosts[0].address} late\n")
+    ready(launches)
+    go(launches)
+    assert codes(launches) == [0, 0]
+
+
+@pytest.mark.parametrize("words", ["--rank 0", "--rdzv-conf is_host=1"])
+def test_the_first_node_is_behind_another_address(three: Nodes, words: str):
+    """That of a service, or of a NAT."""
+    three.script(WORK)
+    three.hosts[1].translate(OUTSIDE, three.hosts[0].address)
+    behind: dict[str, Any] = {"nnodes": "2", "master": f"{OUTSIDE}:6768"}
+    launches = [three.start(0, *words.split(), **behind), three.start(1, **behind)]
+    ready(launches)
+    go(launches)
+    assert codes(launches) == [0, 0]
+
+
+def test_a_listed_machine_is_behind_another_address(three: Nodes):
+    """Then --rank says which one it is."""
+    three.script(WORK)
+    listed = ("--ips", f"{OUTSIDE},{three.hosts[1].address}", "--max_restart", "0", "train.py")
+    three.hosts[1].translate(OUTSIDE, three.hosts[0].address)
+    launches = [three.commands[0].start("--rank", "0", *listed), three.commands[1].start(*listed)]
+    ready(launches)
+    go(launches)
+    assert codes(launches) == [0, 0]

@@ -15,7 +15,8 @@ CORES = len(os.sched_getaffinity(0))
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_NAME", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT",
+    "ROLE_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
 )  # fmt: skip
 SCRIPT = f"""
 tell(*(f"{{name}}={{os.environ[name]}}" for name in {NAMES}), *sys.argv[1:])
@@ -174,6 +175,8 @@ def test_two_machines(fleetrun: Fleetrun, rendezvous: str):
     assert sorted(line.split(" RANK=")[1][0] for line in lines) == ["0", "1", "2", "3"]
     if "rank}" in rendezvous:
         assert launches[1].told(" RANK=3 ")
+    if "--master-port" in rendezvous:
+        assert all(f" MASTER_PORT={port} " in line for line in lines)
 
 
 def test_two_pods_of_kubeflow_with_no_option(fleetrun: Fleetrun):
@@ -184,3 +187,77 @@ def test_two_pods_of_kubeflow_with_no_option(fleetrun: Fleetrun):
     assert [each.wait() for each in pods] == [0, 0], pods
     assert len(pods[1].told("WORLD_SIZE=4")) == 2
     assert pods[1].told(" RANK=3 ")
+
+
+CLIENTS = """
+import torch, torch.distributed as dist
+from torch.distributed import debug
+
+def client():
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+
+def read(store, key):
+    store.set(f"{key} {RANK}", f"of {RANK}")
+    return store.get(f"{key} {1 - RANK}").decode()
+
+def join():
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+"""
+
+
+@pytest.mark.parametrize("first", [(0, 1), (0,), (1,)])
+def test_clients_of_the_store_before_the_group_is_made(fleetrun: Fleetrun, first: tuple[int, ...]):
+    """As under torchrun: of ranks that need no group (torchft), too, and before a second group."""
+    script = fleetrun.script(f"""{CLIENTS}
+early = client() if RANK in {first} else None
+if len({first}) == 2:
+    tell("early", read(early, "early"))
+for number in range(2):
+    join()
+    tell("joined", read(client(), "joined"))
+    dist.barrier()
+    if RANK == 1 and number == 0:
+        wait_for_go()
+    dist.destroy_process_group()
+    tell("left", number)
+""")
+    launch = fleetrun.start("--nproc-per-node", "2", "--max-restarts", "0", script)
+    launch.until_told("trainer.0 left 0")  # or the second group of rank 1 might meet at the first one's store
+    launch.go()
+    assert launch.wait() == 0, launch
+    assert len(launch.told("joined of")) == 4
+    assert len(launch.told("early of")) == (2 if len(first) == 2 else 0)
+
+
+def test_the_debug_server_of_torch_before_the_group_is_made(fleetrun: Fleetrun):
+    (fleetrun.folder / "tabulate.py").write_text("tabulate = None\n")  # of its pages, which nobody reads here
+    script = fleetrun.script(f"""{CLIENTS}
+debug.start_debug_server(port={free_port()}, start_method="fork")
+join()
+tell("there", *(dist.PrefixStore("debug_server", client()).get(f"rank{{each}}") for each in range(2)))
+dist.barrier()
+if RANK == 0:
+    debug.stop_debug_server()
+dist.destroy_process_group()
+""")
+    launch = fleetrun.run("--nproc-per-node", "2", "--max-restarts", "0", script)
+    assert launch.code == 0, launch
+    assert len(launch.told("there b'http://")) == 2
+
+
+def test_a_program_may_bind_the_port_of_the_store_itself(fleetrun: Fleetrun):
+    """JAX's coordinator does, and rank 0 of a group that rank 0 starts; also once torch is imported."""
+    script = fleetrun.script("""
+import socket, torch.distributed
+place = "", int(os.environ["MASTER_PORT"])
+if RANK == 0:
+    socket.create_server(place).close()
+    tell("bound", *place)
+""")
+    launch = fleetrun.run("--nproc-per-node", "2", "--max-restarts", "0", script)
+    assert launch.code == 0, launch
+    assert launch.told("bound")

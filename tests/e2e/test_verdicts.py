@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -91,6 +92,30 @@ def test_the_report_names_the_rank_for_which_nccls_watchdog_has_ended_the_others
     cause = cause_in(launch)
     assert cause.startswith("trainer 1 has not come to all_reduce #2, in which trainer 0 waits"), launch
     assert "load_batch" in cause
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "fleetrun stop", "--timeout"])
+def test_a_stop_names_the_rank_for_which_the_others_wait(fleetrun: Fleetrun, end: str):
+    """However it is stopped: that is lost with the processes."""
+    limit = ("--timeout", "45") if end == "--timeout" else ()
+    launch = fleetrun.start(
+        *TWO,
+        *limit,
+        fleetrun.script(f"{JOIN.format(600)}print('joined', flush=True)\ntell('ready', os.getpid())\n{SLOW}"),
+    )
+    launch.until_ready(2)
+    logs = fleetrun.logs("*.trainer.*.log")
+    wait_until(lambda: all(time.time() - each.stat().st_mtime > 4 for each in logs), lambda: "silence")
+    if end == "fleetrun stop":
+        assert fleetrun.run("stop").code == 0
+    elif end != "--timeout":
+        launch.send(getattr(signal, end))
+    launch.wait()
+    assert "trainer 1 has not come to all_reduce #2, in which trainer 0 waits" in cause_in(launch), launch
+    said = {"SIGINT": "interrupted", "fleetrun stop": "asked to end by `fleetrun stop`"}.get(end, end)
+    assert said in launch.err.rstrip().splitlines()[-1]
+    assert verdict_of(fleetrun)["ranks"] == [1]
+    assert "load_batch" in fleetrun.run("report").out
 
 
 def test_without_the_probe_the_report_is_of_the_failure_alone(fleetrun: Fleetrun):

@@ -27,7 +27,9 @@ RENDEZVOUS = [
     ("--rdzv-endpoint= --nnodes 2", {"master": None}),
     ("--rdzv-backend etcd-v2 --rdzv-endpoint h --nnodes 2", {"master": "etcd://h:2379"}),
     ("--rdzv-backend etcd --rdzv-endpoint h:7", {"master": "etcd://h:7"}),
-    ("--rdzv-backend static --nnodes 2 --node_rank 0 --master_addr h", {"master": "h:29500", "rank": 0}),
+    ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-conf is_host=true", {"rank": 0}),
+    ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-conf is_host=0", {"rank": -1}),
+    ("--rdzv-backend static --nnodes 2 --node_rank 0 --master_addr h", {"master": "h:28500", "rank": 0}),
 ]  # fmt: skip
 
 
@@ -93,7 +95,7 @@ NOTICES = [
     ("--signals-to-handle SIGTERM,SIGUSR1", "--signals-to-handle SIGTERM,SIGUSR1 has no effect"),
     ("--duplicate-stdout-filters a,b", "--duplicate-stdout-filters a,b has no effect"),
     ("--duplicate_stderr_filters a", "--duplicate_stderr_filters a has no effect"),
-    ("--rdzv-conf keep_alive_interval=1,is_host=1", "--rdzv-conf keep_alive_interval, is_host: no effect"),
+    ("--rdzv-conf keep_alive_interval=1,read_timeout=1", "keep_alive_interval, read_timeout: no effect"),
     ("--rdzv-conf timeout=8,join_timeout=9", "timeout 8 is ignored: --rdzv-conf join_timeout 9"),
     ("-r 1", "-r 1: stdout and stderr"),
     ("-r 0:3", "-r 0:3: without a number of processes"),
@@ -204,7 +206,7 @@ def test_a_variable_without_effect_is_named():
         ("--standalone", {"PET_STANDALONE": "0"}, "standalone", True),
         ("--nnodes 2 --master a:1", {"PET_MASTER_ADDR": "b"}, "master", "a:1"),
         ("--nnodes 2 --master a:1", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:1"),
-        ("--nnodes 2 --master_addr a", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:7"),
+        ("--nnodes 2 --master_addr a", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:1007"),
         ("--nnodes 2 --master_port 5", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "b:5"),
     ],
 )

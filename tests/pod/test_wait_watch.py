@@ -87,6 +87,19 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.loop.close()
 
 
+@pytest.mark.parametrize("kind", ["mismatch", "deadlock", "transport"])
+def test_a_verdict_on_no_single_call_is_told_once_too(place: Place, kind: str):
+    place.findings = [Findings(verdict=Verdict(kind=kind, sentence="they differ", ranks=(0, 1)))]
+    place.run(600)
+    assert place.warned == ["they differ"]
+
+
+def test_a_save_at_a_server_may_take_its_time(place: Place):
+    place.findings = [Findings(verdict=Verdict(kind="server", sentence="it saves", ranks=()))]
+    place.run(600)
+    assert place.warned == []
+
+
 def test_the_same_wait_in_two_looks_is_told_once(place: Place):
     place.findings = [waits(4)]
     place.run(20 * FIRST_LOOK)

@@ -97,6 +97,13 @@ def test_the_victim_of_a_timeout_waited_in_its_last_call():
     assert there(victim, rank(1, call(3, done=True)), rank(2, call(4))).ranks == (1,)
 
 
+def test_a_mismatch_shows_where_both_are():
+    """The majority may be wrong."""
+    verdict = there(rank(0, call(9), stack=(LOAD,)), rank(1, call(9, sizes="[8]")), rank(2, call(9)))
+    assert [row for row in verdict.stack if row.startswith("trainer")] == ["trainer 1:", "trainer 0:"]
+    assert verdict.stack[-1].startswith("/job/data.py:31 in load")
+
+
 @pytest.mark.parametrize(
     "odd", [{"operation": "broadcast"}, {"sizes": "[8]"}, {"dtypes": "Half"}], ids=lambda odd: str(odd)
 )

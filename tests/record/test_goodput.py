@@ -67,6 +67,35 @@ def test_a_job_that_runs_counts_until_now():
     assert found.spans(25)[-1] == (Kind.STEPS, 15, 25)
 
 
+def test_time_without_a_step_is_no_progress():
+    begun = (*begin(), step(5, 1), step(5.5, 2))
+    assert counted(*begun).seconds(40) == {Kind.STEPS: 0.5, Kind.START: 5, Kind.STALL: 34.5}
+    assert counted(*begun).spans(40)[-1] == (Kind.STALL, 5.5, 40)
+    late = counted(*begun, step(40, 3))
+    assert late.seconds(45) == {Kind.STEPS: 40, Kind.START: 5}, "an evaluation, for example"
+
+
+@pytest.mark.parametrize(("until", "kind"), [(9, Kind.END), (40, Kind.STALL)])
+def test_a_stop_is_no_restart(until: float, kind: Kind):
+    found = counted(
+        *begin(),
+        step(5, 1),
+        step(5.5, 2),
+        (until, "ending", {}),
+        (until + 2, "exited", {"code": -15, "asked": 15}),
+        (until + 3, "over", {}),
+    )
+    lost = found.seconds()
+    assert lost.pop(kind) == until - 5.5 + 3 * (kind is Kind.END)
+    assert {**lost, Kind.END: 3} == {Kind.STEPS: 0.5, Kind.START: 5, Kind.END: 3}
+
+
+def test_a_hang_that_ends_the_job_is_no_restart():
+    end = [(65, "hung", {"restart": False}), (67, "exited", {"code": -9, "asked": 9}), (68, "over", {})]
+    seconds = counted(*begin(), step(5, 1), step(6, 2), *end).seconds()
+    assert seconds == {Kind.STEPS: 1, Kind.START: 5, Kind.HANGS: 59, Kind.END: 3}
+
+
 def test_saves_are_not_steps_and_hangs_have_their_own():
     save = {"what": "saving the checkpoint of step 2", "seconds": 4.0}
     found = counted(

@@ -51,6 +51,8 @@ class Host:
             "nsenter", f"--net={netns.path_of(self.namespace)}",
             "unshare", "--uts", "--mount", "sh", "-c", _ENTER, self.name, str(switch.names),
         )  # fmt: skip
+        self.names = switch.names
+        """What all hosts have as /etc/hosts."""
         self._switch = switch
         self._launches: list[Launch] = []
 
@@ -70,6 +72,12 @@ class Host:
     def pids(self) -> list[int]:
         """Whatever runs there."""
         return netns.pids_in(self.namespace)
+
+    def translate(self, outside: str, inside: str) -> None:
+        """What it sends to the one address goes to the other."""
+        chain = f"type nat hook output priority -100; ip daddr {outside} dnat to {inside}"
+        table = f"table ip outside {{ chain output {{ {chain}; }}\n}}"
+        netns.run(*self.enter[:2], "nft", "-f", "-", text=table)
 
     # ---- faults
 

@@ -469,7 +469,8 @@ class LaunchSettings:
         shown_default="address of the first machine")
     master_port: int | None = _machine(
         None, parsing.port, "PORT", modes=COLLECTIVE, env=("PET_MASTER_PORT",),
-        help="MASTER_PORT of the trainers.", shown_default="a free port")
+        help="MASTER_PORT of the trainers; machines meet at --master_addr 1000 ports below.",
+        shown_default="a free port; with --master_addr on several machines 29500")
 
     max_restart: int = _failure(
         3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",),

@@ -42,6 +42,8 @@ from fleetrun.errors import UsageError
 from fleetrun.values import replace
 
 TORCHRUN_PORT = 29500
+_APART = 1000
+"""From --master_port, the trainers', to the port at which machines meet: one of no other job's beside it."""
 FIRST_TRAINER_PORT = 6170
 """Paddle numbers trainers that were listed without ports from here, plus the number of servers."""
 
@@ -644,7 +646,7 @@ def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
 
 
 def _implied_values(choices: Choices) -> dict[str, Any]:
-    """What follows from other choices: a range of nodes is elastic, and MASTER_ADDR is where nodes meet."""
+    """What follows from other choices: a range of nodes is elastic, and nodes meet at MASTER_ADDR."""
     values: dict[str, Any] = {}
     nodes = choices.get("nnodes")
     if "ips" in choices:
@@ -655,6 +657,8 @@ def _implied_values(choices: Choices) -> dict[str, Any]:
         values["display"] = "json"
     address, port = choices.get("master_addr"), choices.get("master_port")
     if address and _several_machines(choices) and "ips" not in choices:
-        values["master"] = join_endpoint(address.value, port.value if port else TORCHRUN_PORT)
-        values |= {"master_addr": None, "master_port": None}
+        number = port.value if port else TORCHRUN_PORT  # that of the trainers' own store
+        meeting = number - _APART if number > 1023 + _APART else number + _APART
+        values["master"] = join_endpoint(address.value, meeting)
+        values |= {"master_addr": None, "master_port": number}
     return values

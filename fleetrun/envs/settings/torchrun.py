@@ -26,6 +26,7 @@ _SILENT = ("monitor_interval", "start_method", "event_log_handler", "logs_specs"
            "duplicate_stdout_filters", "duplicate_stderr_filters")  # fmt: skip
 _OF_SEVERAL = ("nnodes", "rank", "master_addr", "master_port")
 _NOT_IN_NAMES = r"[^\w.-]|^\."
+_TRUE = ("1", "true", "t", "yes", "y")  # of torch's get_as_bool
 _BOTH = 3
 
 
@@ -156,6 +157,8 @@ class _Translation:
         for key, own in _CONFIGURATION.items():
             if key in values:
                 self._set(own, values[key], replace(given, origin=f"{given.origin} {key}", text=values[key]))
+        if values.pop("is_host", "0").lower() in _TRUE and self._several():
+            self._set("rank", "0", replace(given, origin=f"{given.origin} is_host", text="1"))
         others = [key for key in values if key not in _CONFIGURATION]
         if others:
             self.notices.append(f"{given.origin} {', '.join(others)}: no effect in fleetrun")

@@ -5,6 +5,7 @@
 - A script that has run to its end says so in its error file (`channels.read_finished`), last of all that
   Python runs: a crash after that, while C++ objects are torn down, loses nothing. One that an exception ends
   leaves the exception there, as torchrun's `@record` does.
+- The first client of MASTER_PORT in rank 0 finds a TCPStore there, as under torchrun.
 - Steps of torch's optimizers are counted and reported (`fleetrun_steps`).
 - With `--warm`, what has been imported is in a file beside the socket from the first step on, for a standby
   of this process (`fleetrun_standby`).
@@ -271,14 +272,19 @@ def _when_joined(module):
     import functools
 
     join = module.init_process_group
+    try:
+        _serve_clients(sys.modules["torch._C._distributed_c10d"].TCPStore)
+    except Exception:  # an old torch
+        pass
 
     @functools.wraps(join)
     def init_process_group(*args, **kwargs):
         begun = _now_ns()
         _joined_ns.append(begun)
         _answer_from_now_on()  # also while it waits for the others here
+        hosts = False
         try:
-            _await_first(*args, **kwargs)
+            hosts = _await_first(*args, **kwargs)
         except Exception:  # torch will say what is wrong
             pass
         try:
@@ -286,6 +292,8 @@ def _when_joined(module):
         except BaseException:
             _joined_ns.pop()  # the script may try again
             raise
+        if hosts:
+            _early.clear()  # the group has the server now; the next group begins with an empty store
         for steps in _steps:
             steps.alive(joined=[begun / 1e9, _now_ns() / 1e9])
         return joined
@@ -293,21 +301,61 @@ def _when_joined(module):
     module.init_process_group = init_process_group
 
 
-def _await_first(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **rest):
-    """Until rank 0 listens, a second at most: torch waits up to half a second after an attempt in vain."""
+_early = []  # what rank 0 serves at MASTER_PORT before it joins
+
+
+def _serve_clients(store):
+    """Rank 0 serves MASTER_PORT as soon as it is a client there itself, not from its start on: a program may
+    bind the port for something else, and one that it starts may do it, too.
+    """
+    import functools
+
+    make = store.__init__
+
+    @functools.wraps(make)
+    def __init__(self, *args, **kwargs):
+        try:
+            place = _place_of_client(*args, **kwargs) if os.getpid() in _home else None
+            if place is not None and not _listens(place):
+                _early.append(store(*place, is_master=True, wait_for_workers=False, multi_tenant=True))
+        except Exception:  # torch will say what is wrong
+            pass
+        make(self, *args, **kwargs)
+
+    store.__init__ = __init__
+
+
+def _place_of_client(host_name, port, world_size=None, is_master=False, *rest, **more):
+    """Where a client connects to, if this is the rank that serves there."""
+    own = not is_master and os.environ["RANK"] == "0" and os.environ["MASTER_PORT"] == str(port)
+    return (host_name, port) if own else None
+
+
+def _listens(place):
     import socket
+
+    try:
+        socket.create_connection(place, 1.0).close()
+        return True
+    except ConnectionRefusedError:
+        return False
+
+
+def _await_first(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **rest):
+    """Until rank 0 listens, a second at most: torch waits up to half a second after an attempt in vain.
+    Returns whether this is rank 0, and `init_process_group` uses the store at MASTER_PORT.
+    """
     import time
 
-    if store is not None or init_method not in (None, "env://") or os.environ["RANK"] == "0" or rank == 0:
-        return
+    if store is not None or init_method not in (None, "env://"):
+        return False
+    if os.environ["RANK"] == "0" or rank == 0:
+        return True
     place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(place, 1.0).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.005)
+    while time.monotonic() < deadline and not _listens(place):
+        time.sleep(0.005)
+    return False
 
 
 _joined_ns = []  # when it joined the group of all
