@@ -273,7 +273,7 @@ def _file_of(exported: torch.export.ExportedProgram) -> bytes:
     content = file.getvalue()
     if suspects := dangers(content):
         raise NotSupportedError(
-            f"the program has parts that nobody could load safely ({', '.join(suspects[:3])}): constants that "
+            f"the program has parts that are not safe to load ({', '.join(suspects[:3])}): constants that "
             "are not plain tensors, for example, are kept as pickle; make them buffers, or numbers"
         )
     return content
