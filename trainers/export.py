@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from trainers.checkpoints.state import bare
 from trainers.errors import NotSupportedError, UsageError
@@ -23,10 +24,10 @@ from trainers.storage.folder import Where
 
 def save_program(
     where: Where,
-    model: torch.nn.Module,
+    model: Module,
     example: Inputs,
     dynamic_shapes: object,
-    stand_ins: Mapping[torch.nn.Module, torch.nn.Module],
+    stand_ins: Mapping[Module, Module],
 ) -> None:
     """Raises SaveError; the former bundle counts then. And what `program_of` raises."""
     plain = bare(model)
@@ -56,9 +57,7 @@ def save_program(
     write_bundle(where, KIND, json.loads(json.dumps(about)), files)
 
 
-def _outside(
-    model: torch.nn.Module, stand_ins: Mapping[torch.nn.Module, torch.nn.Module]
-) -> dict[str, dict[str, Any]]:
+def _outside(model: Module, stand_ins: Mapping[Module, Module]) -> dict[str, dict[str, Any]]:
     """The tables that are outside of the program, by the names of the weights that stand for them."""
     return {
         ".".join(filter(None, (path, inner, "table"))): {"name": rows.name, "dim": rows.dim}

@@ -16,6 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import torch
+from torch.amp import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from trainers import progress
 from trainers.collective.runtime import CollectiveRuntime
@@ -182,14 +185,14 @@ class Fleet:
 
     # ---- model, optimizer, and the loop over a data set
 
-    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+    def distributed_model(self, model: Module) -> Module:
         """The model to train: wrapped for data parallel training (or sharded, as the strategy says), or the
         same model, whose parameters are on the servers from `init_worker` to `stop_worker`.
 
         Raises UsageError for what is not a module, or is wrapped already.
         """
         runtime = self._fitting_runtime("distributed_model")
-        if not isinstance(model, torch.nn.Module):
+        if not isinstance(model, Module):
             raise UsageError(f"distributed_model needs a torch.nn.Module, not {model!r}")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise UsageError(
@@ -200,7 +203,7 @@ class Fleet:
 
     def distributed_optimizer(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
     ) -> DistributedOptimizer:
         """The optimizer to train with: torch's, whose `step` also does what the strategy says, and which has
@@ -211,7 +214,7 @@ class Fleet:
         servers do not have.
         """
         runtime = self._runtime_for("distributed_optimizer")
-        if not isinstance(optimizer, torch.optim.Optimizer):
+        if not isinstance(optimizer, Optimizer):
             raise UsageError(f"distributed_optimizer needs a torch.optim optimizer, not {optimizer!r}")
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
@@ -233,12 +236,12 @@ class Fleet:
             raise UsageError("fleet.minimize() was called before fleet.distributed_optimizer(optimizer)")
         self._optimizer.minimize(loss)
 
-    def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+    def distributed_scaler(self, scaler: GradScaler) -> GradScaler:
         """The scaler for a script that scales losses itself: all ranks skip a step in which one of them has
         found gradients that are not finite. It shares its state with the one given.
         """
         runtime = self._runtime_for("distributed_scaler")
-        if not isinstance(scaler, torch.amp.GradScaler):
+        if not isinstance(scaler, GradScaler):
             raise UsageError(f"distributed_scaler needs a torch.amp.GradScaler, not {scaler!r}")
         return runtime.distributed_scaler(scaler)
 
@@ -357,7 +360,7 @@ class Fleet:
     # ---- Saves of models and tables, for serving and for another job. The former save stays in the folder
     # until the new one is complete. A folder is a path, or a URL that fsspec supports.
 
-    def save_persistables(self, dirname: Where, model: torch.nn.Module | None = None, mode: int = 0) -> None:
+    def save_persistables(self, dirname: Where, model: Module | None = None, mode: int = 0) -> None:
         """Save what has been trained.
 
         With parameter servers: all tables, to a folder that every server can write. One trainer calls it
@@ -376,8 +379,8 @@ class Fleet:
     def save(
         self,
         dirname: Where,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: Module | None = None,
+        optimizer: Optimizer | None = None,
         *,
         mode: int = 0,
     ) -> None:
@@ -395,8 +398,8 @@ class Fleet:
     def load(
         self,
         dirname: Where,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: Module | None = None,
+        optimizer: Optimizer | None = None,
     ) -> None:
         """Bring a model, and its optimizer, to the state that `save` or `save_persistables` of a collective
         job has written. All trainers call it; with parameter servers before init_worker, to begin from these
@@ -421,7 +424,7 @@ class Fleet:
     def save_inference_model(
         self,
         dirname: Where,
-        model: torch.nn.Module | None = None,
+        model: Module | None = None,
         example_inputs: Inputs | None = None,
         *more: object,
         dynamic_shapes: object = None,
@@ -485,8 +488,8 @@ class Fleet:
         self,
         directory: Where,
         step: int,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: Module,
+        optimizer: Optimizer | None = None,
         *,
         keep: int = 2,
         async_save: bool = False,
@@ -515,8 +518,8 @@ class Fleet:
         self,
         directory: Where,
         step: int,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: Module,
+        optimizer: Optimizer | None = None,
         *,
         keep: int = 2,
         every: float | None = 60.0,
@@ -555,8 +558,8 @@ class Fleet:
     def load_checkpoint(
         self,
         directory: Where,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: Module,
+        optimizer: Optimizer | None = None,
         **state: Any,
     ) -> int | None:
         """Bring model, optimizer and `state`, dicts in place, to the newest complete checkpoint; all ranks

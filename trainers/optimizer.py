@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from trainers import progress
 from trainers.errors import UsageError
@@ -67,12 +68,12 @@ _backwards = functools.cache(_Backwards)
 # ---- The optimizers
 
 
-class WrappingOptimizer(torch.optim.Optimizer):
+class WrappingOptimizer(Optimizer):
     """An optimizer around another one. Both share groups and state, so that learning rate schedulers may be
     given either of the two.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner: Optimizer) -> None:
         super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
         self.inner = inner
         self.state = inner.state
@@ -88,7 +89,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 
-    def _share(self, loaded: torch.optim.Optimizer) -> None:
+    def _share(self, loaded: Optimizer) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
 
@@ -97,13 +98,13 @@ class DistributedOptimizer(WrappingOptimizer):
 
     _all: ClassVar[weakref.WeakSet[DistributedOptimizer]] = weakref.WeakSet()
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner: Optimizer) -> None:
         super().__init__(inner)
         self._all.add(self)
         self._backwards = _backwards()
         self._cleared = self._left = 0
         below: Any = inner
-        while isinstance(below, torch.optim.Optimizer):  # each may be loaded, which gives it other groups
+        while isinstance(below, Optimizer):  # each may be loaded, which gives it other groups
             below.register_load_state_dict_post_hook(self._share)
             below = getattr(below, "inner", None)
         self._counter = progress.Counter()
@@ -186,7 +187,7 @@ class DistributedOptimizer(WrappingOptimizer):
         self.inner.load_state_dict(state_dict)
 
 
-def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """A step is done, from whichever call; merging gradients is one too."""
     if isinstance(optimizer, DistributedOptimizer) and not torch.compiler.is_compiling():
         optimizer._counter.tick()

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from trainers.errors import UsageError
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
-Ids: TypeAlias = Tensors | Mapping[torch.nn.Module, Tensors]
+Ids: TypeAlias = Tensors | Mapping[Module, Tensors]
 """The tensors with which embeddings will be called: for each module, or of the only one."""
 
-StandIns: TypeAlias = dict[torch.nn.Module, torch.nn.Module]
+StandIns: TypeAlias = dict[Module, Module]
 """Ordinary modules with the current values, for modules whose values are on servers."""
 
 
@@ -25,9 +26,9 @@ def on_a_server(call: str) -> UsageError:
     )
 
 
-def check_model(call: str, model: Any) -> torch.nn.Module:
+def check_model(call: str, model: Any) -> Module:
     """Raises UsageError for anything but a torch module."""
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, Module):
         what = "no model" if model is None else f"{model!r} as the model"
         raise UsageError(
             f"fleet.{call}() was given {what}; give the torch.nn.Module, as fleet.distributed_model() "
@@ -36,14 +37,14 @@ def check_model(call: str, model: Any) -> torch.nn.Module:
     return model
 
 
-def check_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
+def check_optimizer(optimizer: Any) -> Optimizer | None:
     """Raises UsageError for anything but a torch optimizer or None."""
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UsageError(f"the optimizer must be one of torch's or fleet's, not {optimizer!r}")
     return optimizer
 
 
-def ids_by_module(ids: Ids, served: Sequence[torch.nn.Module]) -> Mapping[torch.nn.Module, Sequence[Tensor]]:
+def ids_by_module(ids: Ids, served: Sequence[Module]) -> Mapping[Module, Sequence[Tensor]]:
     """The ids by module, also where a script names no module. Raises UsageError for a module that is not
     served, and for tensors without a module when several are served.
     """

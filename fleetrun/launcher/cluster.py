@@ -34,6 +34,7 @@ from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError, StoreLostError
 from fleetrun.host.network import LOOPBACK, Ports
 from fleetrun.host.software import differences, installed, kinds, packed, search_path
+from fleetrun.launcher.ending import WIDE, failure_report, first_failure, tell_strays
 from fleetrun.launcher.node_check import NodeCheck
 from fleetrun.launcher.prepare import (
     check_followed,
@@ -45,15 +46,7 @@ from fleetrun.launcher.prepare import (
     print_plan,
     runs_python,
 )
-from fleetrun.launcher.session import (
-    WIDE,
-    LaunchSession,
-    PodRunner,
-    announce,
-    failure_report,
-    first_failure,
-    tell_strays,
-)
+from fleetrun.launcher.session import LaunchSession, PodRunner, announce
 from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs

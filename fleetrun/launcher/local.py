@@ -18,6 +18,7 @@ from fleetrun.envs.settings.show import banner as banner_rows
 from fleetrun.envs.settings.show import changed, job_file_parts, program
 from fleetrun.envs.variables import chosen
 from fleetrun.host.network import Ports
+from fleetrun.launcher.ending import WIDE, first_failure, report_end
 from fleetrun.launcher.prepare import (
     check_followed,
     check_program,
@@ -31,7 +32,7 @@ from fleetrun.launcher.prepare import (
     take_token,
     with_writable_logs,
 )
-from fleetrun.launcher.session import WIDE, LaunchSession, PodRunner, announce, first_failure, report_end
+from fleetrun.launcher.session import LaunchSession, PodRunner, announce
 from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs

@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun import __version__, files
 from fleetrun.aliases import Callback, Environ, Strings
-from fleetrun.console.console import Console, terminal_columns
+from fleetrun.console.console import Console
 from fleetrun.console.narrator import (
     Narrator,
     environment_tables,
-    format_failure,
-    hang_report,
     logs_pattern,
     pod_line,
     progress_facts,
     restarts_in_words,
-    stop_report,
 )
-from fleetrun.console.text import Tail, describe_duration, printable, read_tail
+from fleetrun.console.text import describe_duration, printable
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Mode, Role, split_endpoint
@@ -43,7 +40,6 @@ from fleetrun.pod.events import (
     Detail,
     Events,
     Findings,
-    JobResult,
     Late,
     Leaving,
     Peers,
@@ -53,7 +49,7 @@ from fleetrun.pod.events import (
     record_lines,
     verdict_fields,
 )
-from fleetrun.pod.kernel_log import OomWatch, gpu_errors
+from fleetrun.pod.kernel_log import OomWatch
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.memory import MemoryStore
@@ -64,7 +60,6 @@ from fleetrun.pod.supervisor import Supervisor
 from fleetrun.progress.receiver import ProgressReceiver
 from fleetrun.record.goodput import goodput_fields
 from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks_path
-from fleetrun.shadow import shadow_of_failure
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
@@ -536,7 +531,6 @@ class LaunchSession:
 # ---- The runner: loop, signals and guard, log files, and what the console follows
 
 _SILENT = 3.0  # seconds after which a job that is stopped perhaps makes no progress
-WIDE = 100  # columns of a report that goes to no terminal
 
 
 class PodRunner:
@@ -691,66 +685,3 @@ def announce(spec: PodSpec, console: Console) -> None:
         console.block(environment_tables(spec), level="DEBUG")
     if logs.is_full(spec.log_dir):
         console.warning(f"the disk of {spec.log_dir} is full: the job continues, but its output will be lost")
-
-
-def first_failure(result: JobResult | None) -> ContainerSpec | None:
-    """The process of which the report of this result tells."""
-    if result is None or result.cause is None or result.hang is not None:
-        return None
-    return result.cause.spec
-
-
-def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -> list[str]:
-    """Of a result that has a cause, which is its last line."""
-    assert result.cause is not None, "a report needs a cause"
-    tail = read_tail(result.cause.spec.log)
-    columns = width or terminal_columns() or WIDE
-    hints = [*_shadow_hints(result.cause, tail), *_gpu_hints(result.cause)]
-    return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir), hints=hints)
-
-
-def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
-    """That the script has a `trainers` of its own, if it failed to import."""
-    text = "\n".join([*tail.before, *tail.traceback, *tail.after])
-    if cause.record is not None:
-        text += cause.record.message
-    shadow = shadow_of_failure(text, cause.spec.argv, cause.spec.env)
-    return [f"{shadow.sentence}. {shadow.way_out}"] if shadow is not None else []
-
-
-def _gpu_hints(cause: Ended) -> list[str]:
-    """What the kernel has logged about the GPUs of this node while the process ran."""
-    errors = gpu_errors(cause.started)
-    told = "; ".join(printable(each) for each in errors[:3])
-    return (
-        [f"The kernel has seen an error of a GPU: {told}. Take the node out, or reset the GPU."]
-        if errors
-        else []
-    )
-
-
-def report_end(result: JobResult, spec: PodSpec, console: Console, summary: Callable[..., str]) -> list[str]:
-    """How it ended; returns the failure report, if there is one. `summary` is that of the session."""
-    tell_strays(result, console)
-    lines = _report(result, spec)
-    if result.code == 0:
-        console.info(f"Pod completed: {spec.name}, {summary(spec, result.restarts)}")
-    elif result.cause is None:
-        tell = console.info if result.requested else console.error
-        tell(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
-    else:
-        console.error(f"Pod failed: {spec.name}, exit code {result.code}")
-    if lines:
-        console.report(lines)
-    return lines
-
-
-def _report(result: JobResult, spec: PodSpec) -> list[str]:
-    if result.hang is not None:
-        return hang_report(result.hang, result.restarts, terminal_columns() or WIDE)
-    return failure_report(result, spec.log_dir) if result.cause is not None else stop_report(result, WIDE)
-
-
-def tell_strays(result: JobResult, console: Console) -> None:
-    if result.strays:
-        console.warning(f"{result.strays} processes that had left their container were ended with the job")

@@ -17,8 +17,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
@@ -118,8 +119,8 @@ class _Order:
 def save(
     directory: Where,
     step: int,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Module,
+    optimizer: Optimizer | None = None,
     *,
     keep: int = KEEP,
     state: Fields | None = None,
@@ -164,8 +165,8 @@ _written = float("-inf")
 def keep_newest(
     directory: Where,
     step: int,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Module,
+    optimizer: Optimizer | None = None,
     *,
     keep: int = KEEP,
     every: float | None = 60.0,
@@ -199,8 +200,8 @@ def wait() -> str | None:
 
 def load(
     directory: Where,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Module,
+    optimizer: Optimizer | None = None,
     *,
     state: Fields | None = None,
 ) -> int | None:

@@ -22,6 +22,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 
 import torch
@@ -190,7 +191,7 @@ class Neighbour:
         with self._lock:
             self._unproven.append(connection)
             while len(self._unproven) > _STRANGERS:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     self._unproven.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _owner(self, connection: socket.socket) -> int | None:
@@ -216,7 +217,7 @@ class Neighbour:
             before, lock = self._senders.get(owner, (None, threading.Lock()))
             self._senders[owner] = connection, lock
         if before is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 before.shutdown(socket.SHUT_RDWR)  # its reader stops, and lets the next one write
         return owner
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from fleetrun.aliases import Fields
 from trainers.checkpoints.manifest import (
@@ -46,7 +48,7 @@ class OptimizerState:
     a part of `state`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    def __init__(self, optimizer: Optimizer, model: Module) -> None:
         self._optimizer = optimizer
         names = {id(value): name for name, value in model.named_parameters()}
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -185,13 +187,13 @@ def share(sizes: Mapping[str, int], rank: int, world: int) -> set[str]:
 # DDP and torch.compile.
 
 
-def bare(model: torch.nn.Module) -> torch.nn.Module:
+def bare(model: Module) -> Module:
     """The module inside its wrappers."""
     while True:
         inner = getattr(model, "_orig_mod", None)  # torch.compile's
         if isinstance(model, DistributedDataParallel):
             inner = model.module
-        if not isinstance(inner, torch.nn.Module):
+        if not isinstance(inner, Module):
             return model
         model = inner
 
@@ -214,13 +216,13 @@ class Contents:
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        model: Module,
+        optimizer: Optimizer | None,
         state: Fields,
     ) -> None:
-        if not isinstance(model, torch.nn.Module):
+        if not isinstance(model, Module):
             raise UsageError(f"the model of a checkpoint must be a torch.nn.Module, not {model!r}")
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise UsageError(f"the optimizer of a checkpoint must be one of torch's, not {optimizer!r}")
         for name, value in state.items():
             if not is_stateful(value) and not isinstance(value, dict):
@@ -336,7 +338,7 @@ class Contents:
         return found
 
 
-def _reshard(model: torch.nn.Module) -> None:
+def _reshard(model: Module) -> None:
     """After a forward pass without a backward one FSDP2 leaves whole parameters in the place of shards."""
     for module in model.modules():
         reshard = getattr(module, "reshard", None)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Module
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
@@ -32,7 +33,7 @@ def is_sharded(value: Tensor) -> bool:
     return hasattr(value, "placements")
 
 
-class Sharded(torch.nn.Module):
+class Sharded(Module):
     """What a fleet script expects of a model, for one that FSDP2 has sharded: mixed into its class, as
     FSDP2 does with its own: parameters keep their names.
     """
@@ -52,7 +53,7 @@ class Sharded(torch.nn.Module):
         self.zero_grad()
 
 
-def whole_state_dict(model: torch.nn.Module) -> dict[str, Tensor]:
+def whole_state_dict(model: Module) -> dict[str, Tensor]:
     """The state of a wrapped or sharded model under its own names, whole, in host memory: on rank 0; empty on
     the others. All ranks call it. A model of the same kind that loads it can be evaluated on one rank.
     """

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
@@ -71,7 +72,7 @@ class DataParallel(DistributedDataParallel):
         if leaf is None:
             return
 
-        def before(grad: torch.Tensor) -> None:
+        def before(grad: Tensor) -> None:
             current = torch._C._current_graph_task_id()
             if current == self._pass or not torch._C._will_engine_execute_node(leaf):
                 return
@@ -148,7 +149,7 @@ def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[Tensor]:
     return future.then(back)
 
 
-def set_reducing(model: torch.nn.Module, how: Reducing) -> None:
+def set_reducing(model: Module, how: Reducing) -> None:
     """Have a model's gradients reduced like this: one that DDP wraps, or that FSDP2 has sharded."""
     if isinstance(model, DataParallel):
         # torch wants the hook's annotations to be its own types, and not their names; a lambda has none.
@@ -224,14 +225,14 @@ class Cadence:
 # ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
 
 
-def device_of(params: Iterable[torch.Tensor]) -> str:
+def device_of(params: Iterable[Tensor]) -> str:
     """The type of device that computes with them: an accelerator if any of them is there."""
     kinds = [param.device.type for param in params]
     return next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
 
 
 def compute_in(
-    model: torch.nn.Module, dtype: torch.dtype, *, hook: Callable[[Any], Any] = lambda call: call
+    model: Module, dtype: torch.dtype, *, hook: Callable[[Any], Any] = lambda call: call
 ) -> list[RemovableHandle]:
     """Call the model under autocast, until the handles are removed. Its outputs are float32 again, so that a
     loss of them is computed in full precision. `hook` makes what the model calls out of a function.
@@ -239,12 +240,12 @@ def compute_in(
     device = device_of(model.parameters())
     open_contexts: list[torch.autocast] = []  # a model may call itself
 
-    def before(module: torch.nn.Module, inputs: Any) -> None:
+    def before(module: Module, inputs: Any) -> None:
         context = torch.autocast(device, dtype)
         context.__enter__()  # type: ignore[no-untyped-call]  # torch's
         open_contexts.append(context)
 
-    def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+    def after(module: Module, inputs: Any, output: Any) -> Any:
         if open_contexts:  # none when another hook has failed before ours
             open_contexts.pop().__exit__(None, None, None)
         return _in_full(output, dtype)
@@ -256,14 +257,14 @@ def compute_in(
     ]
 
 
-def pace(model: torch.nn.Module, cadence: Cadence) -> None:
+def pace(model: Module, cadence: Cadence) -> None:
     """Have gradients exchanged only when the cadence says so, and kept while they are being merged.
 
     With FSDP the parts are exchanged with every backward pass, and added up as parts: no rank has memory for
     all of them.
     """
 
-    def before(module: torch.nn.Module, inputs: Any) -> None:
+    def before(module: Module, inputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
         if not cadence.followed:

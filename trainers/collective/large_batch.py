@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from fleetrun.aliases import Strings
 from trainers.collective.configs import LambConfigs, LarsConfigs
@@ -17,7 +18,7 @@ Names = Mapping[torch.Tensor, str]
 """Parameters' names in their model, as far as they are known."""
 
 
-def lars(given: torch.optim.Optimizer, configs: LarsConfigs, names: Names) -> torch.optim.Optimizer:
+def lars(given: Optimizer, configs: LarsConfigs, names: Names) -> Optimizer:
     """LARS with the rates and momentum of the SGD given, whose groups it takes over: a scheduler of either
     works. Raises UsageError for another optimizer.
     """
@@ -38,7 +39,7 @@ def lars(given: torch.optim.Optimizer, configs: LarsConfigs, names: Names) -> to
     return _made(LARS, given, defaults)
 
 
-def lamb(given: torch.optim.Optimizer, configs: LambConfigs, names: Names) -> torch.optim.Optimizer:
+def lamb(given: Optimizer, configs: LambConfigs, names: Names) -> Optimizer:
     """The same: LAMB with the rates and betas of the Adam or AdamW given."""
     if type(given) not in (torch.optim.Adam, torch.optim.AdamW):
         raise UsageError(
@@ -81,7 +82,7 @@ class Lamb(torch.optim.AdamW):
                 param.copy_(weight - rate * ratio * update)
 
 
-def _made(make: Any, given: torch.optim.Optimizer, defaults: dict[str, Any]) -> torch.optim.Optimizer:
+def _made(make: Any, given: Optimizer, defaults: dict[str, Any]) -> Optimizer:
     for group in given.param_groups:
         for key in ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"):
             group.pop(key, None)
@@ -90,9 +91,7 @@ def _made(make: Any, given: torch.optim.Optimizer, defaults: dict[str, Any]) -> 
     return made  # type: ignore[no-any-return]  # the library's classes are optimizers
 
 
-def _take_over(
-    given: torch.optim.Optimizer, field: str, decay: float, excluded: Strings, names: Names
-) -> None:
+def _take_over(given: Optimizer, field: str, decay: float, excluded: Strings, names: Names) -> None:
     """Set the weight decay in the groups given; what is excluded from it goes into groups of its own."""
     if given.state:
         raise UsageError(f"strategy.{field} replaces an optimizer that has made steps; give it a new one")
@@ -131,12 +130,12 @@ def _is_excluded(param: torch.Tensor, excluded: Strings, names: Names, field: st
     return any(part in names[param] for part in excluded)
 
 
-def _described(optimizer: torch.optim.Optimizer) -> str:
+def _described(optimizer: Optimizer) -> str:
     without = "momentum" in optimizer.defaults and not optimizer.defaults["momentum"]
     return f"{type(optimizer).__name__}{' without momentum' if without else ''}"
 
 
-def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _refuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     raise UsageError(
         f"{type(optimizer).__name__}.step() was called on the optimizer that strategy.lars or strategy.lamb "
         "has replaced; call step() or minimize() of the one that fleet.distributed_optimizer() returned"

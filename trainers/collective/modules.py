@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
@@ -28,7 +29,7 @@ from trainers.errors import NotSupportedError, UsageError
 # ---- torch.compile
 
 
-def compile_in_place(model: torch.nn.Module, configs: CompileConfigs) -> None:
+def compile_in_place(model: Module, configs: CompileConfigs) -> None:
     """The module's calls are compiled from the first on; it keeps its type and its names. DDP, wrapped around
     it, still has torch cut the program at its buckets, so that gradients travel during the backward pass.
 
@@ -66,7 +67,7 @@ def check_compiler(backend: str, asked: str, path: str | None = None) -> None:
 # ---- Modules by name and pattern
 
 
-def matching_modules(model: torch.nn.Module, patterns: Iterable[str], what: str) -> list[str]:
+def matching_modules(model: Module, patterns: Iterable[str], what: str) -> list[str]:
     """The names of the modules that the patterns name, as in the model. A star matches one step of a
     name or a part of it: `blocks.*` is each of the blocks, and nothing in them.
 
@@ -100,7 +101,7 @@ def _fits_pattern(steps: Sequence[str], pattern: Sequence[str]) -> bool:
 # ---- Activations that are computed again in the backward pass instead of kept
 
 
-def recompute(model: torch.nn.Module, configs: RecomputeConfigs, *, compiled: bool = False) -> None:
+def recompute(model: Module, configs: RecomputeConfigs, *, compiled: bool = False) -> None:
     """From now on only the inputs of the named modules are kept for the backward pass. Gradients, buffers
     and random numbers are those of training without; names stay. A module inside another named one is
     computed again with that.
@@ -123,7 +124,7 @@ def recompute(model: torch.nn.Module, configs: RecomputeConfigs, *, compiled: bo
         module.forward = _Recomputed(module, module.forward)
 
 
-def _check_buffers(model: torch.nn.Module, names: Iterable[str]) -> None:
+def _check_buffers(model: Module, names: Iterable[str]) -> None:
     for name in names:
         if any(True for _ in model.get_submodule(name).buffers()):
             raise NotSupportedError(
@@ -138,7 +139,7 @@ class _Recomputed:
     in the place of the buffers: a batch norm's running statistics would count every batch twice.
     """
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+    def __init__(self, module: Module, forward: Callable[..., Any]) -> None:
         self._module, self._forward = module, forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,12 +168,12 @@ class _Recomputed:
 # ---- Batch norm over the batches of all ranks, on CPUs too, which torch's own does not support
 
 
-def with_synchronized_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
+def with_synchronized_batch_norm(model: Module) -> Module:
     """The model, its batch norms over the batches of all ranks; the parameters are the same objects. torch's
     SyncBatchNorm on GPUs; on CPUs, where that does not work and DDP refuses it, our own.
     """
     if next(model.parameters()).device.type != "cpu":
-        converted: torch.nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
+        converted: Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
         return converted
     for module in model.modules():
         if isinstance(module, _BatchNorm):

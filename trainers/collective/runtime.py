@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
 
 from fleetrun.aliases import Callback
 from trainers import progress
@@ -49,7 +53,7 @@ SMALLEST_BUCKET_MB = 1.0
 """torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; a compiled DDP model needs no smaller ones."""
 
 
-def shaped(model: torch.nn.Module, strategy: DistributedStrategy) -> torch.nn.Module:
+def shaped(model: Module, strategy: DistributedStrategy) -> Module:
     """The model as the strategy describes it, before it is wrapped: `sync_batch_norm`, `recompute`,
     `compile`. Parameters keep their names and stay the same objects, so that an optimizer may have been made
     before.
@@ -70,12 +74,12 @@ def shaped(model: torch.nn.Module, strategy: DistributedStrategy) -> torch.nn.Mo
     return model
 
 
-Names = dict[torch.Tensor, str]
+Names = dict[Tensor, str]
 
 
 def wrapped(
-    model: torch.nn.Module, strategy: DistributedStrategy, settings: CollectiveSettings, cadence: Cadence
-) -> torch.nn.Module:
+    model: Module, strategy: DistributedStrategy, settings: CollectiveSettings, cadence: Cadence
+) -> Module:
     """DataParallel around the model, or, sharded, the model itself. Raises UsageError for one without
     parameters.
     """
@@ -104,9 +108,7 @@ def wrapped(
     return model
 
 
-def replaced(
-    optimizer: torch.optim.Optimizer, settings: CollectiveSettings, names: Names
-) -> torch.optim.Optimizer:
+def replaced(optimizer: Optimizer, settings: CollectiveSettings, names: Names) -> Optimizer:
     """The optimizer that updates: the one given, LARS or LAMB in its place, its state divided or not."""
     if settings.lars is not None:
         optimizer = lars(optimizer, settings.lars, names)
@@ -118,7 +120,7 @@ def replaced(
 
 
 def stepping(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     settings: CollectiveSettings,
     cadence: Cadence,
     average: Callback,
@@ -141,11 +143,11 @@ def stepping(
 class _WrappedModel:
     """A wrapped model, and weak references to the parameters that it had before."""
 
-    def __init__(self, model: torch.nn.Module, former: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(self, model: Module, former: Mapping[str, Parameter]) -> None:
         self.model = model
         self._former = {name: weakref.ref(param) for name, param in former.items()}
 
-    def former(self) -> dict[str, torch.nn.Parameter]:
+    def former(self) -> dict[str, Parameter]:
         return {name: param for name, ref in self._former.items() if (param := ref()) is not None}
 
 
@@ -163,12 +165,12 @@ class CollectiveRuntime:
         self._settings: CollectiveSettings | None = None
         self._cadence = Cadence()
         self._models: list[_WrappedModel] = []
-        self._optimizers: dict[torch.optim.Optimizer, DistributedOptimizer] = {}
+        self._optimizers: dict[Optimizer, DistributedOptimizer] = {}
         """By the one that the script gave."""
         strategy.collective()  # says now what does not go together
         start(identity)
 
-    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+    def distributed_model(self, model: Module) -> Module:
         settings = self._agreed("distributed_model")
         if settings.paced and self._models:
             raise _once("model")
@@ -180,11 +182,11 @@ class CollectiveRuntime:
                 rewire(optimizer, former, made)
         return made
 
-    def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+    def distributed_optimizer(self, optimizer: Optimizer) -> DistributedOptimizer:
         settings = self._agreed("distributed_optimizer")
         if settings.paced and self._optimizers:
             raise _once("optimizer")
-        names: dict[torch.Tensor, str] = {}
+        names: dict[Tensor, str] = {}
         for each in self._models:
             former = each.former()
             names |= {param: name for name, param in former.items()}
@@ -195,7 +197,7 @@ class CollectiveRuntime:
         self._optimizers[optimizer] = made
         return made
 
-    def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+    def distributed_scaler(self, scaler: GradScaler) -> GradScaler:
         return DistributedScaler(scaler)
 
     def barrier_worker(self) -> None:
@@ -227,8 +229,8 @@ class CollectiveRuntime:
         self,
         call: str,
         dirname: Where,
-        model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
+        model: Module | None,
+        optimizer: Optimizer | None,
         mode: int,
     ) -> None:
         from trainers.serving.weights import save_state
@@ -242,7 +244,7 @@ class CollectiveRuntime:
             save_state(dirname, check_model(call, model), self.with_state(optimizer), first=first)
 
     def stand_ins(
-        self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
+        self, model: Module, where: Where, *, rows: bool, int8: bool
     ) -> AbstractContextManager[StandIns | None]:
         return nullcontext({} if self._identity.index == 0 else None)
 
@@ -264,7 +266,7 @@ class CollectiveRuntime:
             return
         own = [value for each in self._models for value in (*each.model.parameters(), *each.model.buffers())]
         own += [value for each in optimizers for state in each.state.values() for value in state.values()]
-        kept = [(each, each.clone()) for each in own if isinstance(each, torch.Tensor)]
+        kept = [(each, each.clone()) for each in own if isinstance(each, Tensor)]
         apart, cadence.apart = cadence.apart, 0
         try:
             self._average()
@@ -292,7 +294,7 @@ class CollectiveRuntime:
         self._settings = settings
         return settings
 
-    def with_state(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    def with_state(self, optimizer: Optimizer | None) -> Optimizer | None:
         """Fleet's optimizer in place of the script's own, which holds only a part of the state."""
         check_optimizer(optimizer)
         return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)

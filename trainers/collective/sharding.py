@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from trainers.checkpoints.tensors import Sharded as Sharded
 from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
@@ -38,7 +40,7 @@ class ZeroOptimizer(WrappingOptimizer):
     Its `state_dict` is torch's, without the state that other ranks have. fleet.save_checkpoint saves all.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner: Optimizer) -> None:
         super().__init__(inner)
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._owners: dict[Tensor, int] = {}
@@ -114,7 +116,7 @@ class ZeroOptimizer(WrappingOptimizer):
                 put_back(flat, message)
 
 
-def check_divisible(optimizer: torch.optim.Optimizer) -> None:
+def check_divisible(optimizer: Optimizer) -> None:
     """Raises NotSupportedError for an optimizer whose update of a parameter depends on all others."""
     name = type(optimizer).__name__
     if name in AS_ONE or name.startswith("DAdapt"):
@@ -197,7 +199,7 @@ def _bytes_of(params: Iterable[Tensor]) -> int:
 # ---- Sharding of optimizers and models
 
 
-def zero_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def zero_optimizer(optimizer: Optimizer) -> Optimizer:
     """Stage 1: the optimizer, each of whose parameters one rank updates and sends to all. Shares
     `param_groups` with the one given, which keeps the state of this rank's parameters only.
 
@@ -207,7 +209,7 @@ def zero_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return ZeroOptimizer(optimizer)
 
 
-def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
+def shard(model: Module, configs: ShardingConfigs) -> Module:
     """Stages 2 and 3: the model itself, its parameters now DTensors of which each rank holds its part; with
     `clear_gradients`. Starts from rank 0's values, as DDP does. In place of DataParallel.
 
@@ -245,9 +247,7 @@ def shard(model: torch.nn.Module, configs: ShardingConfigs) -> torch.nn.Module:
     return model
 
 
-def rewire(
-    optimizer: torch.optim.Optimizer, former: Mapping[str, torch.nn.Parameter], model: torch.nn.Module
-) -> None:
+def rewire(optimizer: Optimizer, former: Mapping[str, torch.nn.Parameter], model: Module) -> None:
     """Make an optimizer that was made before `shard` update the model's parameters of now. `former`:
     `dict(model.named_parameters())` from before `shard`. Parameters of other models stay.
 
@@ -264,7 +264,7 @@ def rewire(
         group["params"] = [places.get(param, param) for param in group["params"]]
 
 
-def _units(model: torch.nn.Module, configs: ShardingConfigs) -> list[str]:
+def _units(model: Module, configs: ShardingConfigs) -> list[str]:
     if not configs.segment_anchors:
         return units(model, int(configs.segment_broadcast_MB * (1 << 20)))
     names = matching_modules(model, configs.segment_anchors, "sharding_configs segment_anchors")
@@ -281,7 +281,7 @@ def _from_first(tensors: Iterable[Tensor]) -> None:
         tensor.copy_(whole)
 
 
-def _give_back(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+def _give_back(module: Module, inputs: Any, output: Any) -> None:
     """Without a backward pass nothing else does: `parameters()` would no longer be the optimizer's."""
     if not torch.is_grad_enabled():
         from torch.distributed.fsdp import FSDPModule

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from fleetrun.aliases import Callback
 from trainers import progress
@@ -24,7 +25,7 @@ from trainers.optimizer import DistributedOptimizer
 # ---- Loss scaling for float16 among ranks
 
 
-class DistributedScaler(torch.amp.GradScaler):
+class DistributedScaler(GradScaler):
     """A GradScaler on which all ranks agree: where one finds gradients that are not finite, none updates, and
     all lower their scale. It has the state of the scaler that it is made of.
 
@@ -32,13 +33,13 @@ class DistributedScaler(torch.amp.GradScaler):
     for the step that updates.
     """
 
-    def __init__(self, scaler: torch.amp.GradScaler, configs: AmpConfigs | None = None) -> None:
+    def __init__(self, scaler: GradScaler, configs: AmpConfigs | None = None) -> None:
         self.__dict__ = scaler.__dict__
         self._configs = configs
         self._bad = 0  # steps in a row that found something
         self._waits = False
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale_(self, optimizer: Optimizer) -> None:
         if _merges(optimizer):
             return
         super().unscale_(optimizer)
@@ -46,7 +47,7 @@ class DistributedScaler(torch.amp.GradScaler):
             for found in self._found_inf_per_device(optimizer).values():
                 dist.all_reduce(found, op=dist.ReduceOp.MAX)
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         if not isinstance(optimizer, DistributedOptimizer):
             return super().step(optimizer, *args, **kwargs)
         if optimizer.merges:
@@ -104,7 +105,7 @@ class DistributedScaler(torch.amp.GradScaler):
 
 def scaler_of(configs: AmpConfigs, device: str) -> DistributedScaler:
     """The scaler that the keys of amp_configs describe, for parameters on a device of this type."""
-    scaler = torch.amp.GradScaler(
+    scaler = GradScaler(
         device,
         init_scale=configs.init_loss_scaling,
         growth_factor=configs.incr_ratio,
@@ -114,7 +115,7 @@ def scaler_of(configs: AmpConfigs, device: str) -> DistributedScaler:
     return DistributedScaler(scaler, configs)
 
 
-def _merges(optimizer: torch.optim.Optimizer) -> bool:
+def _merges(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, DistributedOptimizer) and optimizer.merges
 
 
@@ -130,7 +131,7 @@ class SteppingOptimizer(DistributedOptimizer):
 
     def __init__(
         self,
-        inner: torch.optim.Optimizer,
+        inner: Optimizer,
         cadence: Cadence,
         average: Callback,
         *,
@@ -263,7 +264,7 @@ class SteppingOptimizer(DistributedOptimizer):
         if self.scaler is not None and not self._unscaled:
             raise not_scaled(call)
 
-    def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _refuse_direct_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._stepping:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer that was given to "

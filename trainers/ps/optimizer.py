@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fleetrun.frozen import frozen
 from trainers import progress
@@ -52,7 +53,7 @@ class ServedScaler(DistributedScaler):
     has none, and it lowers its scale. Each trainer has its own scale.
     """
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale_(self, optimizer: Optimizer) -> None:
         if not self.is_enabled() or not isinstance(optimizer, ServedOptimizer):
             super().unscale_(optimizer)
             return
@@ -72,7 +73,7 @@ class ServedOptimizer(DistributedOptimizer):
     init_worker.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, stepper: Stepper) -> None:
+    def __init__(self, inner: Optimizer, stepper: Stepper) -> None:
         super().__init__(inner)
         self._stepper = stepper
         self._local = False
@@ -85,7 +86,7 @@ class ServedOptimizer(DistributedOptimizer):
         self._frozen = options_snapshot(self.inner)
         self.inner.register_step_pre_hook(self._refuse_direct_step)
 
-    def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _refuse_direct_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._local and self._stepper.serving:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer given to "
@@ -177,7 +178,7 @@ class ServedOptimizer(DistributedOptimizer):
             super().zero_grad(set_to_none)
         self._stepper.drop_rows(self, set_to_none=set_to_none)
 
-    def _share(self, loaded: torch.optim.Optimizer) -> None:
+    def _share(self, loaded: Optimizer) -> None:
         """Keep the groups of init_worker(), which the tables read their learning rates from, and give them
         what was loaded.
         """

@@ -7,13 +7,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Unpack
 
 import torch
+from torch.amp import GradScaler
+from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -69,7 +73,7 @@ def _nothing(*args: Any) -> None:
 class _ZeroGrad:
     """`model.zero_grad`, which drops the gradients of rows too; that of a copy is the copy's."""
 
-    def __init__(self, model: torch.nn.Module, before: OwnHook) -> None:
+    def __init__(self, model: Module, before: OwnHook) -> None:
         self._model = model
         self._before = before
 
@@ -82,7 +86,7 @@ class _ZeroGrad:
 class _ClearGradients:
     """`model.clear_gradients`, which Paddle's scripts call; that of a copy is the copy's."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Module) -> None:
         self._model = model
 
     def __call__(self) -> None:
@@ -95,11 +99,11 @@ class StateLoading:
     hooks of all modules, of which the outermost one begins and ends.
     """
 
-    def __init__(self, model: torch.nn.Module, worker: Worker, joined: JoinedSteps | None) -> None:
+    def __init__(self, model: Module, worker: Worker, joined: JoinedSteps | None) -> None:
         self._model = model
         self._worker = worker
         self._joined = joined
-        self._outermost: torch.nn.Module | None = None
+        self._outermost: Module | None = None
 
     def watch(self) -> list[RemovableHandle]:
         """Until the handles are removed."""
@@ -109,7 +113,7 @@ class StateLoading:
 
     def _before(
         self,
-        module: torch.nn.Module,
+        module: Module,
         state: dict[str, torch.Tensor],
         prefix: str,
         metadata: Fields,
@@ -127,15 +131,13 @@ class StateLoading:
         self._worker.begin_load(module, state, prefix)
         self._outermost = module
 
-    def _after(self, module: torch.nn.Module, keys: Any) -> None:
+    def _after(self, module: Module, keys: Any) -> None:
         if module is self._outermost:
             self._outermost = None
             self._worker.end_load()
 
 
-def watch_model(
-    model: torch.nn.Module, worker: Worker, joined: JoinedSteps | None, *, refresh: bool
-) -> Callback:
+def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, refresh: bool) -> Callback:
     """Keep `state_dict()`, `load_state_dict()`, evaluation and `zero_grad()` correct until the returned
     function is called.
 
@@ -169,14 +171,14 @@ def watch_model(
     return end
 
 
-def _refreshing(model: torch.nn.Module, worker: Worker) -> list[RemovableHandle]:
+def _refreshing(model: Module, worker: Worker) -> list[RemovableHandle]:
     """Pull dense values before evaluation and before `state_dict()`."""
 
-    def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+    def before_forward(module: Module, args: tuple[Any, ...]) -> None:
         if not (module.training or _exporting()):
             worker.refresh()
 
-    def before_state_dict(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+    def before_state_dict(module: Module, prefix: str, keep_vars: bool) -> None:
         worker.refresh()
 
     return [
@@ -190,7 +192,7 @@ class _ServedRuntime:
 
     is_collective: ClassVar[Literal[False]] = False
 
-    def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+    def distributed_scaler(self, scaler: GradScaler) -> GradScaler:
         return ServedScaler(scaler)
 
 
@@ -211,10 +213,10 @@ class ServerRuntime(_ServedRuntime):
         self._identity = identity
         self._server: Server | None = None
 
-    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+    def distributed_model(self, model: Module) -> Module:
         return model
 
-    def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+    def distributed_optimizer(self, optimizer: Optimizer) -> DistributedOptimizer:
         check_supported(optimizer)
         return _OptimizerOfServer(optimizer)
 
@@ -262,7 +264,7 @@ class ServerRuntime(_ServedRuntime):
             leave_dismissed()
 
 
-@contextlib.contextmanager
+@contextmanager
 def _enough_memory() -> Iterator[None]:
     """Raises FullError where Python, numpy or torch finds no memory."""
     try:
@@ -275,7 +277,7 @@ def _enough_memory() -> Iterator[None]:
         ) from error
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+def parameters_of(optimizer: Optimizer) -> list[Parameter]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
@@ -296,7 +298,7 @@ class TrainerRuntime(_ServedRuntime):
         self.strategy = strategy
         self._identity = identity
         self._phase = _Phase.NEW
-        self._model: torch.nn.Module | None = None
+        self._model: Module | None = None
         self._optimizers: list[ServedOptimizer] = []
         self._joined: JoinedSteps | None = None
         """Of several optimizers; then `_weights` has the ids of the parameters of each."""
@@ -305,12 +307,12 @@ class TrainerRuntime(_ServedRuntime):
         self._worker: Worker | None = None
         self.scaler: ServedScaler | None = None
         self._resumed = 0
-        self._dense: dict[str, torch.nn.Parameter] = {}
+        self._dense: dict[str, Parameter] = {}
         """The parameters on the servers, without embeddings."""
         self._ends = contextlib.ExitStack()
         """What makes the model an ordinary one again."""
 
-    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+    def distributed_model(self, model: Module) -> Module:
         """The same model; nn.Embedding(sparse=True) in it is served from init_worker on."""
         self._expect(_Phase.NEW, "distributed_model")
         if self._model is not None:
@@ -319,7 +321,7 @@ class TrainerRuntime(_ServedRuntime):
         model.__dict__.setdefault("clear_gradients", _ClearGradients(model))
         return model
 
-    def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+    def distributed_optimizer(self, optimizer: Optimizer) -> DistributedOptimizer:
         self._expect(_Phase.NEW, "distributed_optimizer")
         check_supported(optimizer)
         taken = {id(each) for other in self._optimizers for each in parameters_of(other)}
@@ -389,7 +391,7 @@ class TrainerRuntime(_ServedRuntime):
         self._ends.callback(register_optimizer_step_pre_hook(self._refuse_other_step).remove)
         at_exit(self._leave_at_exit)
 
-    def _refuse_other_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _refuse_other_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if isinstance(optimizer, ServedOptimizer) or self._model is None:
             return
         mine = {id(each) for each in self._model.parameters()}
@@ -401,7 +403,7 @@ class TrainerRuntime(_ServedRuntime):
                 "fleet.distributed_optimizer() before fleet.init_worker(); none may step in backward()"
             )
 
-    def _compute_in_half(self, model: torch.nn.Module, amp: AmpConfigs) -> None:
+    def _compute_in_half(self, model: Module, amp: AmpConfigs) -> None:
         """Until the model is an ordinary one again; copies of it compute in the types of their weights."""
         for handle in compute_in(
             model, getattr(torch, amp.dtype), hook=lambda call: OwnHook(outside_graphs(call))
@@ -444,8 +446,8 @@ class TrainerRuntime(_ServedRuntime):
         self,
         call: str,
         dirname: Where,
-        model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
+        model: Module | None,
+        optimizer: Optimizer | None,
         mode: int,
     ) -> None:
         self._save_tables(dirname, _save_mode(mode))
@@ -453,10 +455,8 @@ class TrainerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         self._save_tables(dirname, SaveMode.VALUES)
 
-    @contextlib.contextmanager
-    def stand_ins(
-        self, model: torch.nn.Module, where: Where, *, rows: bool, int8: bool
-    ) -> Iterator[StandIns | None]:
+    @contextmanager
+    def stand_ins(self, model: Module, where: Where, *, rows: bool, int8: bool) -> Iterator[StandIns | None]:
         if not self.serving or self._model is None:
             yield {}
             return

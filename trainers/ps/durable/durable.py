@@ -25,6 +25,7 @@ import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -344,7 +345,7 @@ class DurableFolder:
         """Of all files of the journal. Those that a snapshot has replaced may be removed meanwhile."""
         size = 0
         for _, path in journal.journal_files(self._folder):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 size += path.stat().st_size
         return size
 
@@ -400,7 +401,7 @@ class DurableFolder:
         """Remove what the snapshot of this number, which follows the whole one of number `base`, makes
         unnecessary. What cannot be removed now is ignored later, and the next snapshot tries again.
         """
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if self._journal is not None:
                 self._journal.remove_before(number)
             remove_snapshots_before(self._folder, base)

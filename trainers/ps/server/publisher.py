@@ -15,11 +15,11 @@ by its log whether it knows what has changed; otherwise the next version is a ba
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
@@ -143,7 +143,7 @@ class Publisher:
 
     def _run(self) -> None:
         due = time.monotonic()
-        with contextlib.suppress(_StoppedError):
+        with suppress(_StoppedError):
             while True:
                 asked = self._asked
                 try:
@@ -264,7 +264,7 @@ class Publisher:
     def _abandon(self, id: bytes) -> None:
         """Tell all servers; what others answer meanwhile to the request that failed is of no interest."""
         for _ in self._endpoints:
-            with contextlib.suppress(FleetError):
+            with suppress(FleetError):
                 self._ask(Kind.PUBLISHED, 0, id)
                 return
 

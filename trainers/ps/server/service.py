@@ -9,9 +9,9 @@ Every request that changes what must survive a restart goes through `record` fir
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fleetrun.aliases import Callback
@@ -161,7 +161,7 @@ class Service:
         """
         self._shrink_some()
         if self._store.shrinking and not self._store.slices_left:
-            with contextlib.suppress(Refusal):  # the disk is full: again
+            with suppress(Refusal):  # the disk is full: again
                 self._record(Message(kind=Kind.SHRUNK))
                 self._store.release()
         return [] if self._store.shrinking else self.retry_pending(reachable)
@@ -176,7 +176,7 @@ class Service:
         self._set_by += set_by
         record = _time_record(now, self._store.moves_by(now, self._set_by))
         if record.parts or self._store.ticks_at(record.number / 1000):
-            with contextlib.suppress(Refusal):
+            with suppress(Refusal):
                 self._record(record)
                 self._store.tick(*_time_of(record))
                 self._set_by = 0.0

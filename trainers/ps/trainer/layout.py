@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
@@ -48,7 +50,7 @@ _KINDS = tuple(
 _IRRELEVANT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
 
 
-def rule_for(optimizer: torch.optim.Optimizer, group: Fields, *, sparse: bool, name: str) -> AnyRule:
+def rule_for(optimizer: Optimizer, group: Fields, *, sparse: bool, name: str) -> AnyRule:
     """The rule of one parameter. On sparse tables Adam without further options means torch.optim.SparseAdam.
     `maximize` is not part of a rule: trainers send the negative gradient. Raises NotSupportedError naming the
     optimizer or the option.
@@ -80,7 +82,7 @@ def rule_for(optimizer: torch.optim.Optimizer, group: Fields, *, sparse: bool, n
     raise AssertionError(f"{kind.__name__} was checked, and has no rule")
 
 
-def check_supported(optimizer: torch.optim.Optimizer) -> None:
+def check_supported(optimizer: Optimizer) -> None:
     """Raises NotSupportedError for an optimizer without a rule. Subclasses have none."""
     kind = type(optimizer)
     if kind not in _KINDS:
@@ -90,7 +92,7 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def options_snapshot(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def options_snapshot(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the options and parameters of each group that servers keep from the start, to detect a later
     change. A scheduler may add keys of its own to a group.
     """
@@ -134,7 +136,7 @@ class DenseParameter:
     """`rule` is the update rule of training: in geo training the trainer's, not the servers'."""
 
     name: str
-    parameter: torch.nn.Parameter
+    parameter: Parameter
     group: Fields | None
     rule: AnyRule
     blocks: tuple[Block, ...]
@@ -255,13 +257,13 @@ class LayoutOptions:
 class _Trained:
     """The optimizer of a parameter, and the group that it is in."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     group: Fields
 
 
 def plan_layout(
-    model: torch.nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
+    model: Module,
+    optimizers: Sequence[Optimizer],
     servers: int,
     options: LayoutOptions,
 ) -> Layout:
@@ -315,7 +317,7 @@ def _listed(counts: Sequence[int]) -> str:
     return ", ".join(map(str, counts))
 
 
-def dense_of(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
+def dense_of(model: Module) -> tuple[list[Parameter], list[torch.Tensor]]:
     """The parameters that are trained and in no sparse embedding; other parameters and the buffers."""
     sparse = {id(module.weight) for _, module in find_embeddings(model)}
     dense = [each for each in model.parameters() if id(each) not in sparse]
@@ -436,7 +438,7 @@ def _rows(
 
 
 def _plan_dense(
-    named: Mapping[str, torch.nn.Parameter],
+    named: Mapping[str, Parameter],
     trained: Mapping[int, _Trained],
     servers: int,
     options: LayoutOptions,
@@ -479,7 +481,7 @@ def _numbered(dense: list[DenseParameter], servers: int, first: int) -> list[Den
     return numbered
 
 
-def _cut(name: str, parameter: torch.nn.Parameter, servers: int, configs: PsConfigs) -> list[tuple[int, int]]:
+def _cut(name: str, parameter: Parameter, servers: int, configs: PsConfigs) -> list[tuple[int, int]]:
     if parameter.dtype != torch.float32:
         raise NotSupportedError(f"parameter {name!r} is {parameter.dtype}; servers keep float32")
     elements = parameter.numel()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Parameter
 
 from fleetrun.aliases import Callback
 from trainers.collective.averaging import PendingAverage
@@ -338,7 +339,7 @@ class AllReduced:
         self,
         exchange: Exchange,
         identity: Identity,
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Sequence[Parameter],
         buffers: Sequence[Tensor],
         local_step: Callback,
     ) -> None:
@@ -395,7 +396,7 @@ class AllReduced:
         self._exchange.renew()
 
 
-def _gradients(parameters: Sequence[torch.nn.Parameter]) -> list[Tensor]:
+def _gradients(parameters: Sequence[Parameter]) -> list[Tensor]:
     """Of all parameters, the last first; a missing one is zeros from now on."""
     for parameter in parameters:
         if parameter.grad is None:

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
@@ -44,7 +45,7 @@ _KINDS = 256
 _CHANGES = 8
 """How often a prediction for a kind of batches may be wrong; then there is none any more."""
 
-Calls = list[tuple[torch.nn.Module, Tensor]]
+Calls = list[tuple[Module, Tensor]]
 Kind = tuple[object, ...]
 Prefetch = Callable[[Calls, bool], None]
 """Prepares the rows of the calls of a batch; True: they are used next."""
@@ -54,7 +55,7 @@ Prefetch = Callable[[Calls, bool], None]
 class _View:
     """A module is called with a leaf of the batch (`size` is None), or with a part of it."""
 
-    module: torch.nn.Module
+    module: Module
     leaf: int
     size: tuple[int, ...] | None = None
     stride: tuple[int, ...] = ()
@@ -112,7 +113,7 @@ class LookAhead:
 
         return end
 
-    def called(self, module: torch.nn.Module, ids: Tensor) -> None:
+    def called(self, module: Module, ids: Tensor) -> None:
         """A served embedding is called. Outside of known loops a step begins where its first module is called
         again.
         """
@@ -204,7 +205,7 @@ class _Given:
 
     batch: Any
     leaves: Sequence[Tensor]
-    first: torch.nn.Module | None = None
+    first: Module | None = None
     index: Sequence[int] | None = None
     predicted: Calls = field(default_factory=list)
     calls: Calls = field(default_factory=list)
@@ -225,7 +226,7 @@ class _Given:
             for module, ids in self.predicted
         )
 
-    def view(self, module: torch.nn.Module, ids: Tensor) -> _View | None:
+    def view(self, module: Module, ids: Tensor) -> _View | None:
         """None: the ids are not in the batch."""
         for number, leaf in enumerate(self.leaves):
             if same_ids(leaf, ids):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn import Module, Parameter
 
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.spec import Bound, Entry, EntryKind, Initializer, InitKind, RowOptions, RowType
@@ -55,7 +56,7 @@ def ShowClickEntry() -> Entry:
 _ROW_TYPES = {each.dtype: each for each in RowType}
 
 
-class SparseEmbedding(torch.nn.Module):
+class SparseEmbedding(Module):
     """Rows of `dim` values for any int64 id. `init` gives their initial values, and the first step that
     trains an id makes its row.
 
@@ -100,7 +101,7 @@ class SparseEmbedding(torch.nn.Module):
         self.low, self.high = low, high
         self.statistics = statistics or self.entry.kind is EntryKind.SHOW_CLICK
         self.bound = Bound.of("SparseEmbedding", max_rows, max_bytes, evict, ttl_s)
-        self.weight = torch.nn.Parameter(torch.empty(0, dim, dtype=dtype))
+        self.weight = Parameter(torch.empty(0, dim, dtype=dtype))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         raise UsageError(
@@ -123,7 +124,7 @@ def _seed(seed: int) -> int:
 EmbeddingModule = torch.nn.Embedding | torch.nn.EmbeddingBag | SparseEmbedding
 
 
-def find_embeddings(model: torch.nn.Module) -> list[tuple[str, EmbeddingModule]]:
+def find_embeddings(model: Module) -> list[tuple[str, EmbeddingModule]]:
     """The sparse embeddings of a model by name. Raises NotSupportedError for one that cannot be served."""
     found = []
     for name, module in model.named_modules():
@@ -146,10 +147,10 @@ def row_limit(module: EmbeddingModule) -> int | None:
     return module.num_embeddings
 
 
-def weight_of(module: EmbeddingModule) -> torch.nn.Parameter:
+def weight_of(module: EmbeddingModule) -> Parameter:
     """Its parameter."""
     weight = module.weight
-    assert isinstance(weight, torch.nn.Parameter)
+    assert isinstance(weight, Parameter)
     return weight
 
 
@@ -191,7 +192,7 @@ def rows_of(module: EmbeddingModule) -> RowOptions:
     return RowOptions(init=Initializer(InitKind.NORMAL, 0.0, 1.0), dtype=dtype)
 
 
-def _check(model: torch.nn.Module, name: str, module: EmbeddingModule) -> None:
+def _check(model: Module, name: str, module: EmbeddingModule) -> None:
     forward = type(module).forward
     known = (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward)
     if not isinstance(module, SparseEmbedding) and forward not in known:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 _READ_BY_THREADS = (
     "trainers.data.dataset.QueueDataset",
@@ -34,7 +35,7 @@ _COLLATES = (
     "torch.utils.data._utils.collate.default_collate",
     "torch.utils.data._utils.collate.default_convert",
 )
-_INDICES = (list, tuple, range, np.ndarray, torch.Tensor)
+_INDICES = (list, tuple, range, np.ndarray, Tensor)
 
 
 def obstacle(batches: Any) -> str:
@@ -67,7 +68,7 @@ def _obstacle_here(batches: Any) -> str:
     return ""
 
 
-def read_again(data: Any, index: Sequence[int]) -> list[torch.Tensor]:
+def read_again(data: Any, index: Sequence[int]) -> list[Tensor]:
     """Return the batch with these items as torch's loader reads it now, for a loop without an obstacle."""
     while _name(data) == _SUBSET:
         index = [data.indices[each] for each in index]
@@ -88,7 +89,7 @@ def _is_pure(data: Any) -> bool:
     while _name(data) == _SUBSET and isinstance(data.indices, _INDICES):
         data = data.dataset
     return _name(data) == _TENSORS and all(
-        type(each) is torch.Tensor and each.is_cpu and each.layout is torch.strided and not each.requires_grad
+        type(each) is Tensor and each.is_cpu and each.layout is torch.strided and not each.requires_grad
         for each in data.tensors
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import Module, functional
 
 from trainers.process.log import glog
 from trainers.ps.saves.read import SparseValues, open_saves, read_values
@@ -31,7 +31,7 @@ _WORD = 1 << 64
 _LAST_KEY = (1 << 63) - 1
 
 
-class Int8Rows(torch.nn.Module):
+class Int8Rows(Module):
     """Rows (n, dim) in 8 bits by place, as `saves.write.codes_of` makes them."""
 
     codes: Tensor
@@ -57,7 +57,7 @@ class Int8Rows(torch.nn.Module):
         return (offsets + scales * self.codes[place].float()).to(self._dtype)
 
 
-class SavedRows(torch.nn.Module):
+class SavedRows(Module):
     """Any int64 ids (...) to rows (..., dim) float32. `keys` (n + 1,) int64 ascending, `rows` (n + 1, dim):
     the last ones are placeholders, so that every search has a result. An id without a row reads as its
     initial value, as in evaluation with servers; `padding_idx` as zeros. `int8`: rows are kept as Int8Rows.
@@ -151,11 +151,11 @@ def _signed(word: int) -> int:
 
 _TEMPORARY = re.compile(r"tables-[0-9a-f]{8}")
 
-StandIns = dict[torch.nn.Module, torch.nn.Module]
+StandIns = dict[Module, Module]
 
 
 def stand_ins_of(
-    model: torch.nn.Module, where: str | os.PathLike[str], save: Callable[[str], None], *, int8: bool = False
+    model: Module, where: str | os.PathLike[str], save: Callable[[str], None], *, int8: bool = False
 ) -> StandIns:
     """For each served embedding a module with its rows, all as of one moment. `save(folder)` lets the servers
     save their values into a temporary folder inside `where`. All rows must fit into this process's memory.
@@ -190,7 +190,7 @@ def stand_ins_of(
     return found
 
 
-def outside_of(model: torch.nn.Module) -> StandIns:
+def outside_of(model: Module) -> StandIns:
     """For each served embedding a module that reads its rows from a table outside of the program."""
     found: StandIns = {}
     for path, module in find_embeddings(model):
@@ -202,9 +202,7 @@ def outside_of(model: torch.nn.Module) -> StandIns:
     return found
 
 
-def _stand_in(
-    module: EmbeddingModule, saved: SparseValues, options: RowOptions, *, int8: bool
-) -> torch.nn.Module:
+def _stand_in(module: EmbeddingModule, saved: SparseValues, options: RowOptions, *, int8: bool) -> Module:
     total = row_limit(module)
     if total is None:
         dtype = module.weight.dtype
@@ -215,9 +213,7 @@ def _stand_in(
     if int8:
         quantized = Int8Rows(weight)
         return Bags(module, quantized) if isinstance(module, torch.nn.EmbeddingBag) else quantized
-    own: torch.nn.Module = table(
-        *weight.shape, _weight=weight, padding_idx=module.padding_idx, **_options(module)
-    )
+    own: Module = table(*weight.shape, _weight=weight, padding_idx=module.padding_idx, **_options(module))
     return own
 
 

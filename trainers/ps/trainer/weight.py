@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
 
 from fleetrun.aliases import Fields
 from trainers.errors import UsageError
@@ -58,12 +59,12 @@ class WeightGradient(Protocol):
         """Give each further gradient to autograd, as a sparse tensor, instead of collecting it."""
 
 
-class ServedWeight(torch.nn.Parameter):
+class ServedWeight(Parameter):
     """The class of the weight while its rows are on servers. A view of it has no `collected`."""
 
     collected: WeightGradient | None = None
     name: str = ""
-    former: type[torch.nn.Parameter] = torch.nn.Parameter
+    former: type[Parameter] = Parameter
     bounded: bool = True
     """False: the table has no fixed number of rows, and its gradient has no shape."""
     hidden: ClassVar[bool] = False
@@ -266,9 +267,7 @@ def once(backward: Callable[..., Any]) -> Any:
     return call
 
 
-def serve_weight(
-    weight: torch.nn.Parameter, name: str, collected: WeightGradient, *, bounded: bool
-) -> ServedWeight:
+def serve_weight(weight: Parameter, name: str, collected: WeightGradient, *, bounded: bool) -> ServedWeight:
     """Make the parameter a ServedWeight, without its rows: each of its values is the same NaN. Hooks that it
     has stay.
     """
@@ -276,7 +275,7 @@ def serve_weight(
         nothing = torch.full((1, 1), math.nan, dtype=weight.dtype, device=weight.device)
         weight.data = nothing.expand(weight.shape)
     hooked = bool(weight._backward_hooks) or bool(getattr(weight, "_post_accumulate_grad_hooks", None))
-    former: type[torch.nn.Parameter] = type(weight)
+    former: type[Parameter] = type(weight)
     weight.__class__ = ServedWeight
     assert isinstance(weight, ServedWeight)
     weight.former = former

@@ -12,10 +12,12 @@ import json
 import math
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fleetrun.aliases import Callback
 from fleetrun.envs.channels import tell_probe
@@ -76,7 +78,7 @@ class SaveCoordinator:
         self._servers = servers
         self._has_turn = False
 
-    @contextlib.contextmanager
+    @contextmanager
     def turn(self, where: str, mode: SaveMode, step: int, kind: str) -> Iterator[bool]:
         """Wait while another trainer saves. Yields False if another trainer has saved the same, of this kind,
         and no table has changed since. Inside of another turn of this trainer it is this trainer's at once.
@@ -343,7 +345,7 @@ class Worker:
         replies = self._client.ask(pulls)
         self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
 
-    def begin_load(self, module: torch.nn.Module, state: dict[str, Tensor], prefix: str) -> None:
+    def begin_load(self, module: Module, state: dict[str, Tensor], prefix: str) -> None:
         """Torch is about to load `state` into a module of the model. Waits until all trainers are here and
         have no push under way; then the dense values here are the servers'. The rows in `state` are kept for
         `end_load`, and torch gets the weight that it finds in the module. Raises UsageError.
@@ -404,7 +406,7 @@ class Worker:
         """Pull the current dense values: other trainers may have changed them since."""
         self._exchange.refresh()
 
-    def prefetch(self, ids: Mapping[torch.nn.Module, Sequence[Tensor]]) -> None:
+    def prefetch(self, ids: Mapping[Module, Sequence[Tensor]]) -> None:
         """Prepare the rows of an upcoming batch: for each served module the tensors with which it will be
         called.
         """
@@ -416,7 +418,7 @@ class Worker:
             batches.setdefault(self._by_module[id(module)], []).append(ids)
         self._exchange.prefetch(batches, now=now)
 
-    def served_modules(self) -> list[torch.nn.Module]:
+    def served_modules(self) -> list[Module]:
         """The modules whose rows are on the servers, in the order of the model."""
         return [table.sparse.module for table in self._tables]
 
@@ -474,7 +476,7 @@ class Worker:
         progress.meter.saved(self._exchange.step)
         self._say_if_uneven()
 
-    @contextlib.contextmanager
+    @contextmanager
     def turn_to_save(self, where: str | os.PathLike[str], mode: SaveMode, kind: str) -> Iterator[bool]:
         """See `SaveCoordinator.turn`. Every push of this trainer has been applied."""
         self._exchange.flush()
