@@ -244,7 +244,9 @@ def _hosted(options: MeetingOptions, endpoint: str, at: str, loop: Loop) -> Meet
     from fleetrun.elastic.store import Ledger
 
     ledger = Ledger()
-    server = StoreServer(ledger, loop, at, job_id=options.job_id, lease=options.lease, keys=_keys(options))
+    server = StoreServer(
+        ledger, loop, at, job_id=options.job_id, lease=options.lease, keys=_keys(options), notice=options.tell
+    )
 
     def close() -> None:
         """Waits a limited time for the other nodes to leave."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from fleetrun.elastic.embedded.client import ZmqStore
 from fleetrun.elastic.meeting import CLOSE_TIMEOUT, Meeting, MeetingOptions, open_meeting
@@ -65,4 +66,34 @@ def test_without_other_nodes_it_closes_at_once(loop: Loop) -> None:
     began = loop.clock()
     meeting.close()
     assert loop.clock() - began < CLOSE_TIMEOUT
+    ports.close()
+
+
+def test_a_connection_without_the_secret_is_reported(loop: Loop) -> None:
+    ports, said = Ports(None), list[str]()
+
+    def tell(text: str) -> None:
+        said.append(text)
+        loop.stop()
+
+    wish = MeetingOptions(
+        master=None,
+        address="127.0.0.1",
+        job_id="job",
+        node_id="a",
+        lease=5.0,
+        token="0123456789abcdef",
+        tell=tell,
+    )
+    meeting = open_meeting(wish, loop, ports)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.LINGER, 0)
+    stranger.connect(f"tcp://{meeting.endpoint}")
+    stranger.send(b"hello")
+    loop.run()
+    assert "rejected 1 connections so far: not fleetrun, or without this job's token" in said[0]
+    stranger.close()
+    context.term()
+    meeting.close()
     ports.close()
