@@ -118,7 +118,7 @@ class Gathering:
         self._proposed = False
         self._over = False
         self._between = 0.0
-        self._limit = Timer(lambda: None)
+        self._limit = Timer()
         self.when_over: Callback = lambda: None
         self.reached = False
         self.group = NodeGroup()

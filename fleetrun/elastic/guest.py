@@ -179,7 +179,7 @@ class _Client(threading.Thread):
         self._patience = ANSWER_WITHIN
         self._topology = ""
         self._round: Round | None = None
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def call(self, what: Callback) -> None:
         """From another thread."""
@@ -289,8 +289,7 @@ class _Client(threading.Thread):
         self._store.watch(records.answers_prefix(name))
         packed = pack_request(name, asked, self._address.token)
         self._store.put(records.request_key(name), packed, leased=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._timer = self._loop.after(1.0, self._look_for_silence)
         self.changed()
 

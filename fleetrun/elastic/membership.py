@@ -353,7 +353,7 @@ class Membership:
         self._writer = StoreWriter(store, loop, self._view, self._own, self._look)
         self._reminder = Reminder()
         self._watched = {records.STATE_PREFIX, records.node_key(node.id), records.verdict_key(node.id)}
-        self._timer: Timer | None = None
+        self._timer = Timer()
         self._looking = False
         self._look_again = False
         self._whole = False
@@ -479,8 +479,7 @@ class Membership:
             return
         self.closed = True
         self._own.phase = Phase.OVER
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._view.verdict is not None:
             self.store.delete(records.verdict_key(self._own.node.id))
         self.store.close()
@@ -579,8 +578,7 @@ class Membership:
             self._look_in(max(0.0, decision.until - now))
 
     def _look_in(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._timer = self._loop.after(seconds, self._look)
 
     def _note_round(self) -> None:

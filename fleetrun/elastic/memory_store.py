@@ -33,8 +33,8 @@ class MemoryStore:
         self._asked: list[Callable[[Session], None]] = []
         self._reachable = True
         self._why = ""
-        self._turn: Timer | None = None
-        self._beat: Timer | None = None
+        self._turn = Timer()
+        self._beat = Timer()
 
     @property
     def mirror(self) -> Mapping[str, Entry]:
@@ -117,9 +117,8 @@ class MemoryStore:
     def _stop(self) -> None:
         self._listener = None
         self._asked.clear()
-        for timer in (self._turn, self._beat):
-            if timer is not None:
-                timer.cancel()
+        self._turn.cancel()
+        self._beat.cancel()
 
     # ---- in the loop
 
@@ -128,7 +127,7 @@ class MemoryStore:
         self._wake()
 
     def _wake(self) -> None:
-        if self._listener is not None and (self._turn is None or not self._turn.pending):
+        if self._listener is not None and not self._turn.pending:
             self._turn = self._loop.after(0.0, self._take_turn)
 
     def _take_turn(self) -> None:

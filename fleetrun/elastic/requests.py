@@ -336,7 +336,7 @@ class _Answer:
         self._written = False
         self._companion: Companion | None = None
         self._taken: Callback | None = None
-        self._limit: Timer | None = None
+        self._limit = Timer()
         self._closed = False
         store.watch(key)
 
@@ -416,8 +416,7 @@ class _Answer:
         self._store.put(self._key, pack_piece(sent), leased=True, then=then)
 
     def _was_taken(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
+        self._limit.cancel()
         if self._taken is not None:
             then, self._taken = self._taken, None
             then()

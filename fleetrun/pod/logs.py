@@ -304,7 +304,7 @@ class Watch:
         self._followers: dict[Path, Follower] = {}
         self._trimmers: dict[Path, Trimmer] = {}
         self._rest = _REST
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def follow(self, path: Path, emit: Emit, *, live: bool = False) -> None:
         self._followers[path] = Follower(path, emit, live=live)
@@ -325,13 +325,13 @@ class Watch:
 
     def told(self) -> None:
         """Something in the log directory was written to."""
-        if self._fd is not None and self._timer is None:
+        if self._fd is not None and not self._timer.pending:
             self._rest = _REST if self._serve() else min(2 * self._rest, _LONGEST_REST)
             self._timer = self._loop.after(self._rest, self._look)
 
     def go_on(self) -> None:
         """The reader has room again."""
-        if self._fd is not None and self._timer is None:
+        if self._fd is not None and not self._timer.pending:
             self._look()
 
     def catch_up(self) -> None:
@@ -357,7 +357,6 @@ class Watch:
 
         Without room, and without files to bound, nothing is asked: `go_on` comes when there is room.
         """
-        self._timer = None
         if not self._has_room() and not self._trimmers:
             return
         will_tell = self._ask()

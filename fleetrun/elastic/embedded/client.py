@@ -120,7 +120,7 @@ class Heartbeat:
         self._beat = beat
         self._silence = Silence(lease / 2, loop.clock())
         self._send_next = False
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def start(self) -> None:
         self.stop()
@@ -137,8 +137,7 @@ class Heartbeat:
         self._silence.heard(self._loop.clock())
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _tick(self) -> None:
         self._timer = self._loop.after(self.lease / 8, self._tick)

@@ -126,7 +126,7 @@ class Member:
         self._keep = certificate.fds if certificate is not None else ()
         self._said = json.dumps(said)
         self._companion: Companion | None = None
-        self._timer: Timer | None = None
+        self._timer = Timer()
         self._closing = False
         self._start()
 
@@ -165,8 +165,7 @@ class Member:
         """Waits until the others have read the end of the job, but not long, nor after a signal, which stops
         the loop. May be called twice.
         """
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._companion is not None:
             companion, self._companion = self._companion, None
             self._closing = True

@@ -176,7 +176,7 @@ class EtcdStore:
         self._seconds = seconds
         self._job_id = job_id
         self._members = address.endpoints
-        self._fence: Timer | None = None
+        self._fence = Timer()
         self._fenced = fenced
         self._opened = 0.0
         first = zlib.crc32(node_id.encode()) if own is None else own  # spreads the nodes over the members
@@ -199,7 +199,7 @@ class EtcdStore:
         self._reported = ""  # the reason in the last `down`
         self._different = False
         self._late: list[wire.Change] = []  # changes that the mirror does not show yet
-        self._together: Timer | None = None
+        self._together = Timer()
 
     # ---- called by the owner (store.Store)
 
@@ -282,9 +282,8 @@ class EtcdStore:
         self._listener = None
         if self._mailbox is not None:
             self._mailbox.close()
-        for timer in (self._together, self._fence):
-            if timer is not None:
-                timer.cancel()
+        self._together.cancel()
+        self._fence.cancel()
         self._watcher.end()
 
     # ---- called by the threads
@@ -378,7 +377,7 @@ class EtcdStore:
 
     def _now_leased(self, fresh: bool) -> None:
         self._has_lease = True
-        if self._fenced and self._fence is None:
+        if self._fenced and not self._fence.pending:
             self._check_fence()
         self._fresh |= fresh
         if self._failures.pop("requests", None) is not None:
@@ -430,16 +429,15 @@ class EtcdStore:
 
     def _members_start(self) -> bool:
         """Whether no member can be expected to answer yet: they begin with the nodes."""
-        return self._fenced and self._fence is None and self._loop.clock() < self._opened + _START
+        return self._fenced and not self._fence.pending and self._loop.clock() < self._opened + _START
 
     def _tell_changes(self) -> None:
-        if self._together is not None and self._together.pending and not self._different:
+        if self._together.pending and not self._different:
             return  # further changes may follow within _TOGETHER
         self._show_late()
         if self._listener is not None and self._different and self._is_up and self._whole:
             self._different = False
-            if self._together is not None:
-                self._together.cancel()
+            self._together.cancel()
             self._together = self._loop.after(_TOGETHER, self._tell_changes)
             self._listener.changed()
 
