@@ -11,8 +11,10 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+
+from fleetrun.aliases import Environ
 
 # ---- Files in a directory where a script may have put anything: a pipe, a link to a device, a directory.
 # Opening must not block on such a file.
@@ -70,7 +72,7 @@ def replace_file(path: Path, text: str) -> None:
 # ---- The run folder
 
 
-def run_folder(environ: Mapping[str, str]) -> Path:
+def run_folder(environ: Environ) -> Path:
     """`$XDG_RUNTIME_DIR/fleetrun`; without that variable `/tmp/fleetrun-UID`. So too where it names a folder
     of a login that this machine does not have: sbatch and srun export the variable of another one.
     """

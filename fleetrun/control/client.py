@@ -16,10 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 from fleetrun import files
-from fleetrun.aliases import Environ, Fields
+from fleetrun.aliases import Document, Environ, Fields
 from fleetrun.files import peer, short_socket_path
 from fleetrun.frozen import frozen
 from fleetrun.proc import read_stat, readable
@@ -46,12 +45,12 @@ class Gone(NoAnswer):
     """There is no launcher, or it has ended."""
 
 
-def ask(path: Path, request: Fields, timeout: float) -> dict[str, Any]:
+def ask(path: Path, request: Fields, timeout: float) -> Document:
     """What the launcher with this control socket answers within `timeout` seconds. Raises NoAnswer."""
     return Question(path, request, time.monotonic() + timeout).answer()
 
 
-def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[dict[str, Any] | NoAnswer]:
+def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[Document | NoAnswer]:
     """The same of several, in their order, within one `timeout`: all are asked before the first is waited
     for.
     """
@@ -62,7 +61,7 @@ def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[dict
             asked.append(Question(path, request, deadline))
         except NoAnswer as reason:
             asked.append(reason)
-    found: list[dict[str, Any] | NoAnswer] = []
+    found: list[Document | NoAnswer] = []
     for each in asked:
         try:
             found.append(each.answer() if isinstance(each, Question) else each)
@@ -105,7 +104,7 @@ class Question:
         with contextlib.suppress(OSError):  # then it has gone, which the answer shows
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Document:
         """Wait for it; only once."""
         with self._socket:
             line = self._line()
@@ -139,7 +138,7 @@ class Question:
         self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
 
 
-def _seen_from_here(answer: dict[str, Any], pid: int) -> dict[str, Any]:
+def _seen_from_here(answer: Document, pid: int) -> Document:
     """A launcher in a container of its own (another pid namespace) calls processes by numbers that are those
     of others here. The kernel knows its own, `pid`; the others are not known then.
     """
@@ -281,7 +280,7 @@ def running_launches(environ: Environ, timeout: float = TIMEOUT) -> list[Running
     return sorted(found, key=lambda each: (each.started or 0.0, each.pod))
 
 
-def _answered(path: Path, status: dict[str, Any]) -> Running:
+def _answered(path: Path, status: Document) -> Running:
     """One that says something else than the name of its socket is somebody's joke, and not listened to."""
     job, log_dir, started = status.get("job"), status.get("log_dir"), status.get("started")
     pid = status.get("pid")

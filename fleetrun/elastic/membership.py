@@ -54,7 +54,7 @@ from fleetrun.elastic.rendezvous.records import (
     State,
 )
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
-from fleetrun.elastic.store import ABSENT, Entry, Store
+from fleetrun.elastic.store import ABSENT, Entry, Store, Written
 from fleetrun.errors import LaunchError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.record.faults import MachineFaults
@@ -222,7 +222,7 @@ class StoreWriter:
         me = self._own.node.id.encode()
         self._put(records.LEADER_KEY, me, expect=act.expect, leased=True, then=self._renewed("leader"))
 
-    def _renewed(self, name: str) -> Callable[[bool], None]:
+    def _renewed(self, name: str) -> Written:
         return lambda done: self._own.renew.discard(name) if done else None
 
     def _read_topology(self, act: ReadTopology) -> None:
@@ -316,7 +316,7 @@ class StoreWriter:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] = lambda done: None,
+        then: Written = lambda done: None,
     ) -> None:
         def answered(done: bool) -> None:
             then(done)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping
 
-from fleetrun.elastic.store import Entry, Ledger, Listener, Mirror, Session
+from fleetrun.elastic.store import Entry, Found, Ledger, Listener, Mirror, Session, Written
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -64,7 +64,7 @@ class MemoryStore:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         def write(session: Session) -> None:
             owner = session if leased else None
@@ -73,15 +73,13 @@ class MemoryStore:
 
         self._ask(write)
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         self._ask(lambda session: self._answer(then, self._ledger.delete(key, expect=expect)))
 
     def delete_prefix(self, prefix: str) -> None:
         self._ask(lambda session: self._ledger.delete_prefix(prefix))
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         self._ask(lambda session: self._show(then, self._ledger.get(key)))
 
     def close(self) -> None:
@@ -167,13 +165,13 @@ class MemoryStore:
         taken, self._asked = self._asked, []
         return taken
 
-    def _answer(self, then: Callable[[bool], None] | None, done: bool) -> None:
+    def _answer(self, then: Written | None, done: bool) -> None:
         if self._session is not None:
             self._look(self._session)
         if then is not None and self._listener is not None:
             then(done)
 
-    def _show(self, then: Callable[[Entry | None], None], entry: Entry | None) -> None:
+    def _show(self, then: Found, entry: Entry | None) -> None:
         if self._listener is not None:
             then(entry)
 

@@ -43,6 +43,12 @@ class Entry:
     revision: int
 
 
+Written = Callable[[bool], None]
+"""Gets whether a key was written or deleted."""
+
+Found = Callable[[Entry | None], None]
+"""Gets an entry that was read, None where there is none."""
+
 CLOSED = Entry(b"", ABSENT, ABSENT)
 """Instead of an entry, among changes: the key was deleted because its client's connection was closed. A key
 that was deleted for another reason, such as a lease that was not renewed, has None.
@@ -111,7 +117,7 @@ class Store(Protocol):
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         """Write. `expect`: only if the key's revision is this one (ABSENT: if there is no such key).
 
@@ -120,9 +126,7 @@ class Store(Protocol):
         """
         ...
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         """Like `put`. Deleting a key that does not exist succeeds."""
         ...
 
@@ -130,7 +134,7 @@ class Store(Protocol):
         """Delete all keys of this job that begin with `prefix`; "" is all of them."""
         ...
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         """Read one key without watching it. The client repeats the request until it is answered."""
         ...
 

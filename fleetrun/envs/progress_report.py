@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.envs.channels import (
     LARGEST_DATAGRAM,
     LONGEST_ACTIVITY,
@@ -115,7 +115,7 @@ def read_report(datagram: bytes, received: float = 0.0) -> Report | None:
         return None
 
 
-def _report(fields: dict[str, Any], received: float) -> Report:
+def _report(fields: Document, received: float) -> Report:
     pod, role, rank = _mark(fields.get("mark"))
     saved = fields.get("saved") is True
     found = {name: read(fields[name]) for name, read in _READERS.items() if fields.get(name) is not None}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Say
+from fleetrun.aliases import Document, Say
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.envs.progress_report import Report
 from fleetrun.envs.settings.options import LaunchSettings
@@ -146,7 +146,7 @@ class Feed:
     def pod(self, spec: PodSpec) -> None:
         self._write(job_state.pod_message(spec))
 
-    def event(self, said: dict[str, Any]) -> None:
+    def event(self, said: Document) -> None:
         """Of the record."""
         line = job_state.event_message(said)
         if line is not None:

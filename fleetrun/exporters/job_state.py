@@ -8,13 +8,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.envs.progress_report import Report
 from fleetrun.pod.spec import PodSpec
 
-Line = dict[str, Any]
+Line = Document
 """The field `is` has its kind: `begin`, `pod`, `report`, `spent`, or `event` (of the record)."""
 
 _EVENTS = {

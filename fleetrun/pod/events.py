@@ -11,9 +11,9 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
-from fleetrun.aliases import Fields, Strings
+from fleetrun.aliases import Document, Fields, Strings
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
@@ -323,7 +323,7 @@ class Events:
 # ---- The form of these events in the record; docs/events.md describes it
 
 
-def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
+def record_lines(event: PodEvent) -> Iterator[tuple[str, Document]]:
     """(name of the event, its fields) for each line of the record that this event makes."""
     match event:
         case Started():
@@ -357,7 +357,7 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "ending", {"reason": event.reason}
 
 
-def _started(event: Started) -> Iterator[tuple[str, dict[str, Any]]]:
+def _started(event: Started) -> Iterator[tuple[str, Document]]:
     for each in event.containers:
         yield "started", _process(each.spec, _pid(each), each.restarts)
 
@@ -366,7 +366,7 @@ def _names(containers: Sequence[Container]) -> list[str]:
     return [each.spec.name for each in containers]
 
 
-def _hung(event: Hang) -> dict[str, Any]:
+def _hung(event: Hang) -> Document:
     return {
         "containers": [each.name for each in event.containers if event.alone in ("", each.title)],
         "silent_for": event.silent_for,
@@ -380,7 +380,7 @@ _MOST_LATE = 64
 _WORTH = 0.01
 
 
-def lateness_fields(late: Sequence[Late]) -> list[dict[str, Any]]:
+def lateness_fields(late: Sequence[Late]) -> list[Document]:
     """For another program: the latest ranks. Of those that are not listed it is next to nothing."""
     return [
         {
@@ -396,7 +396,7 @@ def lateness_fields(late: Sequence[Late]) -> list[dict[str, Any]]:
     ]
 
 
-def verdict_fields(verdict: Verdict) -> dict[str, Any]:
+def verdict_fields(verdict: Verdict) -> Document:
     """For another program."""
     return {
         "kind": verdict.kind,
@@ -412,11 +412,11 @@ def _pid(container: Container) -> int:
     return container.process.pid
 
 
-def _process(spec: ContainerSpec, pid: int, attempt: int) -> dict[str, Any]:
+def _process(spec: ContainerSpec, pid: int, attempt: int) -> Document:
     return {"container": spec.name, "rank": spec.rank, "pid": pid, "attempt": attempt}
 
 
-def _exited(ended: Ended) -> dict[str, Any]:
+def _exited(ended: Ended) -> Document:
     record = ended.record
     return {
         **_process(ended.spec, ended.pid, ended.attempt),
@@ -432,7 +432,7 @@ def _exited(ended: Ended) -> dict[str, Any]:
     }
 
 
-def _restart(decision: Restart | GiveUp) -> dict[str, Any]:
+def _restart(decision: Restart | GiveUp) -> Document:
     if isinstance(decision, GiveUp):
         return {"restart": False, "after": None, "number": None, "limit": None, "step": None}
     return {

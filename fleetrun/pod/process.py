@@ -15,9 +15,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
 from fleetrun.proc import read_stat, readable
 from fleetrun.values import frozen
@@ -74,7 +75,7 @@ class Process:
     def spawn(
         cls,
         argv: Sequence[str],
-        env: Mapping[str, str],
+        env: Environ,
         output: int,
         stdin: int = subprocess.DEVNULL,
         keep: Sequence[int] = (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.values import field, frozen
@@ -25,7 +25,7 @@ class ContainerSpec:
     rank: int
     index: int
     argv: Strings
-    env: Mapping[str, str] = field(repr=False)
+    env: Environ = field(repr=False)
     log: Path
     endpoint: str = ""
     error_file: Path | None = None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Clock, Fields
+from fleetrun.aliases import Clock, Document, Fields
 from fleetrun.files import ask_for_writes
 from fleetrun.pod.loop import Loop, Timer
 
@@ -86,11 +86,11 @@ def _opened(path: Path) -> int:
 
 # ---- The record
 
-Event = dict[str, Any]
+Event = Document
 """`time` (seconds since the epoch), `event` (its name), and what belongs to it; see docs/events.md."""
 
 
-def objects_in(fields: Fields, name: str) -> list[dict[str, Any]]:
+def objects_in(fields: Fields, name: str) -> list[Document]:
     """The objects in a list of an event or an answer, which may have any form."""
     found = fields.get(name)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

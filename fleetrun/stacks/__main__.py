@@ -21,6 +21,7 @@ from linecache import getline
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Document
 from fleetrun.envs.contract import Role
 from fleetrun.files import open_plain, short_socket_path
 from fleetrun.host.interpreter import helper_command
@@ -33,7 +34,7 @@ MOST_GROUPS = 12
 
 
 def main() -> None:
-    asked: dict[str, Any] = json.loads(sys.stdin.readline())
+    asked: Document = json.loads(sys.stdin.readline())
     targets = [Target.of_json(each) for each in asked["targets"]]
     within = float(asked["within"])
     facts = _Facts(asked["facts"]) if asked.get("facts") else None
@@ -53,7 +54,7 @@ def main() -> None:
     sys.stdout.flush()
 
 
-def _wanted(states: Sequence[dict[str, Any]]) -> set[str]:
+def _wanted(states: Sequence[Document]) -> set[str]:
     """The titles of trainers, and of servers for which one of them waits."""
     waits = [(each["probe"] or {}).get("ps") or {} for each in states]
     servers = {each["server"] for each in waits if not each.get("trainers", True)}
@@ -63,14 +64,14 @@ def _wanted(states: Sequence[dict[str, Any]]) -> set[str]:
 class _Facts:
     """What `doctor` measures of this machine, as far as it answers soon."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, asked: Document) -> None:
         words = [asked["log_dir"], *asked["devices"]]
         self._began = time.monotonic()
         self._doctor = subprocess.Popen(
             helper_command("fleetrun.doctor", *words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
 
-    def taken(self) -> dict[str, Any] | None:
+    def taken(self) -> Document | None:
         left = max(0.1, self._began + _FACTS_WITHIN - time.monotonic())
         with contextlib.suppress(ValueError, subprocess.TimeoutExpired):
             return _object(self._doctor.communicate(timeout=left)[0])
@@ -84,13 +85,13 @@ _FACTS_WITHIN = 2.0  # seconds
 # ---- The probes of the trainers
 
 
-def ask_ranks(ranks: Sequence[dict[str, Any]], within: float) -> list[dict[str, Any]]:
+def ask_ranks(ranks: Sequence[Document], within: float) -> list[Document]:
     """Each with what its probe says in `probe`, None where it says nothing within so many seconds."""
     with ThreadPoolExecutor(max(1, len(ranks))) as pool:
         return list(pool.map(lambda rank: {**rank, "probe": _said(rank, within)}, ranks))
 
 
-def _said(rank: dict[str, Any], within: float) -> Any:
+def _said(rank: Document, within: float) -> Any:
     """Of a process that lives, on its socket; of one that has ended, perhaps just now, in the file that it
     left.
     """
@@ -105,13 +106,13 @@ def _said(rank: dict[str, Any], within: float) -> Any:
     return None
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def _object(text: bytes) -> Document | None:
     """None for what no probe writes: the script may answer there, too."""
     said = json.loads(text)
     return said if isinstance(said, dict) else None
 
 
-def completed(state: dict[str, Any], processes: Sequence[Taken]) -> dict[str, Any]:
+def completed(state: Document, processes: Sequence[Taken]) -> Document:
     """With its stack, from its probe or from outside, and what is unusual about the process."""
     own = next((each for each in processes if each.target.title == state["title"] and not each.below), None)
     outside = own.threads[0].frames if own is not None and own.threads else ()

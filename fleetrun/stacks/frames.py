@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.frozen import frozen
 
@@ -125,7 +125,7 @@ class Target:
     mark: str
     node: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Document:
         return asdict(self)
 
     @classmethod

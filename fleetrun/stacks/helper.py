@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fleetrun.aliases import Callback, Strings
+from fleetrun.aliases import Callback, Document, Strings
 from fleetrun.envs.channels import PROBE_VARIABLE
 from fleetrun.envs.contract import VISIBLE_VARIABLE, Role
 from fleetrun.errors import LaunchError
@@ -41,7 +41,7 @@ _MOST_LINES = 20
 _LONGEST = 500
 
 
-State = dict[str, Any]
+State = Document
 """Where a rank is: what `probe.states.read_state` reads."""
 
 Taken = Callable[[Strings, list[State]], None]
@@ -101,7 +101,7 @@ class Taker:
         return json.dumps(said).encode() + b"\n"
 
 
-def _facts_asked(containers: Sequence[Container]) -> dict[str, Any]:
+def _facts_asked(containers: Sequence[Container]) -> Document:
     visible = (each.spec.env.get(VISIBLE_VARIABLE["gpu"], "") for each in containers)
     devices = {device for each in visible for device in each.split(",") if device}
     return {"log_dir": str(containers[0].spec.log.parent), "devices": sorted(devices)} if containers else {}
@@ -112,7 +112,7 @@ def _ranked(containers: Sequence[Container]) -> list[Container]:
     return [each for each in containers if each.spec.role in (Role.TRAINER, Role.SERVER)]
 
 
-def _rank_fields(container: Container) -> dict[str, Any]:
+def _rank_fields(container: Container) -> Document:
     """What the launcher knows of a rank."""
     spec, ended = container.spec, container.ended if not container.alive else None
     message = ended.message if ended is not None else ""

@@ -10,9 +10,8 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.stacks.frames import MOST_FRAMES, MOST_THREADS, Frame, Group, Taken, Target, Thread
 from fleetrun.stacks.processes import STATES
 
@@ -82,7 +81,7 @@ def clean(text: str) -> str:
     )
 
 
-def as_json(taken: Taken) -> dict[str, Any]:
+def as_json(taken: Taken) -> Document:
     """For another program. Its strings are as they are."""
     return {
         "role": taken.target.role,

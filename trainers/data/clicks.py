@@ -35,6 +35,7 @@ VOCABULARIES = (
 
 Ints = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.int64]
+Categories = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -56,7 +57,7 @@ class Clicks:
     """
 
     counts: Ints
-    categories: npt.NDArray[np.uint32]
+    categories: Categories
     ids: Ids
     labels: Floats
     probability: Doubles
@@ -146,7 +147,7 @@ def scaled(counts: Ints) -> Floats:
     return values.astype(np.float32)
 
 
-def feature_signs(slot: int, categories: npt.NDArray[np.uint32]) -> Ids:
+def feature_signs(slot: int, categories: Categories) -> Ids:
     """(rows,) int64, 1 to 2 ** 63 - 1: the ids of a slot's categories. Slots share no id, so one table holds
     them all.
     """
@@ -155,7 +156,7 @@ def feature_signs(slot: int, categories: npt.NDArray[np.uint32]) -> Ids:
     return signs
 
 
-def _category(slot: int, rank: npt.NDArray[np.intp]) -> npt.NDArray[np.uint32]:
+def _category(slot: int, rank: npt.NDArray[np.intp]) -> Categories:
     """A number without order for each rank; no two of a slot are equal (each step can be undone: odd
     multipliers and shifted exclusive ors, modulo 2 ** 32).
     """

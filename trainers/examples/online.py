@@ -23,13 +23,14 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Document
 from trainers import MultiSlotFiles, fleet, progress
 from trainers.data.slots import Slot
 from trainers.examples.arguments import positive
@@ -232,7 +233,7 @@ def click(folder: Path, args: argparse.Namespace) -> None:
             saved.wait()
             due = time.monotonic()
         found = {f"AUC/{name}": area.value() for name, area in areas.items()}
-        values: dict[str, Any] = {name: value for name, value in found.items() if not math.isnan(value)}
+        values: Document = {name: value for name, value in found.items() if not math.isnan(value)}
         if tick % 4 == 0 and (age := published.age()) is not None:
             values["version age, s"] = age
         progress.report(samples=len(labels), **values)

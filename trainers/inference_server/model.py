@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
@@ -131,7 +131,7 @@ class ServedModel:
         self.weights: tuple[Tensor, ...] = ()
         self.swap(version)
 
-    def described(self, name: str) -> dict[str, Any]:
+    def described(self, name: str) -> Document:
         """The model's metadata, as the protocol has it."""
         return {
             "name": name,

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.storage.safetensors import view_of
 
@@ -58,7 +58,7 @@ class TensorSpec:
     dtype: torch.dtype
     shape: tuple[int | None, ...]
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> Document:
         """As the model's metadata has it."""
         sizes = [-1 if size is None else size for size in self.shape]
         return {"name": self.name, "datatype": DATATYPES[self.dtype], "shape": sizes}
@@ -116,7 +116,7 @@ def encode_answer(model: str, answer: InferAnswer) -> tuple[list[bytes | memoryv
     entries = []
     for name, binary in answer.request.outputs:
         tensor = answer.outputs[name].contiguous()
-        entry: dict[str, Any] = {
+        entry: Document = {
             "name": name,
             "datatype": DATATYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -127,7 +127,7 @@ def encode_answer(model: str, answer: InferAnswer) -> tuple[list[bytes | memoryv
         else:
             entry["data"] = _numbers(tensor)
         entries.append(entry)
-    head: dict[str, Any] = {"model_name": model, "model_version": answer.version, "outputs": entries}
+    head: Document = {"model_name": model, "model_version": answer.version, "outputs": entries}
     if answer.request.id is not None:
         head["id"] = answer.request.id
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.errors import NotSupportedError, UsageError
 
@@ -143,7 +143,7 @@ class Program:
 
     file: bytes
     weights: Tensors
-    inputs: list[dict[str, Any]]
+    inputs: list[Document]
 
 
 def program_of(
@@ -242,7 +242,7 @@ def _placeholders(exported: torch.export.ExportedProgram, count: int) -> list[Te
     return [node.meta["val"] for node in nodes[-count:]]
 
 
-def _described(name: str, tensor: Tensor) -> dict[str, Any]:
+def _described(name: str, tensor: Tensor) -> Document:
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
     shape = [int(size) if is_concrete_int(size) else None for size in tensor.shape]

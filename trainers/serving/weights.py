@@ -8,12 +8,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from trainers.checkpoints.state import OptimizerState, bare, differences
 from trainers.checkpoints.tensors import Sharded, is_sharded, whole_state_dict
 from trainers.errors import NotSupportedError
@@ -58,7 +57,7 @@ def save_state(
     state = whole_state_dict(model) if sharded else plain.state_dict()
     if not first:
         return
-    about: dict[str, Any] = {"optimizer": None}
+    about: Document = {"optimizer": None}
     files = {"weights": safetensors(_tensors_of(state))}
     if optimizer is not None:
         kept = OptimizerState(optimizer, plain)

@@ -14,7 +14,7 @@ import zmq
 from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import StoreConnection
-from fleetrun.elastic.store import Entry, Listener, Mirror
+from fleetrun.elastic.store import Entry, Found, Listener, Mirror, Written
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError, StoreSilentError
 from fleetrun.frozen import frozen
@@ -292,20 +292,18 @@ class ZmqStore:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         wire.check_entry(key, value)
         self._pending.ask(lambda n: wire.Put(n, key, expect, leased), then, value)
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         self._pending.ask(lambda n: wire.Delete(n, key, expect), then)
 
     def delete_prefix(self, prefix: str) -> None:
         self._pending.ask(lambda n: wire.Clear(n, prefix), None)
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         self._pending.ask(lambda n: wire.Read(n, key), then, repeat=True)
 
     def close(self) -> None:

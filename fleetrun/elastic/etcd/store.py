@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from fleetrun.aliases import Callback, Environ
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
-from fleetrun.elastic.store import Entry, Listener, covers
+from fleetrun.elastic.store import Entry, Found, Listener, Written, covers
 from fleetrun.errors import LaunchError, NotSupportedError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -248,16 +248,14 @@ class EtcdStore:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         def body(lease: str) -> wire.Body:
             return wire.put(self._keys, key, value, expect, lease if leased else None)
 
         self._write(body, key, value, repeat=expect is None, then=then)
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         self._write(
             lambda lease: wire.delete(self._keys, key, expect), key, None, repeat=expect is None, then=then
         )
@@ -265,7 +263,7 @@ class EtcdStore:
     def delete_prefix(self, prefix: str) -> None:
         self._ask("/kv/deleterange", lambda lease: self._keys.span(prefix), lambda answer: None)
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         def answered(answer: wire.Body | None) -> None:
             assert answer is not None, "reads are repeated until they are answered"
             then(wire.entries(self._keys, answer).get(key))
@@ -322,7 +320,7 @@ class EtcdStore:
         value: bytes | None,
         *,
         repeat: bool,
-        then: Callable[[bool], None] | None,
+        then: Written | None,
     ) -> None:
         def answered(answer: wire.Body | None) -> None:
             if answer is not None:

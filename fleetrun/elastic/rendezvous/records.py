@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from fleetrun.aliases import Fields, Strings
+from fleetrun.aliases import Document, Fields, Strings
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
 from fleetrun.frozen import frozen
 from fleetrun.plan.topology import Offer
@@ -298,7 +298,7 @@ def _code(value: Any) -> int:
     return code
 
 
-def _only(fields: Fields, **kinds: Any) -> dict[str, Any]:
+def _only(fields: Fields, **kinds: Any) -> Document:
     """These fields, each converted by its kind; others are of a later version and left out."""
     return {name: kind(fields[name]) for name, kind in kinds.items() if name in fields}
 

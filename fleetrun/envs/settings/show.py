@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Document, Strings
 from fleetrun.envs.contract import NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleSettings
@@ -152,9 +152,9 @@ def agreed(resolved: Resolved) -> dict[str, str]:
 # ---- What only a job file can express, as plain values: for the record, and to write a job file
 
 
-def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
+def job_file_parts(settings: LaunchSettings) -> Document:
     """The tables of a job file; empty when options express everything. Variables are filled in."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     if settings.script_in_job_file:
         found |= {"script": settings.script, "args": list(settings.script_args)}
     if settings.environment:
@@ -164,7 +164,7 @@ def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
     return found | ({"roles": roles} if roles else {})
 
 
-def _role(own: RoleSettings) -> dict[str, Any]:
+def _role(own: RoleSettings) -> Document:
     resources = {"devices": list(own.devices), "threads": own.threads}
     said = {
         "script": own.script,
