@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any
 
-from fleetrun.aliases import Document, Fields, Strings
+from fleetrun.aliases import Document, Fields, Strings, Texts
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import InvalidValue
@@ -46,7 +46,7 @@ class NodeRecord:
     trainers: int = 0
     script: str = ""
     software: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Texts = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
     @property

@@ -20,7 +20,7 @@ from fleetrun.aliases import Callback, Clock, Strings
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
-from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Round
 from fleetrun.errors import LaunchError
 from fleetrun.frozen import frozen
 from fleetrun.pod.container import Ended
@@ -65,7 +65,7 @@ class Assignment:
     """
 
     generation: int
-    members: tuple[Node, ...]
+    members: Nodes
     rank: int
     first: bool
     attempts: int
@@ -297,13 +297,11 @@ class Agent:
 
     # ---- called by the membership (membership.Events)
 
-    def check(
-        self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
-    ) -> None:
+    def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
         self._cancel_check()
         self._cancel_check = self._pods.check(round, members, rank, then)
 
-    def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
+    def start(self, round: Round, members: Nodes, rank: int) -> None:
         if self._expired is not None:  # while the previous generation stopped for another cause
             self._membership.failed(self._expired, False, 0.0)
             return

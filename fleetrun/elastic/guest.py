@@ -22,9 +22,9 @@ from functools import partial
 from fleetrun.aliases import Callback
 from fleetrun.elastic.meeting import PREFERRED_PORT, open_as_guest
 from fleetrun.elastic.rendezvous import records
-from fleetrun.elastic.rendezvous.records import BadRecordError, Node, Round, State
+from fleetrun.elastic.rendezvous.records import BadRecordError, Nodes, Round, State
 from fleetrun.elastic.requests import Piece, Request, pack_request, unpack_piece
-from fleetrun.elastic.store import Entry, Store
+from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.envs.contract import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen
@@ -117,7 +117,7 @@ class Guest:
             raise UnreachableError(self._thread.silence)
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> Nodes:
         """Those that run the job, in the order of their ranks."""
         return self._thread.members
 
@@ -160,7 +160,7 @@ class _Client(threading.Thread):
 
     def __init__(self, address: Address, heard: queue.SimpleQueue[Heard], met: threading.Event) -> None:
         super().__init__(name="store", daemon=True)
-        self.members: tuple[Node, ...] = ()
+        self.members: Nodes = ()
         self.present: frozenset[int] = frozenset()
         """Ranks of the nodes that have not left."""
         self.failed: LaunchError | None = None
@@ -300,7 +300,7 @@ class _Client(threading.Thread):
                 self._store.delete(stream.key, expect=stream.revision)
                 self._loop.after(0.0, self.changed)  # its node may have gone meanwhile
 
-    def _look_at(self, id_: str, stream: _Stream, mirror: Mapping[str, Entry]) -> None:
+    def _look_at(self, id_: str, stream: _Stream, mirror: Entries) -> None:
         entry = mirror.get(stream.key)
         if entry is not None and entry.revision != stream.revision:
             stream.revision = entry.revision

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,12 +49,13 @@ from fleetrun.elastic.rendezvous.records import (
     Cause,
     MemberStatus,
     Node,
+    Nodes,
     Report,
     Round,
     State,
 )
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
-from fleetrun.elastic.store import ABSENT, Entry, Store, Written
+from fleetrun.elastic.store import ABSENT, Entries, Entry, Store, Written
 from fleetrun.errors import LaunchError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.record.faults import MachineFaults
@@ -67,13 +68,11 @@ class Events(Protocol):
         """Nodes are missing: called on every change, then at intervals."""
         ...
 
-    def check(
-        self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
-    ) -> None:
+    def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
         """Take part in the check of this round, in place of one that is under way."""
         ...
 
-    def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
+    def start(self, round: Round, members: Nodes, rank: int) -> None:
         """Run this generation, as member `rank` of these."""
         ...
 
@@ -364,7 +363,7 @@ class Membership:
         self._ended = False
         self.closed = False
         self.when_closed: Callback = lambda: None
-        self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
+        self.when_looked: Callable[[Entries], None] = lambda others: None
         """Called at every look with the entries that are not records of the rendezvous, while there are any;
         once more when there are none.
         """
@@ -396,7 +395,7 @@ class Membership:
         return self._view.up
 
     @property
-    def members(self) -> tuple[Node, ...]:
+    def members(self) -> Nodes:
         """Members of this node's generation in rank order; empty while it is in none."""
         return self._own.members
 

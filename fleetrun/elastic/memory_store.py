@@ -7,9 +7,9 @@ disconnected and connected again, as by a network.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from fleetrun.elastic.store import Entry, Found, Ledger, Listener, Mirror, Session, Written
+from fleetrun.elastic.store import Entries, Entry, Found, Ledger, Listener, Mirror, Session, Written
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -37,7 +37,7 @@ class MemoryStore:
         self._beat = Timer()
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         return self._mirror.entries
 
     @property

@@ -31,7 +31,7 @@ from fleetrun.aliases import Callback, Fields, Strings
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import WRONG
-from fleetrun.elastic.store import Entry, Store
+from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.envs.contract import derive_key
 from fleetrun.errors import LaunchError
 from fleetrun.frozen import frozen
@@ -236,7 +236,7 @@ class Requests:
         self._answers: dict[str, _Answer] = {}
         self._lingers: float | None = None
 
-    def look(self, others: Mapping[str, Entry]) -> None:
+    def look(self, others: Entries) -> None:
         for name in [name for name in self._seen if records.request_key(name) not in others]:
             del self._seen[name]
             self._drop(name)

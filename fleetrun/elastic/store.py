@@ -49,6 +49,9 @@ Written = Callable[[bool], None]
 Found = Callable[[Entry | None], None]
 """Gets an entry that was read, None where there is none."""
 
+Entries = Mapping[str, Entry]
+"""By key."""
+
 CLOSED = Entry(b"", ABSENT, ABSENT)
 """Instead of an entry, among changes: the key was deleted because its client's connection was closed. A key
 that was deleted for another reason, such as a lease that was not renewed, has None.
@@ -85,7 +88,7 @@ class Store(Protocol):
     """One node's client. It keeps its own lease alive from `open` to `close`."""
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         """The entries under all watched prefixes, by key."""
         ...
 
@@ -391,7 +394,7 @@ class Mirror:
             else:
                 self.entries[key] = entry
 
-    def replace(self, prefix: str, entries: Mapping[str, Entry]) -> None:
+    def replace(self, prefix: str, entries: Entries) -> None:
         """These are all entries that the prefix covers."""
         if prefix not in self.prefixes:
             return

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document, Fields, Texts
 from fleetrun.envs.progress_report import Report
 from fleetrun.pod.spec import PodSpec
 
@@ -30,7 +30,7 @@ _OF_REPORTS = ("step", "samples", "loss", "values", "server", "tables", "time")
 """Fields of a report that are sent as they are."""
 
 
-def begin_message(facts: Mapping[str, str], exporters: Sequence[tuple[str, str]]) -> bytes:
+def begin_message(facts: Texts, exporters: Sequence[tuple[str, str]]) -> bytes:
     """The first message: names and arguments of the exporters, and what job this is."""
     return _encoded({"is": "begin", "facts": dict(facts), "exporters": list(exporters)})
 

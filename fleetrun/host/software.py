@@ -6,9 +6,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Texts
 from fleetrun.values import frozen
 
 MOST = 16 << 10
@@ -24,7 +24,7 @@ class Software:
     """`packages` are the installed distributions: versions by normalized name."""
 
     python: str
-    packages: Mapping[str, str]
+    packages: Texts
 
 
 def search_path(environment: Environ, environ: Environ) -> Sequence[str]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleetrun import files
-from fleetrun.aliases import Environ, Strings
+from fleetrun.aliases import Environ, Strings, Texts
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
     MEMORY_VARIABLE,
@@ -550,7 +550,7 @@ def _omp_threads(own: RoleSettings, share: int | None) -> int | None:
     return share if computes and "OMP_NUM_THREADS" not in dict(own.environment) else None
 
 
-def _container_spec(member: Member, argv: Strings, log: Path, base: Mapping[str, str]) -> ContainerSpec:
+def _container_spec(member: Member, argv: Strings, log: Path, base: Texts) -> ContainerSpec:
     """One process; its files are next to its log."""
     error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
     env = contract.write(replace(member, error_file=str(error_file)))

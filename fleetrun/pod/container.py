@@ -20,10 +20,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
+from fleetrun.aliases import Texts
 from fleetrun.envs import channels
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
@@ -184,7 +185,7 @@ class Ended:
         )
 
 
-TakeWarm = Callable[[ContainerSpec, Mapping[str, str]], Process | None]
+TakeWarm = Callable[[ContainerSpec, Texts], Process | None]
 """A process that has begun as what this spec describes, with this environment: a standby, if there is one."""
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from fleetrun.aliases import Environ, Strings
+from fleetrun.aliases import Environ, Strings, Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.values import field, frozen
@@ -31,7 +30,7 @@ class ContainerSpec:
     error_file: Path | None = None
     notice_file: Path | None = None
     long_file: Path | None = None
-    long_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    long_values: Texts = field(default_factory=dict, repr=False)
     restart_variables: Strings = ("PADDLE_RESTART_COUNT",)
     label: str = ""
 

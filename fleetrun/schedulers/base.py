@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from fleetrun import plugins
-from fleetrun.aliases import Callback, Environ, Fields, Strings
+from fleetrun.aliases import Callback, Environ, Fields, Strings, Texts
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
 from fleetrun.envs.variables import JOB_FILE, looks_secret
@@ -80,12 +80,12 @@ class Submission:
     """
 
     settings: LaunchSettings
-    words: Mapping[str, str]
+    words: Texts
     environ: Environ
     console: Console
     signals: Signals
     guard: Guard
-    passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
+    passed_on: Texts = field(default_factory=dict, repr=False)
     job_file: Fields = field(default_factory=dict, repr=False)
     token: str | None = None
     _taken: set[str] = field(default_factory=set, repr=False)
@@ -161,7 +161,7 @@ class Options:
     scheduler.
     """
 
-    given: Mapping[str, str]
+    given: Texts
     _taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, default: str = "") -> str:

@@ -45,7 +45,10 @@ class Thread:
     cut: int = 0
 
 
-def of_pyspy(text: str) -> tuple[Thread, ...]:
+Threads = tuple[Thread, ...]
+
+
+def of_pyspy(text: str) -> Threads:
     """`py-spy dump --json`: its threads, the main one first. Raises ValueError for anything else."""
     document = json.loads(text)
     if not isinstance(document, list) or not all(isinstance(each, dict) for each in document):
@@ -72,7 +75,7 @@ def _number(said: Any) -> int:
     return said if isinstance(said, int) else 0
 
 
-def of_faulthandler(text: str) -> tuple[Thread, ...]:
+def of_faulthandler(text: str) -> Threads:
     """What `faulthandler.dump_traceback` wrote, with anything else between its lines: its threads."""
     threads: list[Thread] = []
     for line in text.splitlines():
@@ -87,7 +90,7 @@ def of_faulthandler(text: str) -> tuple[Thread, ...]:
     return tuple(threads[:MOST_THREADS])
 
 
-def place(threads: tuple[Thread, ...]) -> str:
+def place(threads: Threads) -> str:
     """Where a process is, in a few words: the innermost call of its first thread, and the innermost one
     that is not in an installed package, if that is another.
     """
@@ -156,7 +159,7 @@ class Taken:
     pid: int
     command: str
     state: str
-    threads: tuple[Thread, ...] = ()
+    threads: Threads = ()
     note: str = ""
 
     @property

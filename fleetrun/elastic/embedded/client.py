@@ -14,7 +14,7 @@ import zmq
 from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import StoreConnection
-from fleetrun.elastic.store import Entry, Found, Listener, Mirror, Written
+from fleetrun.elastic.store import Entries, Entry, Found, Listener, Mirror, Written
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError, StoreSilentError
 from fleetrun.frozen import frozen
@@ -258,7 +258,7 @@ class ZmqStore:
     # ---- store.Store
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         return self._mirror.entries
 
     @property

@@ -13,12 +13,12 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 from fleetrun.aliases import Callback, Environ
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
-from fleetrun.elastic.store import Entry, Found, Listener, Written, covers
+from fleetrun.elastic.store import Entries, Entry, Found, Listener, Written, covers
 from fleetrun.errors import LaunchError, NotSupportedError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -86,7 +86,7 @@ class EtcdMirror:
         self._before = max(self._revision, *self._ahead.values(), 0)
         self._since.clear()
 
-    def replace(self, found: Mapping[str, Entry], revision: int) -> bool:
+    def replace(self, found: Entries, revision: int) -> bool:
         """The result of that read. Whether anything has changed."""
         if revision < self._before:
             self._ahead = {key: self._ahead[key] for key in self._since & self._ahead.keys()}
@@ -204,7 +204,7 @@ class EtcdStore:
     # ---- called by the owner (store.Store)
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         return self._mirror.entries
 
     @property

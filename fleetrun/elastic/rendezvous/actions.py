@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from fleetrun.aliases import Strings
-from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
+from fleetrun.elastic.rendezvous.records import Cause, Census, Nodes, Report, Round, Verdict
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError
 from fleetrun.frozen import frozen
@@ -158,7 +158,7 @@ class Propose:
     """Write the topology of these members, then the round."""
 
     round: Round
-    members: tuple[Node, ...]
+    members: Nodes
     expect: int
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from fleetrun.aliases import Fields, Strings
+from fleetrun.aliases import Fields, Strings, Texts
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
 from fleetrun.frozen import frozen
 from fleetrun.plan.topology import Offer
@@ -72,7 +72,7 @@ class Node:
     rank: int = -1
     version: str = ""
     machine: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Texts = field(default_factory=dict)
     faults: MachineFaults = ()
     software: str = ""
     has_store: bool = False
@@ -86,6 +86,10 @@ class Node:
     def title(self) -> str:
         """Its name in messages: `h1 (10.0.0.1)`."""
         return self.host if self.name in ("", self.host) else f"{self.name} ({self.host})"
+
+
+Nodes = tuple[Node, ...]
+"""In the order of their ranks, or of their arrival."""
 
 
 @frozen(kw_only=True)
@@ -231,7 +235,7 @@ def pack_topology(members: Sequence[Node]) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def read_topology(data: bytes) -> tuple[Node, ...]:
+def read_topology(data: bytes) -> Nodes:
     """Raises BadRecordError. The last result is cached, for simulations with many nodes in one process."""
     try:
         unpacker = zlib.decompressobj()
@@ -319,8 +323,9 @@ def _of_fields(record: Callable[..., T], **kinds: Callable[[Any], Any]) -> Calla
 _step = _optional(int)
 _check = _of_fields(Check, turn=int, usual=_measure, within=_measure, done=int, suspects=_texts)
 _cause = _of_fields(
-    Cause, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, lines=_texts, age=_seconds,
-    symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str, requested=bool,
+    Cause, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, lines=_texts,
+    age=_seconds, symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str,
+    requested=bool,
 )  # fmt: skip
 _numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
 read_measured = _of_fields(Measured, **_numbers, error=str, link_error=str)

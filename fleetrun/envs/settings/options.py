@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from fleetrun import plugins
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Strings, Texts
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
@@ -199,7 +199,7 @@ def normal(word: str) -> str:
 
 _AUTO_PARALLEL = "is for Paddle's auto parallel mode, which fleetrun does not have: leave it out"
 
-RETIRED: Mapping[str, str] = {
+RETIRED: Texts = {
     "auto_tuner_json": "is for Paddle's auto tuner, which fleetrun does not have: start a job per trial",
     "auto_parallel_config": _AUTO_PARALLEL,
     "auto_cluster_config": _AUTO_PARALLEL,
@@ -212,7 +212,7 @@ RETIRED: Mapping[str, str] = {
 }
 """Options of other launchers, each with the second half of a sentence about it."""
 
-RETIRED_SCRIPTS: Mapping[str, str] = {
+RETIRED_SCRIPTS: Texts = {
     "ipu": "'ipu' asks Paddle for Graphcore devices; fleetrun does not support them",
     "run_check": "'run_check' is Paddle's self-test; run fleetrun -m trainers.examples.collective_trainer",
 }
@@ -278,7 +278,7 @@ class JobFile:
     args: Strings = ()
     environment: EnvironmentItems = ()
     roles: tuple[RoleSettings, ...] = ()
-    places: Mapping[str, str] = field(default_factory=dict)
+    places: Texts = field(default_factory=dict)
 
     @property
     def typable(self) -> bool:
@@ -694,7 +694,7 @@ class Resolved:
     """
 
     settings: LaunchSettings
-    origins: Mapping[str, str]
+    origins: Texts
     notices: Strings = ()
-    words: Mapping[str, str] = field(default_factory=dict)
+    words: Texts = field(default_factory=dict)
     engine: frozenset[str] = frozenset()

@@ -21,7 +21,11 @@ _PADDLE_LEVELS = {NodeLoss.FAIL: "-1", NodeLoss.WAIT: "0", NodeLoss.SHRINK: "1"}
 _EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
 
 
-def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+Row = tuple[str, str, str | None]
+"""A name, its value, and where that was set."""
+
+
+def banner(resolved: Resolved) -> list[Row]:
     """Rows (name, value, origin) of the configuration banner, by name.
 
     The 22 rows of Paddle's banner are always there and written as Paddle writes them, others when they were
@@ -35,8 +39,8 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     )
 
 
-def _rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
-    rows: list[tuple[str, str, str | None]] = [
+def _rows(resolved: Resolved) -> list[Row]:
+    rows: list[Row] = [
         ("training_script", resolved.settings.script, resolved.origins.get("script")),
         ("training_script_args", str(list(resolved.settings.script_args)), resolved.origins.get("args")),
         *_job_file_rows(resolved),
@@ -65,10 +69,10 @@ def _default(name: str) -> str | None:
     return _shown(name, OPTIONS[name].default) if name in OPTIONS else None
 
 
-def _job_file_rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+def _job_file_rows(resolved: Resolved) -> list[Row]:
     """What only a job file can set. Of environments only names: values may be secret."""
     settings = resolved.settings
-    rows: list[tuple[str, str, str | None]] = []
+    rows: list[Row] = []
     if settings.environment:
         names = ", ".join(name for name, _ in settings.environment)
         rows.append(("environment", names, resolved.origins.get("environment")))
