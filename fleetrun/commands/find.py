@@ -25,7 +25,7 @@ from fleetrun.console.text import format_date, printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError, similar
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.record.history import History, Known, UnreadableError, glance, names, read, records
 
 # ---- Jobs. A word names one by its job name or its pod, by its script (`train.py`, `train`) or its folder,
@@ -49,7 +49,7 @@ class NoJobError(LaunchError):
     exit_code = 1
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class EndedJob:
     """A launch that has ended. `record` is its journal, `written` when that was last written to (seconds
     since the epoch).

@@ -20,7 +20,7 @@ from pathlib import Path
 from fleetrun import files
 from fleetrun.aliases import Document, Environ, Fields
 from fleetrun.files import peer, short_socket_path
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.proc import read_stat, readable
 from fleetrun.record.history import names
 
@@ -232,7 +232,7 @@ TIMEOUT = 6.0
 """Seconds in which all launchers answer, unless they are very busy: a disk may hold one up for three."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Running:
     """One launch. Times are seconds since the epoch.
 

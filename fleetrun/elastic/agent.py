@@ -22,7 +22,7 @@ from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Round
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import (
     LOST_GUARD,
@@ -58,7 +58,7 @@ _HANG = "hang"
 """`Cause.suspicion` of these, and of a hang."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Assignment:
     """This node's place in one generation. `attempts` counts the generations that ran before, of all nodes,
     `restarts` the failures of the job so far; `first`: this node ran in none of them.
@@ -73,7 +73,7 @@ class Assignment:
     spent: Spent
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Outcome:
     """How the job ended for this node: an exit code, and why. `error` is set when the node could not take
     part or continue, `result` is that of its last pod, `rank` its last rank (-1: it had none). `requested`:

@@ -27,7 +27,7 @@ from fleetrun.elastic.requests import Piece, Request, pack_request, unpack_piece
 from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.envs.contract import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.pod.loop import Loop, Timer
 
 CONNECT_WITHIN = 10.0
@@ -46,7 +46,7 @@ class UnreachableError(LaunchError):
     exit_code = 1
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Address:
     """Where the store of a job is: `master` as for a launch, with ports."""
 
@@ -76,7 +76,7 @@ def _with_port(text: str) -> str:
     return join_endpoint(text.strip("[]"), PREFERRED_PORT)
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Heard:
     """From the node of this rank: a piece, or why none follows (`gone`); `over`: since the job has ended."""
 

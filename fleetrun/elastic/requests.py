@@ -34,7 +34,7 @@ from fleetrun.elastic.rendezvous.records import WRONG
 from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.envs.contract import derive_key
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop, Timer
@@ -103,7 +103,7 @@ ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status", "why"})
 """Those that a node without a secret answers."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Request:
     """`nodes`: the ids of the nodes that are asked; empty for all. `by`: `USER on HOST`, for the message
     of a stop.
@@ -170,7 +170,7 @@ def _signature(name: str, text: str, token: str) -> str:
     return hmac.new(derive_key(token, b"requests"), f"{name}\n{text}".encode(), "sha256").hexdigest()
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Piece:
     """The `number`-th of one node, from 0: the first one is empty, and says that the node has understood. The
     last one has the exit code of the command there in `code`, and in `error` the end of its standard error.

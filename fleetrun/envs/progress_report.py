@@ -28,7 +28,7 @@ from fleetrun.envs.channels import (
     MOST_VALUES,
 )
 from fleetrun.envs.contract import Role
-from fleetrun.values import field, frozen
+from fleetrun.values import field, frozen, frozen_by_name
 
 # ---- Writing
 
@@ -72,7 +72,7 @@ class Activity:
     of: float | None = None
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 

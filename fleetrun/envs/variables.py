@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from fleetrun.aliases import Environ, Strings, Texts
 from fleetrun.envs.contract import is_owned
 from fleetrun.errors import UsageError, similar
-from fleetrun.values import frozen
+from fleetrun.values import frozen_by_name
 
 _LOOKS_SECRET = (
     r"(?i)(?:^|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASS|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|\d|$)"
@@ -25,7 +25,7 @@ def looks_secret(name: str) -> bool:
     return name not in _NOT_SECRET and re.search(_LOOKS_SECRET, name) is not None
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Chosen:
     """Variables with their values; the secrets that a pattern would have taken, and patterns that fit no
     variable.

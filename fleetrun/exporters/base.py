@@ -7,10 +7,10 @@ from typing import Protocol
 
 from fleetrun.aliases import Say
 from fleetrun.exporters.job_state import Job, Line
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Context:
     """What an exporter is made with. `argument` is the text after `NAME=`; `warn` shows a line to the user.
 

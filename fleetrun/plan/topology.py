@@ -30,14 +30,14 @@ from fleetrun.envs.settings.parsing import written_ranks
 from fleetrun.errors import PortError, UsageError
 from fleetrun.host.devices import share
 from fleetrun.pod.spec import ContainerSpec, PodSpec, log_path
-from fleetrun.values import frozen, replace
+from fleetrun.values import frozen_by_name, replace
 
 # ---- Offers: processes and endpoints of one machine. Shares follow Paddle's launchers
 
 PADDLES_GLOO_PORT = 6767
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Host:
     """This machine: its place among the machines of the job, and what it has for the job's processes.
 
@@ -74,7 +74,7 @@ Reserve = Callable[[int | None], int]
 """Holds the port that is asked for, or any (None), and tells which."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Offer:
     """The endpoints of one machine by role, and two that count if it is the job's first: `service`, for the
     trainers' store, and `gloo` in ps modes.

@@ -34,7 +34,7 @@ from fleetrun.pod import logs
 from fleetrun.pod.policy import Fault, error_at, may_be_machine, suspicion
 from fleetrun.pod.process import Exit, Process
 from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.values import frozen
+from fleetrun.values import frozen_by_name
 
 
 def read_error(path: Path | None) -> ErrorRecord | None:
@@ -109,7 +109,7 @@ def move(now: Status, then: Status) -> Status:
     return then
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Ended:
     """How one attempt of a container ended. Times are seconds since the epoch.
 

@@ -20,7 +20,7 @@ from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.policy import Fault, GiveUp, Restart, is_symptom
 from fleetrun.pod.process import signal_name
 from fleetrun.pod.spec import ContainerSpec
-from fleetrun.values import frozen
+from fleetrun.values import frozen, frozen_by_name
 
 # ---- The result of a job: the failure that counts, and the exit code it makes
 
@@ -31,7 +31,7 @@ HUNG = "(--hang_timeout)"
 """What the headline of a hang ends with, on every machine of the job."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Failure:
     """A failure as it happens, and what is done about it.
 
@@ -59,7 +59,7 @@ class Failure:
         return cls(ended=ended, decision=decision, earlier=earlier, alive=len(alive))
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Verdict:
     """What the others wait for, when a job makes no progress, in one `sentence`. `kind` is one of `not
     entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or
@@ -76,7 +76,7 @@ class Verdict:
     call: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Late:
     """How a trainer comes to collectives: to `behind` of the last `of` after most members of the group, by
     `seconds` in the median of those. `share`: of the time, for which it was late.
@@ -119,7 +119,7 @@ class Findings:
     alone: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Hang:
     """No trainer, or one `alone`, gave a sign of life for `silent_for` seconds, and what is done about it.
 
@@ -155,7 +155,7 @@ class Hang:
         return f"{self.headline}{why}"
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class JobResult:
     """`cause` is the failure that ended the job, `others` the other failures that it did not cause, in order;
     `hang` is set when it hung instead. `began` is the end of a server, which was restarted, that led to

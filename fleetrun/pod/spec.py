@@ -7,10 +7,10 @@ from pathlib import Path
 from fleetrun.aliases import Environ, Strings, Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.values import field, frozen
+from fleetrun.values import field, frozen_by_name
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class ContainerSpec:
     """One process: its command, its complete environment and its files.
 
@@ -53,7 +53,7 @@ class ContainerSpec:
         return {**self.env, **dict.fromkeys(self.restart_variables, str(restart_count))}
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class PodSpec:
     """The processes of one job on this node, servers first. `pre_hook` runs to its end before every start."""
 

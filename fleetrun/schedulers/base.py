@@ -23,7 +23,7 @@ from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
 from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.record.faults import excluded, faults_path, read_kept
@@ -70,7 +70,7 @@ class Console(Protocol):
     def label(self, name: str, width: int, number: int) -> bytes: ...
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Submission:
     """A job to hand to an engine.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from fleetrun.aliases import Clock, Environ, Strings
 from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.files import open_plain
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.host.interpreter import helper_environment
 from fleetrun.stacks import processes
 from fleetrun.stacks.frames import Taken, Target, Threads, of_faulthandler, of_pyspy
@@ -230,7 +230,7 @@ class Collection:
         return not self.hint
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Means:
     """How it is looked: `program` is py-spy or None, `env` what it is run with. `asks`: processes that it
     cannot read may be asked.

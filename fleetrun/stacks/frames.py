@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetrun.aliases import Document, Fields
 from fleetrun.envs.settings.parsing import ranks_in_words
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 
 # ---- Stacks, as py-spy and faulthandler write them
 
@@ -114,7 +114,7 @@ def _installed(file: str) -> bool:
 # ---- Results per process
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Target:
     """A container that runs. `mark` is the value of FLEETRUN_CONTAINER in its environment, `title` how
     messages call it (`trainer 3`). `node` is the rank of its node, where there are several.
@@ -148,7 +148,7 @@ class Target:
         )
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Taken:
     """One process of a container: the container's own, or one below it that it started (`below`).
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from trainers.errors import UsageError
 from trainers.metrics import auc, log_loss
 
@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Best:
     """What a model that knows the truth reaches on a split; the bound for all others."""
 

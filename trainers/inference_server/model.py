@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fleetrun.aliases import Document, Fields
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
 from trainers.inference_server.mixing import find_mixing
@@ -40,7 +40,7 @@ Outputs = dict[str, Tensor]
 Result = Outputs | BaseException
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class ModelVersion:
     """What workers serve. `sequence`: grows with every version of this server; `version`: its name in
     answers; `values`: of the folder that is followed, in place of those in the bundle.

@@ -24,7 +24,7 @@ from fleetrun.elastic.etcd.client import (
 from fleetrun.elastic.etcd.wire import Body
 from fleetrun.elastic.store import Entry
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 
 SHORTEST, LONGEST = 0.05, 1.0
 
@@ -48,7 +48,7 @@ class Backoff:
 # ---- The thread for the lease, writes and reads
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Request:
     """`body` gets the id of the lease; `answered` is called in the worker's thread, with None when the
     outcome is unknown.

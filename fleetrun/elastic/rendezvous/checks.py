@@ -15,7 +15,7 @@ from itertools import chain
 from zlib import crc32
 
 from fleetrun.aliases import Strings
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 
 UNEVEN = 4.0
 """So many times slower than the middle one is too slow."""
@@ -30,7 +30,7 @@ MARGIN = 2.0
 """Seconds beyond that in which a node must have reported."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Check:
     """Of a round. `turn`: 0: none, 1 or 2. Of the first turn the `suspects`, by id, and `usual`, the speed of
     the middle way (bytes/s); `within`: the seconds that a node has to answer in the second.
@@ -47,7 +47,7 @@ class Check:
 NO_CHECK = Check()
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Measured:
     """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
     of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fleetrun.aliases import Fields, Strings, Texts
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import NOTHING_SPENT, Spent
 from fleetrun.record.faults import MachineFaults, read_faults
@@ -56,7 +56,7 @@ class CauseKind(StrEnum):
     RESTARTED = "restarted"  # a server ended, and was started again on its own: the round went on
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Node:
     """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
     `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
@@ -92,7 +92,7 @@ Nodes = tuple[Node, ...]
 """In the order of their ranks, or of their arrival."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Cause:
     """Why a round stops, as every node reports it.
 
@@ -127,7 +127,7 @@ class Cause:
         return self.why is CauseKind.FAILED
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Round:
     """One generation of the job. `size` is the number of members; the topology lists them.
 
@@ -174,7 +174,7 @@ class MemberStatus(StrEnum):
     STOPPED = "stopped"  # none of its processes is left
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Report:
     """Of one member in one generation; rewritten on progress. `step` is the last that a STOPPED member's
     trainers made, `measured` what a READY one found in a check.
@@ -186,7 +186,7 @@ class Report:
     measured: Measured | None = None
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Verdict:
     """To a node that cannot take part: its exit code, and a message and a hint for its user."""
 
@@ -195,7 +195,7 @@ class Verdict:
     hint: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Census:
     """Which nodes have come so far, for those that wait: only the leader watches all."""
 

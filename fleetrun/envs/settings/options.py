@@ -16,7 +16,7 @@ from fleetrun.aliases import Strings, Texts
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
-from fleetrun.values import field, field_arguments, frozen, replace
+from fleetrun.values import field, field_arguments, frozen, frozen_by_name, replace
 
 COLLECTIVE = frozenset({Mode.COLLECTIVE})
 PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
@@ -53,7 +53,7 @@ class Takes(Enum):
     BOOLEAN = 3  # only true, false, 1, 0, ...: `--sort_ip x.py` works, and Paddle's `--sort_ip 1 x.py` too
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Option:
     """One option: its spellings, the variables that can set it, and how its text becomes a value.
 
@@ -229,7 +229,7 @@ def table_of(role: Role) -> str:
     return "roles.server" if role is Role.SERVER else f"roles.{role}"
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class RoleSettings:
     """What is different for the processes of one role. `script` None: the job's; then `args` None
     means those of the job as well. `threads` is OMP_NUM_THREADS.
@@ -268,7 +268,7 @@ class FileOption:
     where: str
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class JobFile:
     """The content of a job file, with its variables filled in. `places` has file and line of what is not an
     option."""
@@ -322,7 +322,7 @@ _paddle = partial(option, group=Group.PADDLE)
 _heter = partial(_paddle, modes=HETER, makes=Mode.PS_HETER)
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class LaunchSettings:
     """Every option under its own name, typed and checked. `None` and empty tuples mean: not given.
 
@@ -684,7 +684,7 @@ TORCHRUN: Mapping[str, Option] = {
 """The help of each is the second half of a sentence about it."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Resolved:
     """Settings, and what to tell about them.
 
