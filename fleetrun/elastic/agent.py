@@ -162,7 +162,6 @@ class Agent:
         *,
         timeout: float | None = None,
         lease: float = math.inf,
-        wall: Clock = time.time,
         clock: Clock = _clock_with_sleep,
     ) -> None:
         """`lease`: the seconds after which the others give up a node of which nothing is heard."""
@@ -176,7 +175,6 @@ class Agent:
         self.waiting, self.noted = events.waiting, events.noted
         self.store_down, self.store_up = events.store_down, events.store_up
         self._timeout = timeout
-        self._wall = wall
         self._next: Assignment | None = None
         self._place: Assignment | None = None
         self._ran = False
@@ -390,7 +388,7 @@ class Agent:
     ) -> Cause:
         """`over`: why no restart follows."""
         headline, lines, summary = self._pods.describe(ended, verdict, over)
-        age = max(0.0, self._wall() - ended.failed_at)
+        age = max(0.0, time.time() - ended.failed_at)
         symptom = verdict is None and is_symptom(ended.exit, ended.message)
         machine, suspicion = self._blamed(verdict), _HANG
         if verdict is None and ended.may_be_machine:
