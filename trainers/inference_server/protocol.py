@@ -90,7 +90,7 @@ def decode_request(
     request = _object(_parsed(head), "the body")
     given = {}
     wanted = {spec.name: spec for spec in inputs}
-    for number, entry in enumerate(_list(request, "inputs", "")):
+    for number, entry in enumerate(_list(request, "inputs")):
         where = f"inputs[{number}]"
         entry = _object(entry, where)
         name = entry.get("name")
@@ -254,7 +254,7 @@ def _outputs(request: Fields, known: Sequence[str], all_binary: bool) -> tuple[t
     if "outputs" not in request:
         return tuple((name, all_binary) for name in known)
     found: dict[str, bool] = {}
-    for number, entry in enumerate(_list(request, "outputs", "")):
+    for number, entry in enumerate(_list(request, "outputs")):
         where = f"outputs[{number}]"
         entry = _object(entry, where)
         name = entry.get("name")
@@ -298,10 +298,10 @@ def _object(value: Any, where: str) -> Fields:
     return value
 
 
-def _list(body: Fields, key: str, where: str) -> Iterator[Any]:
+def _list(body: Fields, key: str) -> Iterator[Any]:
     value = body.get(key)
     if not isinstance(value, list) or not value:
-        raise RequestError(f"{where}{key} is {_shown(value)}; it must be a list of objects")
+        raise RequestError(f"{key} is {_shown(value)}; it must be a list of objects")
     return iter(value)
 
 

@@ -223,7 +223,6 @@ class ZmqStore:
         node_id: str,
         lease: float,
         keys: CurveKeys | None = None,
-        version: str | None = None,
         context: Context | None = None,
     ) -> None:
         self.node_id = node_id
@@ -236,9 +235,7 @@ class ZmqStore:
         self._connection = StoreConnection(
             loop, endpoint, self, lease=lease, keys=keys, context=self._context
         )
-        self._hello = wire.Hello(
-            wire.PROTOCOL, version or __version__, job_id, node_id, secrets.token_hex(16)
-        )
+        self._hello = wire.Hello(wire.PROTOCOL, __version__, job_id, node_id, secrets.token_hex(16))
         self._listener: Listener | None = None
         self._mirror = Mirror()
         self._pending = PendingRequests(self._connection.send)

@@ -20,7 +20,6 @@ from fleetrun.values import field, field_arguments, frozen, frozen_by_name, repl
 
 COLLECTIVE = frozenset({Mode.COLLECTIVE})
 PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
-_NUMA_BINDINGS = ("off", "node", "socket", "exclusive", "core-complex")
 SERVERS = frozenset({Mode.PS, Mode.PS_HETER})
 HETER = frozenset({Mode.PS_HETER})
 ANY = frozenset(Mode)
@@ -107,8 +106,10 @@ class Option:
         return "none" if self.default in (None, ()) else str(self.default)
 
 
-def option(default: Any, parse: Parser, metavar: str, **rest: Any) -> Any:
-    """A dataclass field that is an option; its name is the field's."""
+def option(default: Any, parse: Parser | Strings, metavar: str, **rest: Any) -> Any:
+    """Declare an option as a field, by whose name it is called. `parse` may be the words to choose from."""
+    if isinstance(parse, tuple):
+        parse, rest = choice(*parse), {"choices": parse, **rest}
     described = Option(default=default, parse=parse, metavar=metavar, **rest)
     return field(default=default, metadata={"option": described})
 
@@ -127,57 +128,39 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
     }
 
 
-ACTIONS: Mapping[str, Option] = {
-    action.name: action
-    for action in (
-        Option(
-            name="help",
-            short="-h",
-            parse=boolean,
-            group=Group.OTHER,
-            takes=Takes.NOTHING,
-            help="Show this help; -h: the most used part of it.",
-        ),
-        Option(
-            name="version",
-            parse=boolean,
-            group=Group.OTHER,
-            takes=Takes.NOTHING,
-            help="Show the version.",
-        ),
-        Option(
-            name="show_completion",
-            parse=choice("bash", "zsh", "fish"),
-            group=Group.OTHER,
-            metavar="SHELL",
-            choices=("bash", "zsh", "fish"),
-            help="Print the completion script of a shell.",
-        ),
-    )
-}
+def _named(*options: Option) -> Mapping[str, Option]:
+    return {each.name: each for each in options}
+
+
+_bare = partial(Option, parse=boolean, takes=Takes.NOTHING)
+ACTIONS = _named(
+    _bare(name="help", short="-h", group=Group.OTHER, help="Show this help; -h: the most used part of it."),
+    _bare(name="version", group=Group.OTHER, help="Show the version."),
+    Option(
+        name="show_completion",
+        parse=choice("bash", "zsh", "fish"),
+        group=Group.OTHER,
+        metavar="SHELL",
+        choices=("bash", "zsh", "fish"),
+        help="Print the completion script of a shell.",
+    ),
+)
 """Options that do something other than launch."""
 
-SHORTHANDS: Mapping[str, Option] = {
-    each.name: each
-    for each in (
-        Option(
-            name="verbose",
-            short="-v",
-            parse=boolean,
-            group=Group.OUTPUT,
-            takes=Takes.NOTHING,
-            help="As --log_level DEBUG: the settings, the variables of processes, their pids.",
-        ),
-        Option(
-            name="quiet",
-            short="-q",
-            parse=boolean,
-            group=Group.OUTPUT,
-            takes=Takes.NOTHING,
-            help="As --log_level ERROR --display plain: the script's output, and errors.",
-        ),
-    )
-}
+SHORTHANDS = _named(
+    _bare(
+        name="verbose",
+        short="-v",
+        group=Group.OUTPUT,
+        help="As --log_level DEBUG: the settings, the variables of processes, their pids.",
+    ),
+    _bare(
+        name="quiet",
+        short="-q",
+        group=Group.OUTPUT,
+        help="As --log_level ERROR --display plain: the script's output, and errors.",
+    ),
+)
 SHORT_FOR: Mapping[str, tuple[tuple[str, str], ...]] = {
     "verbose": (("log_level", "DEBUG"),),
     "quiet": (("log_level", "ERROR"), ("display", "plain")),
@@ -386,15 +369,15 @@ class LaunchSettings:
         shown_default="all visible ones")
     device_kind: str = "gpu"
     visible_devices: str = _process(
-        "node", parsing.choice("node", "process"), "WHOSE", choices=("node", "process"),
+        "node", ("node", "process"), "WHOSE",
         env=("FLEETRUN_VISIBLE_DEVICES",),
         help="Devices that a process sees: all of its node, with LOCAL_RANK as index, or only its own.")
     backend: str = _process(
-        "auto", parsing.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
+        "auto", _BACKENDS, "NAME", env=("PADDLE_DISTRI_BACKEND",),
         modes=COLLECTIVE,
         help="Backend of collectives; auto: nccl on GPUs, else gloo.")
     numa_binding: str = _process(
-        "off", choice(*_NUMA_BINDINGS), "HOW", choices=_NUMA_BINDINGS, modes=COLLECTIVE,
+        "off", ("off", "node", "socket", "exclusive", "core-complex"), "HOW", modes=COLLECTIVE,
         help="Run each process on the cores of the NUMA node or socket of its GPU, on its share of the "
              "node's (exclusive), or on some that share a cache (core-complex); off: on any.")
 
@@ -436,7 +419,7 @@ class LaunchSettings:
         help="Leave a machine out after so many faults, if there are enough others; 0: never. See "
              "`fleetrun nodes`.")
     check: str = _machine(
-        "off", parsing.choice("off", "fast", "full"), "HOW", choices=("off", "fast", "full"),
+        "off", ("off", "fast", "full"), "HOW",
         env=("FLEETRUN_CHECK",),
         help="Before each start, measure processor, memory and the ways between machines, in a few seconds; "
              "full: also GPUs, which takes longer. What is slow or broken has a fault.")
@@ -493,7 +476,7 @@ class LaunchSettings:
         help="Keep a second interpreter for each Python process, with its imports done: restarts take tenths "
              "of a second.")
     probe: str = _failure(
-        "on", parsing.choice("on", "off"), "WHEN", choices=("on", "off"), env=("FLEETRUN_PROBE",),
+        "on", ("on", "off"), "WHEN", env=("FLEETRUN_PROBE",),
         help="Whether Python processes of the job load fleetrun's probe (through PYTHONPATH), which tells "
              "where they are.")
     elastic_pre_hook: str | None = _failure(
@@ -510,7 +493,7 @@ class LaunchSettings:
              "without numbers, as trainer:0,1+ps.",
         shown_default="trainer:0")
     display: str = _output(
-        "auto", parsing.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
+        "auto", DISPLAYS, "HOW", env=("FLEETRUN_DISPLAY",),
         help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per line "
              "on stdout; quiet: as -q --follow none. auto: live on a terminal, else plain.")
     log_level: str = _output(
