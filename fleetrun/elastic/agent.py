@@ -93,7 +93,6 @@ class Pods(Protocol):
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         """The supervisor of this generation's pod. Raises LaunchError when the pod cannot be made."""
-        ...
 
     def check(
         self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
@@ -101,13 +100,11 @@ class Pods(Protocol):
         """Take part in the check of this round; call back once, unless it is cancelled by what this
         returns.
         """
-        ...
 
     def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, Strings, str]:
         """A failure, on what it follows, if that is known, and `why` no restart does: in one line, as a
         report without frame, and the cause, with which the report ends.
         """
-        ...
 
 
 class AgentEvents(Protocol):

@@ -66,35 +66,27 @@ class Events(Protocol):
 
     def waiting(self, note: Waiting) -> None:
         """Nodes are missing: called on every change, then at intervals."""
-        ...
 
     def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
         """Take part in the check of this round, in place of one that is under way."""
-        ...
 
     def start(self, round: Round, members: Nodes, rank: int) -> None:
         """Run this generation, as member `rank` of these."""
-        ...
 
     def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
         """Stop this node's processes, then call `stopped`. `at_once`: by SIGKILL; also while they stop."""
-        ...
 
     def finish(self) -> None:
         """The trainers of all nodes have completed: let servers exit, then call `stopped`."""
-        ...
 
     def ended(self, code: int, cause: Cause | None) -> None:
         """The job is over; without a cause it has completed. No call follows."""
-        ...
 
     def failed(self, error: LaunchError) -> None:
         """This node cannot take part, or cannot continue. No call follows."""
-        ...
 
     def noted(self, faults: MachineFaults) -> None:
         """What is now known of the job's machines."""
-        ...
 
     def store_down(self, why: str) -> None: ...
 

@@ -63,25 +63,21 @@ class Listener(Protocol):
 
     def changed(self) -> None:
         """The mirror has changed: called once for all changes that arrived together."""
-        ...
 
     def up(self, *, fresh: bool) -> None:
         """The store answers (again), and the mirror is complete. `fresh`: with a new lease, so what was
         written under the earlier one is gone, or will be, and must be written again.
         """
-        ...
 
     def down(self, why: str) -> None:
         """The store has not answered for a while, or the connection was refused; `why` is for users, such as
         `h1:6768: Connection refused`. Called again when `why` changes. The client keeps trying.
         """
-        ...
 
     def lost(self, error: LaunchError) -> None:
         """The store will never answer this client: the launcher that hosts it is gone, or it refused this
         node (secret, version, job). The client has stopped.
         """
-        ...
 
 
 class Store(Protocol):
@@ -90,28 +86,23 @@ class Store(Protocol):
     @property
     def mirror(self) -> Entries:
         """The entries under all watched prefixes, by key."""
-        ...
 
     @property
     def closed(self) -> Collection[str]:
         """Keys that left the mirror because the connection of the client that wrote them was closed. Always
         empty where the store does not tell.
         """
-        ...
 
     def open(self, listener: Listener) -> None:
         """Begin to connect. The other methods may be called before `up`: requests wait."""
-        ...
 
     def watch(self, prefix: str) -> None:
         """Mirror the keys under `prefix` from now on; `changed` follows, even if there are none. A prefix
         that ends with `/`, or is empty, covers all keys that begin with it; any other is one whole key.
         """
-        ...
 
     def unwatch(self, prefix: str) -> None:
         """Stop mirroring this prefix; its keys leave the mirror."""
-        ...
 
     def put(
         self,
@@ -127,25 +118,20 @@ class Store(Protocol):
         `leased`: the key is deleted when this client's lease ends. `then` gets whether it was written; False
         also when the connection was lost and the outcome is unknown.
         """
-        ...
 
     def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         """Like `put`. Deleting a key that does not exist succeeds."""
-        ...
 
     def delete_prefix(self, prefix: str) -> None:
         """Delete all keys of this job that begin with `prefix`; "" is all of them."""
-        ...
 
     def read(self, key: str, then: Found) -> None:
         """Read one key without watching it. The client repeats the request until it is answered."""
-        ...
 
     def close(self) -> None:
         """End the lease at once, which deletes what was written under it. Waits for earlier requests to be
         sent, but not long (0.5 s; 1 s for an etcd, which writes to disk).
         """
-        ...
 
 
 # ---- The content of the embedded store: keys with revisions, leases, watches. Time is an argument, and

@@ -31,8 +31,6 @@ class Exporter(Protocol):
 
     def take(self, line: Line, now: float) -> None:
         """A message, as `fleetrun/exporters/job_state.py` makes it; `now` in seconds since the epoch."""
-        ...
 
     def close(self) -> None:
         """No message follows: write what waits. The end of the launch waits for it, for 30 s at most."""
-        ...

@@ -458,20 +458,15 @@ class Peers(Protocol):
         """This pod stops because of this failure, which is a `fault` for the restart policy; `decision` is
         what that says here, `verdict` on what the failure follows, if that is known.
         """
-        ...
 
     def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
         """Another failure, seen while the pod stops; it may be the older one."""
-        ...
 
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         """This pod stops because its trainers give no sign of life."""
-        ...
 
     def restart_asked(self, command: str) -> None:
         """A command of a user wants all processes of a collective job to start again."""
-        ...
 
     def pod_completed(self) -> None:
         """All trainers of this machine ended well."""
-        ...

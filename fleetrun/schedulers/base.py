@@ -217,7 +217,6 @@ class Scheduler(Protocol):
 
     def submit(self, job: Submission) -> int:
         """Hand the job over; return the exit code. With --dry_run print what would be handed over."""
-        ...
 
 
 def scheduler(name: str) -> Scheduler:

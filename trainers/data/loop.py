@@ -164,15 +164,12 @@ class Arriving(Protocol):
     @property
     def at_hand(self) -> bool:
         """Whether the next batch is there."""
-        ...
 
     def draw(self) -> Any:
         """The next batch, before its turn. Raises StopIteration."""
-        ...
 
     def give(self, batch: Any) -> None:
         """It is the turn of a batch that was drawn."""
-        ...
 
 
 def prefetched(

@@ -176,25 +176,20 @@ _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILURES | _END
 class ConnectionListener(Protocol):
     def connected(self) -> None:
         """There is a new connection; nothing was sent over it yet."""
-        ...
 
     def received(self, frames: Sequence[bytes]) -> None: ...
 
     def settled(self) -> None:
         """All messages that arrived together were received."""
-        ...
 
     def disconnected(self) -> None:
         """The connection is lost; the next one is being made."""
-        ...
 
     def unreachable(self, why: str, number: int) -> None:
         """There is no connection: the reason, and the errno or 0."""
-        ...
 
     def denied(self, certain: bool) -> None:
         """The peer ended the handshake. `certain`: because of the secret; else it may be any program."""
-        ...
 
 
 class StoreConnection:

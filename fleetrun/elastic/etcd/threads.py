@@ -67,15 +67,12 @@ class WorkerEvents(Protocol):
 
     def leased(self, *, fresh: bool) -> None:
         """The lease is granted or, after an outage, confirmed."""
-        ...
 
     def unanswered(self, why: str) -> None:
         """No member answers; the worker keeps trying."""
-        ...
 
     def gave_up(self, error: LaunchError) -> None:
         """The worker has stopped."""
-        ...
 
 
 class Worker:
@@ -214,23 +211,18 @@ class WatcherEvents(Protocol):
 
     def reading(self) -> None:
         """All prefixes are about to be read."""
-        ...
 
     def read_all(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
         """The entries of all prefixes at this revision. `turn` is what `watch` returned for them."""
-        ...
 
     def changed(self, changes: list[wire.Change]) -> None:
         """The changes after that, in order."""
-        ...
 
     def unreadable(self, why: str) -> None:
         """No member could be watched; the watcher keeps trying."""
-        ...
 
     def gave_up(self, error: LaunchError) -> None:
         """The watcher has stopped."""
-        ...
 
 
 class Watcher:
