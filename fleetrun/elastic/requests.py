@@ -25,7 +25,6 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from fleetrun.aliases import Callback, Fields, Strings
 from fleetrun.elastic.membership import Membership
@@ -65,39 +64,19 @@ _LONGEST_BY = 100
 _UNPACKED = 1 << 20
 
 
-class Flag(NamedTuple):
-    """An option of the command that a node runs; `kind` is what its value must be."""
-
-    name: str
-    kind: type
-
-
-VERBS: Mapping[str, Mapping[str, Flag]] = {
-    "logs": {
-        "follow": Flag("--follow", bool),
-        "lines": Flag("--lines", int),
-        "role": Flag("--role", str),
-        "rank": Flag("--rank", str),
-        "since": Flag("--since", str),
-        "grep": Flag("--grep", str),
-    },
-    "stacks": {
-        "role": Flag("--role", str),
-        "rank": Flag("--rank", str),
-        "timeout": Flag("--timeout", float),
-    },
-    "why": {"json": Flag("--json", bool)},
-    "stop": {"now": Flag("--now", bool)},
-    "restart": {"name": Flag("--name", str)},
-    "status": {
-        "json": Flag("--json", bool),
-        "watch": Flag("--watch", bool),
-        "interval": Flag("--interval", float),
-    },
-    "report": {"record": Flag("--record", bool)},
+VERBS: Mapping[str, Mapping[str, type]] = {
+    "logs": {"follow": bool, "lines": int, "role": str, "rank": str, "since": str, "grep": str},
+    "stacks": {"role": str, "rank": str, "timeout": float},
+    "why": {"json": bool},
+    "stop": {"now": bool},
+    "restart": {"name": str},
+    "status": {"json": bool, "watch": bool, "interval": float},
+    "report": {"record": bool},
     "bundle": {},
 }
-"""What may be asked, with the options that are passed on. What is not listed here reaches no command line."""
+"""What may be asked, with the options that are passed on, and what their values must be. What is not listed
+here reaches no command line.
+"""
 
 ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status", "why"})
 """Those that a node without a secret answers."""
@@ -116,20 +95,19 @@ class Request:
 
     def words(self, pod: str, *, secret: bool) -> list[str]:
         """The command line after `fleetrun`. Raises ValueError for what is not among `VERBS`."""
-        flags = VERBS.get(self.verb)
-        if flags is None:
+        kinds = VERBS.get(self.verb)
+        if kinds is None:
             raise ValueError(f"this fleetrun does not know what to answer to {self.verb[:40]!r}")
         words = [self.verb, pod, "--here"]
         for name, value in self.options.items():
-            flag = flags.get(name)
-            if flag is None or type(value) is not flag.kind:
+            if type(value) is not kinds.get(name):
                 raise ValueError(f"{self.verb} of another node takes no {name[:40]!r} such as {value!r:.40}")
             if isinstance(value, str) and _is_no_word(value):
                 raise ValueError(f"the {name[:40]!r} of {self.verb} has control characters, or no text")
-            if flag.kind is bool:
-                words += [flag.name] if value else []
-            else:
-                words.append(f"{flag.name}={value}")
+            if value is True:
+                words.append(f"--{name}")
+            elif value is not False:
+                words.append(f"--{name}={value}")
         if self.verb == "logs":
             limit = ("--most_bytes", str(MOST_BYTES)) if secret else ("--most_read", str(MOST_BYTES_OPEN))
             words += limit
