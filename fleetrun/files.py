@@ -31,6 +31,22 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+def read_file(path: Path) -> str:
+    """Read a short text; empty for what is not there, or may not be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def modified(path: Path) -> float | None:
+    """Tell when it was written to last, in seconds since the epoch; None for what is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
 def last_bytes(path: Path, most: int) -> tuple[bytes, bool]:
     """The last `most` bytes, and whether the file has more. Raises OSError."""
     with os.fdopen(open_plain(path), "rb") as file:

@@ -308,7 +308,7 @@ def _silent(path: Path, pid: int, why: str) -> Running:
         log_dir=record.parent if record is not None else Path(),
         socket=path,
         pid=pid,
-        started=_began(pid),
+        started=files.modified(Path(f"/proc/{pid}")),
         silence=why,
     )
 
@@ -323,13 +323,6 @@ def _record_of(pid: int, pod: str) -> Path | None:
     except OSError:
         return None
     return None
-
-
-def _began(pid: int) -> float | None:
-    try:
-        return Path(f"/proc/{pid}").stat().st_mtime
-    except OSError:
-        return None
 
 
 # ---- The end of a launcher and its guard; asking by signal

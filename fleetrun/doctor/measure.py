@@ -20,6 +20,7 @@ from typing import Any
 
 from fleetrun.aliases import Environ, Fields, Strings
 from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
+from fleetrun.files import read_file
 
 # ---- What control groups leave to this process, of version 1 and 2: its own group and those around it. In a
 # container, whose groups seem to be elsewhere, what is mounted there. Reads only.
@@ -87,14 +88,6 @@ def _left(group: Path, limit: str, used: str, given_back: Strings) -> Iterator[t
         rows = (line.split() for line in read_file(group / "memory.stat").splitlines()) if given_back else ()
         free = sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in given_back)
         yield int(most), max(0, int(most) - max(0, int(taken) - free))
-
-
-def read_file(path: Path) -> str:
-    """Empty for what is not there, or may not be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 # ---- Looks at this machine: cores, memory, limits, folders, interfaces. Judges nothing. What is not there,

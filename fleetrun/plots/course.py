@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetrun.frozen import frozen
+from fleetrun.record import history
 from fleetrun.record.goodput import Event, Goodput, Span
 from fleetrun.record.journal import objects_in
 
@@ -348,12 +349,8 @@ _OF_PROCESSES = {name: _HANDLERS[name] for name in ("launch", "ready", "started"
 
 def _number(value: object) -> float:
     """NaN if the value is not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
+    found = history.number(value)
+    return math.nan if found is None else found
 
 
 def _positive(value: object) -> float:

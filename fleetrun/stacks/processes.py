@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE
+from fleetrun.files import read_file
 from fleetrun.pod.process import children_of
 from fleetrun.proc import read_stat
 
@@ -46,10 +47,7 @@ def age_of(pid: int) -> float | None:
 
 
 def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return read_file(Path(f"/proc/{pid}/comm"))
 
 
 def is_python(pid: int) -> bool:

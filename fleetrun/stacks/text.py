@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fleetrun.aliases import Document, Fields
+from fleetrun.envs.settings.parsing import some
 from fleetrun.stacks.frames import MOST_FRAMES, MOST_THREADS, Frame, Group, Taken, Target, Thread
 from fleetrun.stacks.processes import STATES
 
@@ -44,9 +45,7 @@ def _places(members: Sequence[Taken]) -> str:
 
 
 def _pids(pids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, pids[:_MOST_PIDS]))
-    more = f" and {len(pids) - _MOST_PIDS} more" if len(pids) > _MOST_PIDS else ""
-    return f"pid{'s' if len(pids) > 1 else ''} {shown}{more}"
+    return f"pid{'s' if len(pids) > 1 else ''} {some(list(map(str, pids)), _MOST_PIDS)}"
 
 
 def stack_lines(taken: Taken) -> Iterator[str]:
