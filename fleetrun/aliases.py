@@ -14,6 +14,9 @@ Texts = Mapping[str, str]
 Fields = Mapping[str, Any]
 """A JSON object by the names of its fields: an event of the record, the status of a job, a message."""
 
+Numbers = Mapping[str, float]
+"""Numbers by name."""
+
 Document = dict[str, Any]
 """A JSON object that is being made, or is the caller's to change."""
 

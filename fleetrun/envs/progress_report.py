@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document, Fields, Numbers
 from fleetrun.envs.channels import (
     LARGEST_DATAGRAM,
     LONGEST_ACTIVITY,
@@ -89,13 +89,13 @@ class Report:
     of: int | None = None
     samples: int | None = None
     loss: float | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Numbers = field(default_factory=dict)
     activity: Activity | None = None
     joined: tuple[float, float] | None = None
     saved: bool = False
-    server: Mapping[str, float] = field(default_factory=dict)
-    tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    hot: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    server: Numbers = field(default_factory=dict)
+    tables: Mapping[str, Numbers] = field(default_factory=dict)
+    hot: Mapping[str, Numbers] = field(default_factory=dict)
     received: float = 0.0
     time: float | None = None
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleetrun.aliases import Document, Fields, Texts
+from fleetrun.aliases import Document, Fields, Numbers, Texts
 from fleetrun.envs.progress_report import Report
 from fleetrun.pod.spec import PodSpec
 
@@ -64,7 +64,7 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
     )
 
 
-def spent_message(seconds: Mapping[str, float]) -> bytes:
+def spent_message(seconds: Numbers) -> bytes:
     """What the time of the job went into so far."""
     return _encoded({"is": "spent", "seconds": dict(seconds)})
 
@@ -141,7 +141,7 @@ class ProcessState:
         self.tables |= line["tables"]
 
 
-def bounded(values: Mapping[str, float], known: Mapping[str, object]) -> dict[str, float]:
+def bounded(values: Numbers, known: Mapping[str, object]) -> dict[str, float]:
     """The known values, and as many new ones as the limit allows."""
     room = MOST_NAMES - len(known)
     new = [name for name in values if name not in known]

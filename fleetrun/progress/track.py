@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from fleetrun.aliases import Document
+from fleetrun.aliases import Document, Numbers
 from fleetrun.envs.channels import MOST_TABLES, MOST_VALUES
 from fleetrun.envs.progress_report import Report
 from fleetrun.values import replace
@@ -26,7 +26,7 @@ _TABLES_IN_RECORD = 50
 _OF_TABLES = ("rows", "pulled_keys_s")
 
 
-Tables = Mapping[str, Mapping[str, float]]
+Tables = Mapping[str, Numbers]
 
 
 class _Point(NamedTuple):

@@ -64,12 +64,16 @@ class TensorSpec:
         return {"name": self.name, "datatype": DATATYPES[self.dtype], "shape": sizes}
 
 
+Given = tuple[Tensor, ...]
+"""Inputs or weights, in the order of the program's."""
+
+
 @frozen(eq=False)
 class InferRequest:
     """`inputs`: in the order of the program's; `outputs`: (name, whether in binary) of those wanted."""
 
     id: str | None
-    inputs: tuple[Tensor, ...]
+    inputs: Given
     outputs: tuple[tuple[str, bool], ...]
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from fleetrun.aliases import Fields, Strings, Texts
+from fleetrun.aliases import Fields, Numbers, Strings, Texts
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
 from fleetrun.frozen import frozen_by_name
 from fleetrun.plan.topology import Offer
@@ -149,7 +149,7 @@ class Round:
     spent: Spent = NOTHING_SPENT
     losses: Spent = NOTHING_SPENT
     faults: MachineFaults = ()
-    worked: Mapping[str, float] = field(default_factory=dict)
+    worked: Numbers = field(default_factory=dict)
     cause: Cause | None = None
     restart: bool = False
     after: float = 0.0
