@@ -8,8 +8,14 @@ from typing import Any
 Environ = Mapping[str, str]
 """Environment variables, by name."""
 
+Texts = Mapping[str, str]
+"""Texts by name, such as options as they would be typed."""
+
 Fields = Mapping[str, Any]
 """A JSON object by the names of its fields: an event of the record, the status of a job, a message."""
+
+Numbers = Mapping[str, float]
+"""Numbers by name."""
 
 Document = dict[str, Any]
 """A JSON object that is being made, or is the caller's to change."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Fields, Texts
 from fleetrun.display import Display, display_of
 from fleetrun.envs.contract import is_owned
 from fleetrun.envs.settings.job_file import option_texts
@@ -27,7 +27,7 @@ from fleetrun.record.journal import Event
 T = TypeVar("T")
 OptionValue = str | int | float | bool | os.PathLike[str] | Sequence[Any] | Fields | None
 Program = str | os.PathLike[str] | None
-Environment = Mapping[str, str] | Sequence[str] | None
+Environment = Texts | Sequence[str] | None
 
 
 @overload
@@ -185,7 +185,7 @@ def _env_words(env: Environment, engine: str) -> list[str]:
     return [f"--env={name}" for name in names] if engine else []
 
 
-def _added(env: Environment) -> Mapping[str, str]:
+def _added(env: Environment) -> Texts:
     """Variables for the launcher, from which the processes inherit them."""
     return env if isinstance(env, Mapping) else {}
 

@@ -4,15 +4,17 @@ user's running launches. Standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from fleetrun.aliases import Environ
 
 # ---- Files in a directory where a script may have put anything: a pipe, a link to a device, a directory.
 # Opening must not block on such a file.
@@ -29,6 +31,22 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+def read_file(path: Path) -> str:
+    """Read a short text; empty for what is not there, or may not be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def modified(path: Path) -> float | None:
+    """Tell when it was written to last, in seconds since the epoch; None for what is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
 def last_bytes(path: Path, most: int) -> tuple[bytes, bool]:
     """The last `most` bytes, and whether the file has more. Raises OSError."""
     with os.fdopen(open_plain(path), "rb") as file:
@@ -43,7 +61,7 @@ def end_of(path: Path, most: int) -> str:
     return (data.partition(b"\n")[2] if cut else data).decode(errors="replace")
 
 
-@contextlib.contextmanager
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name next to `path` to write to: at the end of the block that file takes its place. If the block
     fails, the file at `path` stays as it is, and the other one is deleted. Raises OSError.
@@ -53,7 +71,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield aside
         aside.replace(path)
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             aside.unlink()
 
 
@@ -70,7 +88,7 @@ def replace_file(path: Path, text: str) -> None:
 # ---- The run folder
 
 
-def run_folder(environ: Mapping[str, str]) -> Path:
+def run_folder(environ: Environ) -> Path:
     """`$XDG_RUNTIME_DIR/fleetrun`; without that variable `/tmp/fleetrun-UID`. So too where it names a folder
     of a login that this machine does not have: sbatch and srun export the variable of another one.
     """
@@ -105,7 +123,7 @@ def probe_socket(runtime: Path, container: str) -> Path:
 def remove_probe_sockets(runtime: Path, pod: str) -> None:
     """What processes of this pod have left; they are gone."""
     for path in runtime.glob(f"{pod}.*.probe*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path.unlink()
 
 
@@ -121,7 +139,7 @@ def make_run_folder(runtime: Path) -> None:
         raise PermissionError(f"{runtime} is open to other users")
 
 
-@contextlib.contextmanager
+@contextmanager
 def short_socket_path(path: Path) -> Iterator[str]:
     """A name of this path that fits into a socket address (107 bytes). Raises OSError."""
     fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -12,3 +12,9 @@ def frozen(cls: Any = None, **options: bool) -> Any:
     `dataclasses.dataclass`: `@frozen` or `@frozen(kw_only=True)`.
     """
     return dataclass(cls, frozen=True, slots=True, **options)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def frozen_by_name(cls: Any) -> Any:
+    """Do the same for a class whose fields are given by their names."""
+    return frozen(cls, kw_only=True)

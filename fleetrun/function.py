@@ -6,7 +6,6 @@ The folder is the caller's, and no other user can write to it: it holds nothing 
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import os
 import pickle
@@ -16,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -126,7 +126,7 @@ def main(folder: Path) -> None:
             _write(value, f"what {_name(function)} returned", returned)
     except Exception as raised:  # noqa: BLE001  # it is the user's function
         if role == _TRAINER:
-            with contextlib.suppress(Exception):  # then its text is in the report
+            with suppress(Exception):  # then its text is in the report
                 _write(error, "the exception", raised)
         sys.excepthook(type(raised), raised, raised.__traceback__)
         sys.exit(1)
@@ -163,7 +163,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     sys.stderr.write(text)
     if path := error_file(os.environ):
         aside = Path(f"{path}.{os.getpid()}")
-        with contextlib.suppress(OSError):  # a full disk: the log may have it
+        with suppress(OSError):  # a full disk: the log may have it
             aside.touch(mode=0o600)  # a traceback may hold private values
             aside.write_text(write_error(f"{kind.__name__}: {error}", text, time.time_ns()), "utf-8")
             aside.replace(path)

@@ -15,11 +15,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Strings, Texts
 from fleetrun.errors import LaunchError, PluginError, similar
 from fleetrun.values import frozen
 
-ASKING: Mapping[str, str] = {
+ASKING: Texts = {
     "ps": "List the jobs that run on this machine.",
     "status": "Show the state of a job: processes, progress, last log lines.",
     "top": "Watch a job live: all ranks, their stacks and logs; restart and stop.",
@@ -42,14 +42,14 @@ ASKING: Mapping[str, str] = {
 }
 """Commands that launch no job."""
 
-LAUNCHING: Mapping[str, str] = {
+LAUNCHING: Texts = {
     "run": "Launch SCRIPT. The word may be left out.",
     "up": "Launch the job of a job file.",
     "again": "Launch an earlier job again, with the same settings.",
 }
 """Commands that launch a job."""
 
-IN_TREE: Mapping[str, Mapping[str, str]] = {
+IN_TREE: Mapping[str, Texts] = {
     "schedulers": {
         name: f"fleetrun.schedulers.{name}:ENGINE" for name in ("slurm", "srun", "kubernetes", "ssh")
     },
@@ -142,7 +142,7 @@ def names(kind: str) -> Strings:
     return (*IN_TREE[kind], *others(kind))
 
 
-def others(kind: str) -> Mapping[str, str]:
+def others(kind: str) -> Texts:
     """Those of other packages by name, sorted, and which packages have them."""
     found = {name: ", ".join(each.package for each in some) for name, some in _installed(kind).items()}
     return dict(sorted((name, package) for name, package in found.items() if name not in IN_TREE[kind]))
@@ -218,7 +218,7 @@ def program(name: str) -> str | None:
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), None)  # noqa: PTH113
 
 
-def programs() -> Mapping[str, str]:
+def programs() -> Texts:
     """The path of each `fleetrun-NAME`, sorted by name."""
     found: dict[str, str] = {}
     for folder in _folders():
@@ -237,7 +237,7 @@ def _folders() -> list[str]:
     return os.environ.get("PATH", os.defpath).split(os.pathsep)
 
 
-def other_commands() -> Mapping[str, str]:
+def other_commands() -> Texts:
     """Those that fleetrun does not have itself, by name, and what each is. An entry point comes before a
     program of its name.
     """

@@ -7,10 +7,10 @@ from __future__ import annotations
 import select
 from pathlib import Path
 
-from fleetrun.values import frozen
+from fleetrun.values import frozen_by_name
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Stat:
     """`state` is the letter of `ps`. `ticks` of processor in user and kernel mode, `started` in ticks since
     the machine was started, `resident` memory in pages. `exit`: the wait status of one that has ended.

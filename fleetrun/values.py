@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from dataclasses import replace as replace
 
     from fleetrun.frozen import frozen as frozen
+    from fleetrun.frozen import frozen_by_name as frozen_by_name
 else:
 
     def frozen(cls=None, *, kw_only=False):
         """The decorator, as that of `fleetrun.frozen`."""
         return _made(cls, kw_only) if cls else lambda each: _made(each, kw_only)
+
+    def frozen_by_name(cls):
+        """The same for a class whose fields are given by their names."""
+        return _made(cls, True)
 
     def field(**arguments):
         """`default`, `default_factory`, `repr` and `metadata`, as in the standard library."""

@@ -17,10 +17,10 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from fleetrun import plugins
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Texts
 from fleetrun.plugins import ASKING, LAUNCHING
 
-VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
+VERBS: Texts = {**ASKING, **LAUNCHING}
 
 FAMILIES: Mapping[str, Sequence[str]] = {
     "launching": ("run", "up", "init", "doctor", "nodes"),

@@ -25,7 +25,8 @@ from fleetrun.console.text import format_date, printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError, similar
-from fleetrun.frozen import frozen
+from fleetrun.files import modified
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.record.history import History, Known, UnreadableError, glance, names, read, records
 
 # ---- Jobs. A word names one by its job name or its pod, by its script (`train.py`, `train`) or its folder,
@@ -49,7 +50,7 @@ class NoJobError(LaunchError):
     exit_code = 1
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class EndedJob:
     """A launch that has ended. `record` is its journal, `written` when that was last written to (seconds
     since the epoch).
@@ -230,7 +231,7 @@ def ended_jobs(place: Path, running_pods: set[str]) -> list[EndedJob]:
                     pod=known[1],
                     log_dir=place,
                     record=path,
-                    written=_modified(path),
+                    written=modified(path),
                     **_begun_as(path),
                 )
             )
@@ -243,13 +244,6 @@ def _begun_as(path: Path) -> dict[str, str]:
     except UnreadableError:
         return {}
     return {name: str(launch.get(name) or "") for name in ("script", "cwd")}
-
-
-def _modified(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # just deleted
-        return None
 
 
 def _same(one: Path, other: Path) -> bool:

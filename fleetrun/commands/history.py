@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
+from fleetrun.aliases import Document
 from fleetrun.commands.find import (
     LOG_DIR,
     EndedJob,
@@ -128,7 +128,7 @@ def _began(launch: Glance) -> float | None:
     return number(launch.launch.get("time"))
 
 
-def _as_json(launch: Glance) -> dict[str, Any]:
+def _as_json(launch: Glance) -> Document:
     over, progress = launch.over or {}, launch.progress or {}
     return {
         "job": launch.job,

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.commands.everywhere import Documents, Nodes, Where, nodes_at, nodes_of, own_rank
 from fleetrun.commands.find import describe_end, job_title
 from fleetrun.commands.live_rows import Process
@@ -28,7 +27,7 @@ from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.record.history import UnreadableError, read
 from fleetrun.record.journal import objects_in
 
-Status = dict[str, Any]
+Status = Document
 
 _TIMEOUT = 5.0
 _LINES = 200

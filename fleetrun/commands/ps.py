@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 import click
 
+from fleetrun.aliases import Document
 from fleetrun.commands.find import json_option
 from fleetrun.commands.output import (
     Cell,
@@ -71,7 +71,7 @@ def command(in_json: bool) -> int:
     return 0
 
 
-def _as_json(job: Running) -> dict[str, Any]:
+def _as_json(job: Running) -> Document:
     known = {"job": job.job, "pod": job.pod, "pid": job.pid, "started": job.started}
     return {**known, "log_dir": str(job.log_dir), "silent": job.silence or None, **job.status}
 

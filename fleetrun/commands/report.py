@@ -4,7 +4,6 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ def all_launches(histories: Sequence[History], now: float) -> list[str]:
 def _recounted(history: History, best: int | None = None) -> Goodput:
     """From all events; `best` is the last step of the launches before."""
     found = Goodput(best)
-    with contextlib.suppress(UnreadableError):
+    with suppress(UnreadableError):
         for event in events_of(history.path):
             found.take(event)
     return found
@@ -291,7 +291,7 @@ def _launches_of(history: History) -> list[History]:
     found = []
     for path in records(history.path.parent):
         if (names(path) or ("", ""))[0] == history.job:
-            with contextlib.suppress(UnreadableError):
+            with suppress(UnreadableError):
                 found.append(read(path))
     return sorted(found, key=lambda each: each.began or 0.0)
 

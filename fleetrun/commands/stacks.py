@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.commands.everywhere import (
     NO_SUCH_PROCESS,
     Nodes,
@@ -226,7 +226,7 @@ def _target(pod: str, one: Known, pid: int) -> Target:
     )
 
 
-def _recorded(running: Running) -> list[dict[str, Any]]:
+def _recorded(running: Running) -> list[Document]:
     try:
         history = read(running.record)
     except UnreadableError:

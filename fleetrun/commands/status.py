@@ -119,7 +119,7 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, in_json:
     where = read_where(options, {"JOB": job, "--watch": watch or None})
     if where.url is not None:
         with nodes_at(where) as nodes:
-            return _show_of(nodes, where.url, in_json)
+            return _show_of(nodes, in_json)
     if watch and not in_json:
         raise UsageError(
             "--watch is for --json, one line for each update", hint="`fleetrun top` is the live view."
@@ -149,7 +149,7 @@ def _show(job: Running, wanted: NodeFilter, in_json: bool) -> None:
         _print(wanted.shown(status))
 
 
-def _show_of(nodes: Nodes, url: str, in_json: bool) -> int:
+def _show_of(nodes: Nodes, in_json: bool) -> int:
     """Of a job of which this host runs no part. Returns the exit code."""
     nodes.ask("status", {"json": True})
     said = {rank: list(nodes.documents(rank)) for rank in nodes.ranks}

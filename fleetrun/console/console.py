@@ -7,13 +7,13 @@ a pipe delays neither the job nor its supervision.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -310,7 +310,7 @@ def _reopened(fd: int) -> tuple[int, bool]:
     if stat.S_ISREG(mode):
         return fd, True
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             return os.open(f"/proc/self/fd/{fd}", flags), True
     return fd, False
@@ -319,7 +319,7 @@ def _reopened(fd: int) -> tuple[int, bool]:
 def sinks() -> tuple[Sink, Sink]:
     """For stdout and stderr. If both are the same file they share one sink, so that lines cannot mix."""
     out = Sink(1)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if os.path.samestat(os.fstat(1), os.fstat(2)):
             return out, out
     return out, Sink(2)

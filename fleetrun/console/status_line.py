@@ -112,8 +112,8 @@ class StatusLine:
         self._colour = colour
         self._loop: Loop | None = None
         self._status: Callable[[], StatusFields] | None = None
-        self._timer: Timer | None = None
-        self._soon: Timer | None = None
+        self._timer = Timer()
+        self._soon = Timer()
         self._pending = PendingLines()
         self._drawn = False
         self._hidden = False
@@ -151,21 +151,19 @@ class StatusLine:
 
     def refresh(self) -> None:
         """The state has changed: show it within `_BUSY_INTERVAL`."""
-        if self._loop is not None and self._status is not None and self._soon is None:
+        if self._loop is not None and self._status is not None and not self._soon.pending:
             rest = self._row_made + _BUSY_INTERVAL - self._loop.clock()
             self._soon = self._loop.after(max(0.0, rest), self._refreshed)
 
     def _refreshed(self) -> None:
-        self._soon = None
         self._row_made = -_IDLE_INTERVAL
         self._paint_if_idle()
 
     def end(self) -> None:
         """Remove the line. May be called twice, and without `begin`."""
-        for timer in (self._timer, self._soon):
-            if timer is not None:
-                timer.cancel()
-        self._status = self._timer = self._soon = None
+        self._timer.cancel()
+        self._soon.cancel()
+        self._status = None
         left = self._pending.finish()
         if left or self._drawn:
             self._paint(left)

@@ -14,14 +14,14 @@ import socket
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 from fleetrun import files
-from fleetrun.aliases import Environ, Fields
+from fleetrun.aliases import Document, Environ, Fields
 from fleetrun.files import peer, short_socket_path
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.proc import read_stat, readable
 from fleetrun.record.history import names
 
@@ -46,12 +46,12 @@ class Gone(NoAnswer):
     """There is no launcher, or it has ended."""
 
 
-def ask(path: Path, request: Fields, timeout: float) -> dict[str, Any]:
+def ask(path: Path, request: Fields, timeout: float) -> Document:
     """What the launcher with this control socket answers within `timeout` seconds. Raises NoAnswer."""
     return Question(path, request, time.monotonic() + timeout).answer()
 
 
-def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[dict[str, Any] | NoAnswer]:
+def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[Document | NoAnswer]:
     """The same of several, in their order, within one `timeout`: all are asked before the first is waited
     for.
     """
@@ -62,7 +62,7 @@ def ask_all(paths: Sequence[Path], request: Fields, timeout: float) -> list[dict
             asked.append(Question(path, request, deadline))
         except NoAnswer as reason:
             asked.append(reason)
-    found: list[dict[str, Any] | NoAnswer] = []
+    found: list[Document | NoAnswer] = []
     for each in asked:
         try:
             found.append(each.answer() if isinstance(each, Question) else each)
@@ -102,10 +102,10 @@ class Question:
             raise NoAnswer("it runs in another container, whose processes are not visible from here")
         if _stopped(self.pid):
             raise NoAnswer(STOPPED, self.pid)
-        with contextlib.suppress(OSError):  # then it has gone, which the answer shows
+        with suppress(OSError):  # then it has gone, which the answer shows
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Document:
         """Wait for it; only once."""
         with self._socket:
             line = self._line()
@@ -139,7 +139,7 @@ class Question:
         self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
 
 
-def _seen_from_here(answer: dict[str, Any], pid: int) -> dict[str, Any]:
+def _seen_from_here(answer: Document, pid: int) -> Document:
     """A launcher in a container of its own (another pid namespace) calls processes by numbers that are those
     of others here. The kernel knows its own, `pid`; the others are not known then.
     """
@@ -199,7 +199,7 @@ def control_sockets(folder: Path) -> list[Path]:
 
 
 def _is_socket(path: Path) -> bool:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return stat.S_ISSOCK(path.lstat().st_mode)
     return False
 
@@ -210,14 +210,14 @@ def remove_dead_sockets(path: Path) -> None:
     """
     for left in (path, path.with_suffix(".progress"), path.with_suffix(".memory")):
         if _is_socket(left) and _dead(left):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 left.unlink()
 
 
 def _dead(path: Path) -> bool:
     """Whether no process has this socket open."""
     kind = {SUFFIX: socket.SOCK_STREAM, ".memory": socket.SOCK_SEQPACKET}.get(path.suffix, socket.SOCK_DGRAM)
-    with socket.socket(socket.AF_UNIX, kind) as probe, contextlib.suppress(OSError):
+    with socket.socket(socket.AF_UNIX, kind) as probe, suppress(OSError):
         probe.setblocking(False)
         try:
             with files.short_socket_path(path) as name:
@@ -233,7 +233,7 @@ TIMEOUT = 6.0
 """Seconds in which all launchers answer, unless they are very busy: a disk may hold one up for three."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Running:
     """One launch. Times are seconds since the epoch.
 
@@ -281,7 +281,7 @@ def running_launches(environ: Environ, timeout: float = TIMEOUT) -> list[Running
     return sorted(found, key=lambda each: (each.started or 0.0, each.pod))
 
 
-def _answered(path: Path, status: dict[str, Any]) -> Running:
+def _answered(path: Path, status: Document) -> Running:
     """One that says something else than the name of its socket is somebody's joke, and not listened to."""
     job, log_dir, started = status.get("job"), status.get("log_dir"), status.get("started")
     pid = status.get("pid")
@@ -309,7 +309,7 @@ def _silent(path: Path, pid: int, why: str) -> Running:
         log_dir=record.parent if record is not None else Path(),
         socket=path,
         pid=pid,
-        started=_began(pid),
+        started=files.modified(Path(f"/proc/{pid}")),
         silence=why,
     )
 
@@ -326,13 +326,6 @@ def _record_of(pid: int, pod: str) -> Path | None:
     return None
 
 
-def _began(pid: int) -> float | None:
-    try:
-        return Path(f"/proc/{pid}").stat().st_mtime
-    except OSError:
-        return None
-
-
 # ---- The end of a launcher and its guard; asking by signal
 
 
@@ -345,7 +338,7 @@ class Watched:
         self._pidfds: list[int] = []
         for pid in (launcher, guard_of(launcher)):
             if pid > 1:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     self._pidfds.append(os.pidfd_open(pid))
 
     def wait(self) -> None:
@@ -391,7 +384,7 @@ def ask_by_signal(launcher: int, now: bool) -> bool:
             signal.pidfd_send_signal(it if now else its_guard, signal.SIGKILL if now else signal.SIGTERM)
         except OSError:
             return False
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             signal.pidfd_send_signal(its_guard, signal.SIGCONT)
         return True
 

@@ -9,12 +9,11 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.record.journal import objects_in, plain
 
-Status = dict[str, Any]
+Status = Document
 
 MANY = 16
 """Of more machines than that each says only how many processes it has, unless more is asked for."""

@@ -9,7 +9,6 @@ job nothing. `JobStatus` listens to the events of the pods and keeps the status 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -17,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -96,7 +96,7 @@ class Server:
             self._pause.cancel()
         self._loop.remove(self._socket.fileno())
         self._socket.close()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if self.path.lstat().st_ino == self._made:
                 self.path.unlink()
 
@@ -404,7 +404,7 @@ class JobStatus:
         for each in trainers:
             report = self._reports.latest(each.spec.name) if self._reports is not None else None
             ages += [] if report is None else [self._clock() - report.received]
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 ages.append(now - each.spec.log.stat().st_mtime)
         return max(0.0, min(ages)) if ages else None
 

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from fleetrun.aliases import Clock, Fields
+from fleetrun.aliases import Clock, Document, Fields
 from fleetrun.frozen import frozen
 from fleetrun.proc import read_stat
 from fleetrun.record.journal import objects_in
@@ -168,7 +167,7 @@ def _nvml() -> ModuleType | None:
 
 # ---- The answer of a launcher together with that
 
-Status = dict[str, Any]
+Status = Document
 
 MOMENT = 0.25
 """Seconds between two looks: the share of a processor that was used is that of this time."""

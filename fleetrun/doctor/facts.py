@@ -5,12 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar, dataclass_transform
 
 from fleetrun.aliases import Strings
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 
 # ---- What is known of this machine and of the job that shall run here: values only. `measure` and `plan`
 # find them out, `judge_*` say what they mean.
@@ -18,16 +16,7 @@ from fleetrun.frozen import frozen
 # Sizes are bytes, times seconds. None: not limited, or not known; each field says which.
 
 
-T = TypeVar("T")
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-def _facts(cls: type[T]) -> type[T]:
-    """Values by their names, for good."""
-    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
-
-
-@_facts
+@frozen_by_name
 class Wanted:
     """What would run on this machine. `devices` are those chosen for the job, `named` how many were asked for
     by name. `threads` is the trainers' OMP_NUM_THREADS as it was set (None: it was not).
@@ -49,7 +38,7 @@ class Wanted:
     """Variables that name network interfaces, such as NCCL_SOCKET_IFNAME, with their values."""
 
 
-@_facts
+@frozen_by_name
 class Cores:
     """`visible` to this process, of `total`; `quota` of the cgroup (None: no limit); `load` over a minute."""
 
@@ -59,7 +48,7 @@ class Cores:
     load: float = 0.0
 
 
-@_facts
+@frozen_by_name
 class Memory:
     """`available` before the machine or its cgroup has none left; `strict`: the kernel promises no more
     address space than there is memory (vm.overcommit_memory is 2).
@@ -70,7 +59,7 @@ class Memory:
     strict: bool = False
 
 
-@_facts
+@frozen_by_name
 class Limits:
     """Of this user's processes; None: not limited. `tasks` are the threads that run now and count
     against it.
@@ -84,7 +73,7 @@ class Limits:
     infiniband: bool = False
 
 
-@_facts
+@frozen_by_name
 class Space:
     """A file system; one that has no bounds, or does not tell them, has a `total` of 0. `inodes` are those
     left (None: it does not count them).
@@ -96,7 +85,7 @@ class Space:
     inodes: int | None = None
 
 
-@_facts
+@frozen_by_name
 class Folder:
     """Where logs go. `error`: why nothing can be written there. `speed` in bytes/s, `sync` how long fsync
     took at the end of the write (None: not measured).
@@ -109,7 +98,7 @@ class Folder:
     sync: float | None = None
 
 
-@_facts
+@frozen_by_name
 class Gpu:
     """One device: what NVML says. `ecc` counts memory errors that could not be corrected."""
 
@@ -120,7 +109,7 @@ class Gpu:
     ecc: int = 0
 
 
-@_facts
+@frozen_by_name
 class Driver:
     """`cuda` is the newest CUDA that the driver can run. `error`: why there is nothing to know."""
 
@@ -130,7 +119,7 @@ class Driver:
     error: str = ""
 
 
-@_facts
+@frozen_by_name
 class Torch:
     """What torch says in the Python that the job would run. `seconds` its import took; `cuda` is what it was
     built for; `kernels` has, for each device that torch sees, "" or why no kernel ran there.
@@ -145,7 +134,7 @@ class Torch:
     error: str = ""
 
 
-@_facts
+@frozen_by_name
 class Nic:
     """A network interface. `speed` in Mbit/s (None: it does not say)."""
 
@@ -156,7 +145,7 @@ class Nic:
     speed: int | None = None
 
 
-@_facts
+@frozen_by_name
 class Network:
     """`resolved` are the addresses that this machine's own name stands for, found in `seconds`; `own` those
     of the address that the job uses for it, which may be a name too. `clients` are the ports from which
@@ -172,7 +161,7 @@ class Network:
     kept: frozenset[int] = frozenset()
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Machine:
     """All of it. None: it could not be found out in time, or was not asked for."""
 

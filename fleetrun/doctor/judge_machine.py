@@ -25,7 +25,7 @@ from fleetrun.doctor.facts import (
     passed,
     warned,
 )
-from fleetrun.envs.settings.parsing import byte_size, plural
+from fleetrun.envs.settings.parsing import byte_size, plural, written_ranks
 
 # ---- Cores, memory, limits and folders: from facts to findings. Pure.
 
@@ -410,23 +410,13 @@ def ports(facts: Network | None, wanted: Wanted) -> Finding:
     if not wanted.fixed_ports:
         return passed("ports", f"{wanted.ports} are free")
     fixed = sorted(wanted.fixed_ports)
-    shown = _ranges(fixed)
+    shown = written_ranks(fixed)
     if facts is not None:
         low, high = facts.clients
         risky = [port for port in fixed if low <= port <= high and port not in facts.kept]
         if risky:
             found = f"{shown} are free now, but the kernel gives {low} to {high} to clients of any program"
-            mend = f"Choose ports below {low}, or sysctl net.ipv4.ip_local_reserved_ports={_ranges(risky)}"
+            reserved = f"net.ipv4.ip_local_reserved_ports={written_ranks(risky)}"
+            mend = f"Choose ports below {low}, or sysctl {reserved}"
             return warned("ports", found, mend)
     return passed("ports", f"{shown} are free")
-
-
-def _ranges(ports: list[int]) -> str:
-    """`8000-8002,8010` of a sorted list."""
-    parts: list[list[int]] = []
-    for port in ports:
-        if parts and port == parts[-1][-1] + 1:
-            parts[-1].append(port)
-        else:
-            parts.append([port])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in parts)

@@ -4,7 +4,6 @@ each other over a connection, and the threads that do it. What the numbers mean 
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import math
 import os
@@ -13,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fleetrun.aliases import Callback, Clock
 from fleetrun.doctor.node_records import Link, NodeRecord
@@ -204,10 +204,9 @@ class Surveyor:
     that to its other end. `close` ends everything.
     """
 
-    def __init__(self, door: socket.socket, ticket: str, clock: Clock = time.time) -> None:
+    def __init__(self, door: socket.socket, ticket: str) -> None:
         self._door = door
         self._ticket = ticket
-        self._clock = clock
         self._changed = threading.Condition()
         self._now = -1
         """The turn in which visitors are let in."""
@@ -234,7 +233,7 @@ class Surveyor:
 
     def close(self) -> None:
         self._closed = True
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._door.close()
         with self._changed:
@@ -280,7 +279,7 @@ class Surveyor:
                 if answer != b"!":
                     return Link(error="it hung up")
                 sock.settimeout(_POLITE)
-                return _measured(sock, self._clock)
+                return _measured(sock)
         except TimeoutError:
             return Link(error=f"no answer from port {card.port}")
         except OSError as error:
@@ -313,12 +312,12 @@ class Surveyor:
             threading.Thread(target=self._receive, args=(sock,), daemon=True).start()
 
     def _receive(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError, LinkError), sock:
+        with suppress(OSError, LinkError), sock:
             sock.settimeout(_POLITE)
             turn = self._greeted(sock)
             if turn is not None and self._wait_for(turn):
                 sock.sendall(b"!")
-                serve_link(sock, self._clock)
+                serve_link(sock)
                 with self._changed:
                     self._served.add(turn)
                     self._changed.notify_all()
@@ -340,10 +339,10 @@ class Surveyor:
             )
 
 
-def _measured(sock: socket.socket, clock: Clock) -> Link:
+def _measured(sock: socket.socket) -> Link:
     """Its ports are open: what is too slow to be measured is not said to be closed. Raises as `measure`."""
     try:
-        return measure_link(sock, clock)
+        return measure_link(sock)
     except TimeoutError:
         raise LinkError(
             f"it answered, and then nothing came for {_POLITE:g} s: the way loses data, or is very slow"

@@ -15,11 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fleetrun.aliases import Environ, Fields, Strings
 from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
+from fleetrun.files import read_file
 
 # ---- What control groups leave to this process, of version 1 and 2: its own group and those around it. In a
 # container, whose groups seem to be elsewhere, what is mounted there. Reads only.
@@ -89,14 +91,6 @@ def _left(group: Path, limit: str, used: str, given_back: Strings) -> Iterator[t
         yield int(most), max(0, int(most) - max(0, int(taken) - free))
 
 
-def read_file(path: Path) -> str:
-    """Empty for what is not there, or may not be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 # ---- Looks at this machine: cores, memory, limits, folders, interfaces. Judges nothing. What is not there,
 # or may not be read, is None or empty.
 
@@ -153,7 +147,7 @@ def _tasks() -> int:
     found = 0
     for path in _listed(Path("/proc")):
         if path.name.isdecimal():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if path.stat().st_uid == os.getuid():
                     found += len(os.listdir(path / "task"))  # noqa: PTH208  (names only, of many)
     return found
@@ -322,7 +316,7 @@ def _kept() -> Iterator[int]:
 
 
 def _listed(path: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         yield from path.iterdir()
 
 

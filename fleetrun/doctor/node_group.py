@@ -22,7 +22,7 @@ from fleetrun.doctor.links import ALLOWED, Surveyor, open_door, turns
 from fleetrun.doctor.node_records import BadNodeRecordError, Link, NodeRecord
 from fleetrun.doctor.requirements import Plan
 from fleetrun.elastic.meeting import Meeting, MeetingOptions, StartCheck, check_meeting, open_meeting
-from fleetrun.elastic.store import ABSENT, Entry, Store
+from fleetrun.elastic.store import ABSENT, Entries, Store
 from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.parsing import plural
@@ -119,7 +119,7 @@ class Gathering:
         self._proposed = False
         self._over = False
         self._between = 0.0
-        self._limit = Timer(lambda: None)
+        self._limit = Timer()
         self.when_over: Callback = lambda: None
         self.reached = False
         self.group = NodeGroup()
@@ -190,7 +190,7 @@ class Gathering:
         except BadNodeRecordError as error:
             self._end(f"another machine says what this fleetrun does not understand: {error}")
 
-    def _note(self, mirror: Mapping[str, Entry]) -> None:
+    def _note(self, mirror: Entries) -> None:
         """Raises BadNodeRecordError. What arrived is kept: a machine may leave once it has sent
         everything.
         """
@@ -207,7 +207,7 @@ class Gathering:
             elif key.startswith(SEEN):
                 self._seen.add(id_)
 
-    def _gather(self, mirror: Mapping[str, Entry]) -> None:
+    def _gather(self, mirror: Entries) -> None:
         if SET in mirror:
             self._begin(cards.unpack_members(mirror[SET].value))
             return
@@ -250,7 +250,7 @@ class Gathering:
         key = RESULTS if self._surveyor.done else TRIED
         self._post(key + self._card.id, cards.pack_links(self._surveyor.links))
 
-    def _compare(self, mirror: Mapping[str, Entry]) -> None:
+    def _compare(self, mirror: Entries) -> None:
         """Leave when all machines that are still here have all results."""
         for id_, links in self._results.items():
             self.group.links |= {(id_, other): each for other, each in links.items()}

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any
 
-from fleetrun.aliases import Document, Fields, Strings
+from fleetrun.aliases import Document, Fields, Strings, Texts
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import InvalidValue
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.host import software
 
 MOST_BYTES = 1 << 20
@@ -24,7 +24,7 @@ class BadNodeRecordError(ValueError):
     """Written by something else than this version's doctor."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class NodeRecord:
     """One machine. `port` and `ticket` let another measure the link to it; `kinds` are the names of
     its devices, `script` is a digest of the script's file, `software` what is installed (`host.software`);
@@ -46,7 +46,7 @@ class NodeRecord:
     trainers: int = 0
     script: str = ""
     software: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Texts = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -55,7 +55,7 @@ class NodeRecord:
         return self.address if self.name in ("", self.address) else f"{self.name} ({self.address})"
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Link:
     """The way from one machine to another: seconds for a round trip, bytes/s to it and back, and by how many
     seconds its clock is ahead. `error`: why nothing could be measured.

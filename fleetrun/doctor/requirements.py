@@ -5,11 +5,11 @@ it from starting becomes a finding; measures nothing.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Environ, Strings
 from fleetrun.doctor.facts import Finding, Wanted, failed, passed, warned
 from fleetrun.envs.contract import TOKEN, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
@@ -108,7 +108,7 @@ def extras(settings: LaunchSettings, installed: Callable[[str], bool]) -> Iterat
             yield failed("packages", f"{module} is not installed", f"pip install 'fleetrun[{extra}]'")
 
 
-def wanted(settings: LaunchSettings, host: Host, found: Offer | None, environ: Mapping[str, str]) -> Wanted:
+def wanted(settings: LaunchSettings, host: Host, found: Offer | None, environ: Environ) -> Wanted:
     """`found` is None when a port that was asked for is not free; without asking there are enough."""
     wanted = found or offer(replace(settings, start_port=None), host, lambda port: port or 0)
     trainer = settings.role_settings(Role.TRAINER)

@@ -10,14 +10,14 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from fleetrun import __version__, files
-from fleetrun.aliases import Document, Environ, Fields, Say
+from fleetrun.aliases import Document, Environ, Fields, Numbers, Say
 from fleetrun.console.text import columns, printable, wrapped
 from fleetrun.doctor import judge_machine, measure
 from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, warned
@@ -59,7 +59,7 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
     return observed(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
 
 
-def observed(tasks: measure.Tasks, patience: Mapping[str, float]) -> Machine:
+def observed(tasks: measure.Tasks, patience: Numbers) -> Machine:
     """What the tasks measure, each within its seconds of patience; `late` names the others."""
     found = at_once(tasks, patience)
     late = tuple(name for name in tasks if name not in found)
@@ -84,7 +84,7 @@ def _runtime_error(environ: Environ) -> str:
     return ""
 
 
-def at_once(tasks: measure.Tasks, patience: Mapping[str, float]) -> Document:
+def at_once(tasks: measure.Tasks, patience: Numbers) -> Document:
     """What each gives, by name; without those that take longer than `PATIENCE` or what `patience` says of
     them. They are left to themselves: a call that the kernel does not let return can only be waited for.
 

@@ -21,9 +21,9 @@ from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.member import LOST_CODE
-from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Round
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import (
     LOST_GUARD,
@@ -59,14 +59,14 @@ _HANG = "hang"
 """`Cause.suspicion` of these, and of a hang."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Assignment:
     """This node's place in one generation. `attempts` counts the generations that ran before, of all nodes,
     `restarts` the failures of the job so far; `first`: this node ran in none of them.
     """
 
     generation: int
-    members: tuple[Node, ...]
+    members: Nodes
     rank: int
     first: bool
     attempts: int
@@ -74,7 +74,7 @@ class Assignment:
     spent: Spent
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Outcome:
     """How the job ended for this node: an exit code, and why. `error` is set when the node could not take
     part or continue, `result` is that of its last pod, `rank` its last rank (-1: it had none). `requested`:
@@ -94,7 +94,6 @@ class Pods(Protocol):
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         """The supervisor of this generation's pod. Raises LaunchError when the pod cannot be made."""
-        ...
 
     def check(
         self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
@@ -102,13 +101,11 @@ class Pods(Protocol):
         """Take part in the check of this round; call back once, unless it is cancelled by what this
         returns.
         """
-        ...
 
     def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, Strings, str]:
         """A failure, on what it follows, if that is known, and `why` no restart does: in one line, as a
         report without frame, and the cause, with which the report ends.
         """
-        ...
 
 
 class AgentEvents(Protocol):
@@ -163,7 +160,6 @@ class Agent:
         *,
         timeout: float | None = None,
         lease: float = math.inf,
-        wall: Clock = time.time,
         clock: Clock = _clock_with_sleep,
     ) -> None:
         """`lease`: the seconds after which the others give up a node of which nothing is heard."""
@@ -177,7 +173,6 @@ class Agent:
         self.waiting, self.noted = events.waiting, events.noted
         self.store_down, self.store_up = events.store_down, events.store_up
         self._timeout = timeout
-        self._wall = wall
         self._next: Assignment | None = None
         self._place: Assignment | None = None
         self._ran = False
@@ -282,7 +277,7 @@ class Agent:
 
     def _leave(self, why: str) -> None:
         """A process of this node does not end: the machine is to blame, and no generation can use it."""
-        self._events.noted((MachineFault(self._wall(), self._node.known_as, why),))
+        self._events.noted((MachineFault(time.time(), self._node.known_as, why),))
         self._membership.leave(self._cause(CauseKind.LOST, why, LOST_CODE), last=self._serves)
 
     def _cause(
@@ -305,13 +300,11 @@ class Agent:
 
     # ---- called by the membership (membership.Events)
 
-    def check(
-        self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
-    ) -> None:
+    def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
         self._cancel_check()
         self._cancel_check = self._pods.check(round, members, rank, then)
 
-    def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
+    def start(self, round: Round, members: Nodes, rank: int) -> None:
         if self._expired is not None:  # while the previous generation stopped for another cause
             self._membership.failed(self._expired, False, 0.0)
             return
@@ -400,7 +393,7 @@ class Agent:
     ) -> Cause:
         """`over`: why no restart follows."""
         headline, lines, summary = self._pods.describe(ended, verdict, over)
-        age = max(0.0, self._wall() - ended.failed_at)
+        age = max(0.0, time.time() - ended.failed_at)
         symptom = verdict is None and is_symptom(ended.exit, ended.message)
         machine, suspicion = self._blamed(verdict), _HANG
         if verdict is None and ended.may_be_machine:

@@ -8,7 +8,6 @@ of its output. What it hears arrives in one queue, which holds one piece of each
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import secrets
@@ -16,18 +15,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from fleetrun.aliases import Callback
 from fleetrun.elastic.meeting import PREFERRED_PORT, open_as_guest
 from fleetrun.elastic.rendezvous import records
-from fleetrun.elastic.rendezvous.records import BadRecordError, Node, Round, State
+from fleetrun.elastic.rendezvous.records import BadRecordError, Nodes, Round, State
 from fleetrun.elastic.requests import Piece, Request, pack_request, unpack_piece
-from fleetrun.elastic.store import Entry, Store
+from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.envs.contract import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.pod.loop import Loop, Timer
 
 CONNECT_WITHIN = 10.0
@@ -46,7 +46,7 @@ class UnreachableError(LaunchError):
     exit_code = 1
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Address:
     """Where the store of a job is: `master` as for a launch, with ports."""
 
@@ -76,7 +76,7 @@ def _with_port(text: str) -> str:
     return join_endpoint(text.strip("[]"), PREFERRED_PORT)
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Heard:
     """From the node of this rank: a piece, or why none follows (`gone`); `over`: since the job has ended."""
 
@@ -117,7 +117,7 @@ class Guest:
             raise UnreachableError(self._thread.silence)
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> Nodes:
         """Those that run the job, in the order of their ranks."""
         return self._thread.members
 
@@ -160,7 +160,7 @@ class _Client(threading.Thread):
 
     def __init__(self, address: Address, heard: queue.SimpleQueue[Heard], met: threading.Event) -> None:
         super().__init__(name="store", daemon=True)
-        self.members: tuple[Node, ...] = ()
+        self.members: Nodes = ()
         self.present: frozenset[int] = frozenset()
         """Ranks of the nodes that have not left."""
         self.failed: LaunchError | None = None
@@ -179,12 +179,12 @@ class _Client(threading.Thread):
         self._patience = ANSWER_WITHIN
         self._topology = ""
         self._round: Round | None = None
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def call(self, what: Callback) -> None:
         """From another thread."""
         self._calls.append(what)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
     def end(self) -> None:
@@ -262,7 +262,7 @@ class _Client(threading.Thread):
         if entry is None or name != self._topology:
             self._topology = ""
             return
-        with contextlib.suppress(BadRecordError):
+        with suppress(BadRecordError):
             self.members = records.read_topology(entry.value)
         self.changed()
         self._met.set()
@@ -289,8 +289,7 @@ class _Client(threading.Thread):
         self._store.watch(records.answers_prefix(name))
         packed = pack_request(name, asked, self._address.token)
         self._store.put(records.request_key(name), packed, leased=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._timer = self._loop.after(1.0, self._look_for_silence)
         self.changed()
 
@@ -301,7 +300,7 @@ class _Client(threading.Thread):
                 self._store.delete(stream.key, expect=stream.revision)
                 self._loop.after(0.0, self.changed)  # its node may have gone meanwhile
 
-    def _look_at(self, id_: str, stream: _Stream, mirror: Mapping[str, Entry]) -> None:
+    def _look_at(self, id_: str, stream: _Stream, mirror: Entries) -> None:
         entry = mirror.get(stream.key)
         if entry is not None and entry.revision != stream.revision:
             stream.revision = entry.revision

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import WRONG
-from fleetrun.elastic.store import Entry, Store
+from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.frozen import frozen
 from fleetrun.pod.events import Detail
 from fleetrun.pod.loop import Loop, Timer
@@ -187,7 +187,7 @@ class Inquiry:
 
     # ---- entries of the store
 
-    def look(self, others: Mapping[str, Entry]) -> None:
+    def look(self, others: Entries) -> None:
         if not others and not self._answered_questions:
             return
         for name in [name for name in self._answered_questions if records.ask_key(name) not in others]:

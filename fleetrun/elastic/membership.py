@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,12 +49,13 @@ from fleetrun.elastic.rendezvous.records import (
     Cause,
     MemberStatus,
     Node,
+    Nodes,
     Report,
     Round,
     State,
 )
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
-from fleetrun.elastic.store import ABSENT, Entry, Store
+from fleetrun.elastic.store import ABSENT, Entries, Entry, Store, Written
 from fleetrun.errors import LaunchError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.record.faults import MachineFaults
@@ -65,37 +66,27 @@ class Events(Protocol):
 
     def waiting(self, note: Waiting) -> None:
         """Nodes are missing: called on every change, then at intervals."""
-        ...
 
-    def check(
-        self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
-    ) -> None:
+    def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
         """Take part in the check of this round, in place of one that is under way."""
-        ...
 
-    def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
+    def start(self, round: Round, members: Nodes, rank: int) -> None:
         """Run this generation, as member `rank` of these."""
-        ...
 
     def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
         """Stop this node's processes, then call `stopped`. `at_once`: by SIGKILL; also while they stop."""
-        ...
 
     def finish(self) -> None:
         """The trainers of all nodes have completed: let servers exit, then call `stopped`."""
-        ...
 
     def ended(self, code: int, cause: Cause | None) -> None:
         """The job is over; without a cause it has completed. No call follows."""
-        ...
 
     def failed(self, error: LaunchError) -> None:
         """This node cannot take part, or cannot continue. No call follows."""
-        ...
 
     def noted(self, faults: MachineFaults) -> None:
         """What is now known of the job's machines."""
-        ...
 
     def store_down(self, why: str) -> None: ...
 
@@ -222,7 +213,7 @@ class StoreWriter:
         me = self._own.node.id.encode()
         self._put(records.LEADER_KEY, me, expect=act.expect, leased=True, then=self._renewed("leader"))
 
-    def _renewed(self, name: str) -> Callable[[bool], None]:
+    def _renewed(self, name: str) -> Written:
         return lambda done: self._own.renew.discard(name) if done else None
 
     def _read_topology(self, act: ReadTopology) -> None:
@@ -316,7 +307,7 @@ class StoreWriter:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] = lambda done: None,
+        then: Written = lambda done: None,
     ) -> None:
         def answered(done: bool) -> None:
             then(done)
@@ -353,7 +344,7 @@ class Membership:
         self._writer = StoreWriter(store, loop, self._view, self._own, self._look)
         self._reminder = Reminder()
         self._watched = {records.STATE_PREFIX, records.node_key(node.id), records.verdict_key(node.id)}
-        self._timer: Timer | None = None
+        self._timer = Timer()
         self._looking = False
         self._look_again = False
         self._whole = False
@@ -364,7 +355,7 @@ class Membership:
         self._ended = False
         self.closed = False
         self.when_closed: Callback = lambda: None
-        self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
+        self.when_looked: Callable[[Entries], None] = lambda others: None
         """Called at every look with the entries that are not records of the rendezvous, while there are any;
         once more when there are none.
         """
@@ -396,7 +387,7 @@ class Membership:
         return self._view.up
 
     @property
-    def members(self) -> tuple[Node, ...]:
+    def members(self) -> Nodes:
         """Members of this node's generation in rank order; empty while it is in none."""
         return self._own.members
 
@@ -479,8 +470,7 @@ class Membership:
             return
         self.closed = True
         self._own.phase = Phase.OVER
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._view.verdict is not None:
             self.store.delete(records.verdict_key(self._own.node.id))
         self.store.close()
@@ -579,8 +569,7 @@ class Membership:
             self._look_in(max(0.0, decision.until - now))
 
     def _look_in(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._timer = self._loop.after(seconds, self._look)
 
     def _note_round(self) -> None:

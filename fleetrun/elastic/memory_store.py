@@ -7,9 +7,9 @@ disconnected and connected again, as by a network.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from fleetrun.elastic.store import Entry, Ledger, Listener, Mirror, Session
+from fleetrun.elastic.store import Entries, Entry, Found, Ledger, Listener, Mirror, Session, Written
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -33,11 +33,11 @@ class MemoryStore:
         self._asked: list[Callable[[Session], None]] = []
         self._reachable = True
         self._why = ""
-        self._turn: Timer | None = None
-        self._beat: Timer | None = None
+        self._turn = Timer()
+        self._beat = Timer()
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         return self._mirror.entries
 
     @property
@@ -64,7 +64,7 @@ class MemoryStore:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         def write(session: Session) -> None:
             owner = session if leased else None
@@ -73,15 +73,13 @@ class MemoryStore:
 
         self._ask(write)
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         self._ask(lambda session: self._answer(then, self._ledger.delete(key, expect=expect)))
 
     def delete_prefix(self, prefix: str) -> None:
         self._ask(lambda session: self._ledger.delete_prefix(prefix))
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         self._ask(lambda session: self._show(then, self._ledger.get(key)))
 
     def close(self) -> None:
@@ -117,9 +115,8 @@ class MemoryStore:
     def _stop(self) -> None:
         self._listener = None
         self._asked.clear()
-        for timer in (self._turn, self._beat):
-            if timer is not None:
-                timer.cancel()
+        self._turn.cancel()
+        self._beat.cancel()
 
     # ---- in the loop
 
@@ -128,7 +125,7 @@ class MemoryStore:
         self._wake()
 
     def _wake(self) -> None:
-        if self._listener is not None and (self._turn is None or not self._turn.pending):
+        if self._listener is not None and not self._turn.pending:
             self._turn = self._loop.after(0.0, self._take_turn)
 
     def _take_turn(self) -> None:
@@ -168,13 +165,13 @@ class MemoryStore:
         taken, self._asked = self._asked, []
         return taken
 
-    def _answer(self, then: Callable[[bool], None] | None, done: bool) -> None:
+    def _answer(self, then: Written | None, done: bool) -> None:
         if self._session is not None:
             self._look(self._session)
         if then is not None and self._listener is not None:
             then(done)
 
-    def _show(self, then: Callable[[Entry | None], None], entry: Entry | None) -> None:
+    def _show(self, then: Found, entry: Entry | None) -> None:
         if self._listener is not None:
             then(entry)
 

@@ -13,7 +13,8 @@ import sys
 import zlib
 from base64 import b64encode
 from pathlib import Path
-from typing import Any
+
+from fleetrun.aliases import Document
 
 PIECE = 64 << 10
 """Bytes of a piece before it is compressed. An etcd takes values of about a megabyte."""
@@ -70,7 +71,7 @@ def _ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _say(fields: dict[str, Any]) -> None:
+def _say(fields: Document) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 

@@ -25,16 +25,15 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from fleetrun.aliases import Callback, Fields, Strings
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import WRONG
-from fleetrun.elastic.store import Entry, Store
+from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.envs.contract import derive_key
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop, Timer
@@ -65,45 +64,25 @@ _LONGEST_BY = 100
 _UNPACKED = 1 << 20
 
 
-class Flag(NamedTuple):
-    """An option of the command that a node runs; `kind` is what its value must be."""
-
-    name: str
-    kind: type
-
-
-VERBS: Mapping[str, Mapping[str, Flag]] = {
-    "logs": {
-        "follow": Flag("--follow", bool),
-        "lines": Flag("--lines", int),
-        "role": Flag("--role", str),
-        "rank": Flag("--rank", str),
-        "since": Flag("--since", str),
-        "grep": Flag("--grep", str),
-    },
-    "stacks": {
-        "role": Flag("--role", str),
-        "rank": Flag("--rank", str),
-        "timeout": Flag("--timeout", float),
-    },
-    "why": {"json": Flag("--json", bool)},
-    "stop": {"now": Flag("--now", bool)},
-    "restart": {"name": Flag("--name", str)},
-    "status": {
-        "json": Flag("--json", bool),
-        "watch": Flag("--watch", bool),
-        "interval": Flag("--interval", float),
-    },
-    "report": {"record": Flag("--record", bool)},
+VERBS: Mapping[str, Mapping[str, type]] = {
+    "logs": {"follow": bool, "lines": int, "role": str, "rank": str, "since": str, "grep": str},
+    "stacks": {"role": str, "rank": str, "timeout": float},
+    "why": {"json": bool},
+    "stop": {"now": bool},
+    "restart": {"name": str},
+    "status": {"json": bool, "watch": bool, "interval": float},
+    "report": {"record": bool},
     "bundle": {},
 }
-"""What may be asked, with the options that are passed on. What is not listed here reaches no command line."""
+"""What may be asked, with the options that are passed on, and what their values must be. What is not listed
+here reaches no command line.
+"""
 
 ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status", "why"})
 """Those that a node without a secret answers."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Request:
     """`nodes`: the ids of the nodes that are asked; empty for all. `by`: `USER on HOST`, for the message
     of a stop.
@@ -116,20 +95,19 @@ class Request:
 
     def words(self, pod: str, *, secret: bool) -> list[str]:
         """The command line after `fleetrun`. Raises ValueError for what is not among `VERBS`."""
-        flags = VERBS.get(self.verb)
-        if flags is None:
+        kinds = VERBS.get(self.verb)
+        if kinds is None:
             raise ValueError(f"this fleetrun does not know what to answer to {self.verb[:40]!r}")
         words = [self.verb, pod, "--here"]
         for name, value in self.options.items():
-            flag = flags.get(name)
-            if flag is None or type(value) is not flag.kind:
+            if type(value) is not kinds.get(name):
                 raise ValueError(f"{self.verb} of another node takes no {name[:40]!r} such as {value!r:.40}")
             if isinstance(value, str) and _is_no_word(value):
                 raise ValueError(f"the {name[:40]!r} of {self.verb} has control characters, or no text")
-            if flag.kind is bool:
-                words += [flag.name] if value else []
-            else:
-                words.append(f"{flag.name}={value}")
+            if value is True:
+                words.append(f"--{name}")
+            elif value is not False:
+                words.append(f"--{name}={value}")
         if self.verb == "logs":
             limit = ("--most_bytes", str(MOST_BYTES)) if secret else ("--most_read", str(MOST_BYTES_OPEN))
             words += limit
@@ -170,7 +148,7 @@ def _signature(name: str, text: str, token: str) -> str:
     return hmac.new(derive_key(token, b"requests"), f"{name}\n{text}".encode(), "sha256").hexdigest()
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Piece:
     """The `number`-th of one node, from 0: the first one is empty, and says that the node has understood. The
     last one has the exit code of the command there in `code`, and in `error` the end of its standard error.
@@ -236,7 +214,7 @@ class Requests:
         self._answers: dict[str, _Answer] = {}
         self._lingers: float | None = None
 
-    def look(self, others: Mapping[str, Entry]) -> None:
+    def look(self, others: Entries) -> None:
         for name in [name for name in self._seen if records.request_key(name) not in others]:
             del self._seen[name]
             self._drop(name)
@@ -336,7 +314,7 @@ class _Answer:
         self._written = False
         self._companion: Companion | None = None
         self._taken: Callback | None = None
-        self._limit: Timer | None = None
+        self._limit = Timer()
         self._closed = False
         store.watch(key)
 
@@ -416,8 +394,7 @@ class _Answer:
         self._store.put(self._key, pack_piece(sent), leased=True, then=then)
 
     def _was_taken(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
+        self._limit.cancel()
         if self._taken is not None:
             then, self._taken = self._taken, None
             then()

@@ -43,6 +43,15 @@ class Entry:
     revision: int
 
 
+Written = Callable[[bool], None]
+"""Gets whether a key was written or deleted."""
+
+Found = Callable[[Entry | None], None]
+"""Gets an entry that was read, None where there is none."""
+
+Entries = Mapping[str, Entry]
+"""By key."""
+
 CLOSED = Entry(b"", ABSENT, ABSENT)
 """Instead of an entry, among changes: the key was deleted because its client's connection was closed. A key
 that was deleted for another reason, such as a lease that was not renewed, has None.
@@ -54,55 +63,46 @@ class Listener(Protocol):
 
     def changed(self) -> None:
         """The mirror has changed: called once for all changes that arrived together."""
-        ...
 
     def up(self, *, fresh: bool) -> None:
         """The store answers (again), and the mirror is complete. `fresh`: with a new lease, so what was
         written under the earlier one is gone, or will be, and must be written again.
         """
-        ...
 
     def down(self, why: str) -> None:
         """The store has not answered for a while, or the connection was refused; `why` is for users, such as
         `h1:6768: Connection refused`. Called again when `why` changes. The client keeps trying.
         """
-        ...
 
     def lost(self, error: LaunchError) -> None:
         """The store will never answer this client: the launcher that hosts it is gone, or it refused this
         node (secret, version, job). The client has stopped.
         """
-        ...
 
 
 class Store(Protocol):
     """One node's client. It keeps its own lease alive from `open` to `close`."""
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         """The entries under all watched prefixes, by key."""
-        ...
 
     @property
     def closed(self) -> Collection[str]:
         """Keys that left the mirror because the connection of the client that wrote them was closed. Always
         empty where the store does not tell.
         """
-        ...
 
     def open(self, listener: Listener) -> None:
         """Begin to connect. The other methods may be called before `up`: requests wait."""
-        ...
 
     def watch(self, prefix: str) -> None:
         """Mirror the keys under `prefix` from now on; `changed` follows, even if there are none. A prefix
         that ends with `/`, or is empty, covers all keys that begin with it; any other is one whole key.
         """
-        ...
 
     def unwatch(self, prefix: str) -> None:
         """Stop mirroring this prefix; its keys leave the mirror."""
-        ...
 
     def put(
         self,
@@ -111,34 +111,27 @@ class Store(Protocol):
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         """Write. `expect`: only if the key's revision is this one (ABSENT: if there is no such key).
 
         `leased`: the key is deleted when this client's lease ends. `then` gets whether it was written; False
         also when the connection was lost and the outcome is unknown.
         """
-        ...
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         """Like `put`. Deleting a key that does not exist succeeds."""
-        ...
 
     def delete_prefix(self, prefix: str) -> None:
         """Delete all keys of this job that begin with `prefix`; "" is all of them."""
-        ...
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         """Read one key without watching it. The client repeats the request until it is answered."""
-        ...
 
     def close(self) -> None:
         """End the lease at once, which deletes what was written under it. Waits for earlier requests to be
         sent, but not long (0.5 s; 1 s for an etcd, which writes to disk).
         """
-        ...
 
 
 # ---- The content of the embedded store: keys with revisions, leases, watches. Time is an argument, and
@@ -387,7 +380,7 @@ class Mirror:
             else:
                 self.entries[key] = entry
 
-    def replace(self, prefix: str, entries: Mapping[str, Entry]) -> None:
+    def replace(self, prefix: str, entries: Entries) -> None:
         """These are all entries that the prefix covers."""
         if prefix not in self.prefixes:
             return

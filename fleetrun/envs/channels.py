@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fleetrun.aliases import Environ
 from fleetrun.values import frozen
 
 CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
@@ -48,7 +49,7 @@ def container_id(pod: str, role: str, rank: int) -> str:
     return f"{pod}.{role}.{rank}"
 
 
-def inside_container(environ: Mapping[str, str]) -> str | None:
+def inside_container(environ: Environ) -> str | None:
     """`pod.role.rank` when this process was started by fleetrun, else None."""
     return environ.get(CONTAINER_VARIABLE) or None
 
@@ -110,7 +111,7 @@ class ErrorRecord:
     restart_helps: bool = True
 
 
-def error_file(environ: Mapping[str, str]) -> str:
+def error_file(environ: Environ) -> str:
     """The file that the launcher reads, or an empty string."""
     return next((environ[name] for name in ERROR_FILE_VARIABLES if environ.get(name)), "")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.contract import agreed_port
 from fleetrun.frozen import frozen
 from fleetrun.proc import read_stat
@@ -52,7 +53,7 @@ class MpiProcess:
         return f"{f'[{host}]' if ':' in host else host}:{agreed_port(self.job)}"
 
 
-def read(environ: Mapping[str, str], proxy: Callable[[], int | None] | None = None) -> MpiProcess | None:
+def read(environ: Environ, proxy: Callable[[], int | None] | None = None) -> MpiProcess | None:
     """The process that the variables describe; None when no MPI starter started this one.
 
     `proxy` finds the pid of the Hydra proxy above this process. Raises MpiError.
@@ -64,7 +65,7 @@ def read(environ: Mapping[str, str], proxy: Callable[[], int | None] | None = No
     return None
 
 
-def _open_mpi(environ: Mapping[str, str]) -> MpiProcess:
+def _open_mpi(environ: Environ) -> MpiProcess:
     name = "OMPI_COMM_WORLD_RANK"
     identity = next((environ[each] for each in _JOB_IDS if environ.get(each)), None)
     return _checked(
@@ -80,7 +81,7 @@ def _open_mpi(environ: Mapping[str, str]) -> MpiProcess:
     )
 
 
-def _head(environ: Mapping[str, str]) -> str | None:
+def _head(environ: Environ) -> str | None:
     """Where mpirun runs: an address out of `4711.0;tcp://192.0.2.2,10.0.0.1:45111`, or the host's name out of
     Open MPI 5's `prterun-host1-4711@1`.
     """
@@ -92,7 +93,7 @@ def _head(environ: Mapping[str, str]) -> str | None:
     return named[1] if named else None
 
 
-def _pmi(environ: Mapping[str, str], proxy: Callable[[], int | None]) -> MpiProcess:
+def _pmi(environ: Environ, proxy: Callable[[], int | None]) -> MpiProcess:
     local = "MPI_LOCALRANKID" if "MPI_LOCALRANKID" in environ else "PMI_LOCAL_RANK"
     process = MpiProcess(
         rank=_number(environ, "PMI_RANK"),
@@ -115,7 +116,7 @@ def _checked(process: MpiProcess) -> MpiProcess:
     return process
 
 
-def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _number(environ: Environ, name: str, default: int | None = None) -> int:
     text = environ.get(name, "")
     if not text and default is not None:
         return default

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields, Numbers
 from fleetrun.envs.channels import (
     LARGEST_DATAGRAM,
     LONGEST_ACTIVITY,
@@ -28,7 +28,7 @@ from fleetrun.envs.channels import (
     MOST_VALUES,
 )
 from fleetrun.envs.contract import Role
-from fleetrun.values import field, frozen
+from fleetrun.values import field, frozen, frozen_by_name
 
 # ---- Writing
 
@@ -72,7 +72,7 @@ class Activity:
     of: float | None = None
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 
@@ -89,13 +89,13 @@ class Report:
     of: int | None = None
     samples: int | None = None
     loss: float | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Numbers = field(default_factory=dict)
     activity: Activity | None = None
     joined: tuple[float, float] | None = None
     saved: bool = False
-    server: Mapping[str, float] = field(default_factory=dict)
-    tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    hot: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    server: Numbers = field(default_factory=dict)
+    tables: Mapping[str, Numbers] = field(default_factory=dict)
+    hot: Mapping[str, Numbers] = field(default_factory=dict)
     received: float = 0.0
     time: float | None = None
 
@@ -115,7 +115,7 @@ def read_report(datagram: bytes, received: float = 0.0) -> Report | None:
         return None
 
 
-def _report(fields: dict[str, Any], received: float) -> Report:
+def _report(fields: Document, received: float) -> Report:
     pod, role, rank = _mark(fields.get("mark"))
     saved = fields.get("saved") is True
     found = {name: read(fields[name]) for name, read in _READERS.items() if fields.get(name) is not None}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
-from fleetrun.aliases import Environ, Strings
+from fleetrun.aliases import Environ, Strings, Texts
 from fleetrun.envs.contract import is_owned
 from fleetrun.errors import UsageError, similar
-from fleetrun.values import frozen
+from fleetrun.values import frozen_by_name
 
 _LOOKS_SECRET = (
     r"(?i)(?:^|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASS|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|\d|$)"
@@ -25,13 +25,13 @@ def looks_secret(name: str) -> bool:
     return name not in _NOT_SECRET and re.search(_LOOKS_SECRET, name) is not None
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Chosen:
     """Variables with their values; the secrets that a pattern would have taken, and patterns that fit no
     variable.
     """
 
-    values: Mapping[str, str]
+    values: Texts
     left_out: Strings = ()
     unused: Strings = ()
 
@@ -45,7 +45,7 @@ class Chosen:
         return said
 
 
-def assignments(words: Iterable[str], options: Mapping[str, str]) -> dict[str, str]:
+def assignments(words: Iterable[str], options: Texts) -> dict[str, str]:
     """Those of `words` that are NAME=VALUE. `options` are the options of fleetrun by their variables.
 
     Raises UsageError for a variable that is not the job's to set, and for a secret: a command line and a job
@@ -66,14 +66,14 @@ def assignments(words: Iterable[str], options: Mapping[str, str]) -> dict[str, s
     return found
 
 
-def _check_name(name: str, options: Mapping[str, str]) -> None:
+def _check_name(name: str, options: Texts) -> None:
     if name in options:
         raise UsageError(f"--env {name}: that is an option of fleetrun: --{options[name]}")
     if is_owned(name):
         raise UsageError(f"--env {name}: fleetrun sets this variable for each process")
 
 
-def chosen(words: Iterable[str], environ: Environ, options: Mapping[str, str]) -> Chosen:
+def chosen(words: Iterable[str], environ: Environ, options: Texts) -> Chosen:
     """The variables of `environ` that names and patterns choose. A pattern leaves out secrets, options of
     fleetrun and what fleetrun sets.
 

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from fleetrun.aliases import Say
 from fleetrun.exporters.job_state import Job, Line
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Context:
     """What an exporter is made with. `argument` is the text after `NAME=`; `warn` shows a line to the user.
 
@@ -31,8 +31,6 @@ class Exporter(Protocol):
 
     def take(self, line: Line, now: float) -> None:
         """A message, as `fleetrun/exporters/job_state.py` makes it; `now` in seconds since the epoch."""
-        ...
 
     def close(self) -> None:
         """No message follows: write what waits. The end of the launch waits for it, for 30 s at most."""
-        ...

@@ -7,11 +7,11 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Say
+from fleetrun.aliases import Document, Numbers, Say
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.envs.progress_report import Report
 from fleetrun.envs.settings.options import LaunchSettings
@@ -146,13 +146,13 @@ class Feed:
     def pod(self, spec: PodSpec) -> None:
         self._write(job_state.pod_message(spec))
 
-    def event(self, said: dict[str, Any]) -> None:
+    def event(self, said: Document) -> None:
         """Of the record."""
         line = job_state.event_message(said)
         if line is not None:
             self._write(line)
 
-    def spent(self, seconds: Mapping[str, float]) -> None:
+    def spent(self, seconds: Numbers) -> None:
         """By what the time of the job went into so far."""
         self._write(job_state.spent_message(seconds))
 

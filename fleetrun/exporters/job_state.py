@@ -8,13 +8,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields, Numbers, Texts
 from fleetrun.envs.progress_report import Report
 from fleetrun.pod.spec import PodSpec
 
-Line = dict[str, Any]
+Line = Document
 """The field `is` has its kind: `begin`, `pod`, `report`, `spent`, or `event` (of the record)."""
 
 _EVENTS = {
@@ -31,7 +30,7 @@ _OF_REPORTS = ("step", "samples", "loss", "values", "server", "tables", "time")
 """Fields of a report that are sent as they are."""
 
 
-def begin_message(facts: Mapping[str, str], exporters: Sequence[tuple[str, str]]) -> bytes:
+def begin_message(facts: Texts, exporters: Sequence[tuple[str, str]]) -> bytes:
     """The first message: names and arguments of the exporters, and what job this is."""
     return _encoded({"is": "begin", "facts": dict(facts), "exporters": list(exporters)})
 
@@ -65,7 +64,7 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
     )
 
 
-def spent_message(seconds: Mapping[str, float]) -> bytes:
+def spent_message(seconds: Numbers) -> bytes:
     """What the time of the job went into so far."""
     return _encoded({"is": "spent", "seconds": dict(seconds)})
 
@@ -142,7 +141,7 @@ class ProcessState:
         self.tables |= line["tables"]
 
 
-def bounded(values: Mapping[str, float], known: Mapping[str, object]) -> dict[str, float]:
+def bounded(values: Numbers, known: Mapping[str, object]) -> dict[str, float]:
     """The known values, and as many new ones as the limit allows."""
     room = MOST_NAMES - len(known)
     new = [name for name in values if name not in known]

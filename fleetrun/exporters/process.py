@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from fleetrun import plugins
-from fleetrun.aliases import Clock, Say
+from fleetrun.aliases import Say
 from fleetrun.exporters import job_state
 from fleetrun.exporters.base import Context, Exporter
 from fleetrun.exporters.job_state import Job
@@ -21,18 +21,17 @@ from fleetrun.pod.companion import warning_message
 class Exporters:
     """Takes the messages in order; `warn` gets what the user should know."""
 
-    def __init__(self, warn: Say, wall: Clock = time.time) -> None:
+    def __init__(self, warn: Say) -> None:
         self.job = Job()
         self.lock = threading.Lock()
         self._exporters: list[tuple[str, Exporter]] = []
         self._warn = warn
-        self._wall = wall
 
     def take(self, raw: bytes) -> None:
         line = job_state.read_message(raw)
         if line is None:
             return
-        now = self._wall()
+        now = time.time()
         with self.lock:
             self.job.take(line, now)
         if line["is"] == "begin":

@@ -10,10 +10,11 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleetrun.aliases import Numbers
 from fleetrun.exporters.base import Context
 from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded
 from fleetrun.frozen import frozen
@@ -36,7 +37,7 @@ class ScalarFile(Protocol):
 
     @property
     def deleted(self) -> bool: ...
-    def write(self, step: int, scalars: Mapping[str, float], wall: float, *, restart: bool) -> None: ...
+    def write(self, step: int, scalars: Numbers, wall: float, *, restart: bool) -> None: ...
     def close(self) -> None: ...
 
 
@@ -239,7 +240,7 @@ class EventFile:
             self.path.unlink(missing_ok=True)
             raise
 
-    def write(self, step: int, scalars: Mapping[str, float], wall: float, *, restart: bool) -> None:
+    def write(self, step: int, scalars: Numbers, wall: float, *, restart: bool) -> None:
         """`wall` is in seconds since the epoch. With `restart` readers drop later steps that an earlier
         attempt wrote. Raises OSError; the file is unchanged then.
         """

@@ -9,13 +9,13 @@ would let share the port.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fleetrun.errors import PortError, ReservedPortError, UsageError
@@ -142,7 +142,7 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def _reserving_launcher(port: int) -> str | None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ask:
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ask:
         ask.settimeout(0.2)
         try:
             ask.connect(_lock_name(port))
@@ -157,10 +157,10 @@ def _process_on(port: int) -> str | None:
     """The process that has the port, as far as this user may know."""
     import psutil
 
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         for connection in psutil.net_connections("inet"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
-                with contextlib.suppress(psutil.Error):
+                with suppress(psutil.Error):
                     name = psutil.Process(connection.pid).name()
                     state = (
                         "listens on it"
@@ -177,7 +177,7 @@ def ports_in_use() -> set[int]:
     """
     ports: set[int] = set()
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             for line in Path("/proc/net", name).read_text().splitlines()[1:]:
                 ports.update(int(end.rpartition(":")[2], 16) for end in line.split()[1:3])
     return ports
@@ -193,7 +193,7 @@ def is_this_host(host: str) -> bool:
     except OSError:
         return False
     for family, kind, _, _, address in found:
-        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+        with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind((address[0], 0))
             return True
     return False
@@ -203,7 +203,7 @@ def accepts(host: str, port: int, within: float) -> bool:
     """Whether somebody takes a connection there in so many seconds."""
     deadline = time.monotonic() + within
     while (left := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), left):
+        with suppress(OSError), socket.create_connection((host, port), left):
             return True
         time.sleep(min(0.1, left))
     return False
@@ -223,9 +223,9 @@ def host_addresses(host: str) -> set[str]:
 
 def source_address(host: str) -> str | None:
     """The address that this machine would use to talk to `host`; nothing is sent."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            with suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(address)
                 return str(probe.getsockname()[0])
     return None

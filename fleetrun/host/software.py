@@ -6,9 +6,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Texts
+from fleetrun.envs.settings.parsing import some
 from fleetrun.values import frozen
 
 MOST = 16 << 10
@@ -24,7 +25,7 @@ class Software:
     """`packages` are the installed distributions: versions by normalized name."""
 
     python: str
-    packages: Mapping[str, str]
+    packages: Texts
 
 
 def search_path(environment: Environ, environ: Environ) -> Sequence[str]:
@@ -145,10 +146,5 @@ def _spread(found: Kinds, of: Callable[[Software], str]) -> str:
     if len(nodes) < 2:
         return ""
     usual = max(nodes, key=lambda value: len(nodes[value]))
-    parts = [f"{value} on {_listed(those)}" for value, those in nodes.items() if value != usual]
+    parts = [f"{value} on {some(those, 3)}" for value, those in nodes.items() if value != usual]
     return f"{', '.join([*parts[:_SHOWN], *(['...'] if len(parts) > _SHOWN else [])])}, {usual} on the others"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"

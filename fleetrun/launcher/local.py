@@ -5,11 +5,10 @@ on several machines in `cluster.py`; nothing is decided but how the console look
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Environ, Texts
 from fleetrun.console import narrator
 from fleetrun.console.console import LEVELS, Console, QuietConsole, sinks, terminal_columns, wants_colour
 from fleetrun.envs.contract import TOKEN
@@ -79,7 +78,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         console.drain(interrupts.urgent)
 
 
-def _passed_on(settings: LaunchSettings, console: Console) -> Mapping[str, str]:
+def _passed_on(settings: LaunchSettings, console: Console) -> Texts:
     """The variables that --env takes from this environment. Raises UsageError."""
     found = chosen(settings.env, os.environ, BY_VARIABLE)
     if settings.scheduler != "local":  # else the processes inherit them all
@@ -88,9 +87,7 @@ def _passed_on(settings: LaunchSettings, console: Console) -> Mapping[str, str]:
     return found.values
 
 
-def _submit(
-    resolved: Resolved, console: Console, signals: Signals, guard: Guard, passed_on: Mapping[str, str]
-) -> int:
+def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard, passed_on: Texts) -> int:
     """Hand the job to a scheduler."""
     from fleetrun.schedulers.base import Submission, submit  # late: one machine needs none
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetrun import __version__
-from fleetrun.aliases import Fields, Say
+from fleetrun.aliases import Document, Fields, Say
 from fleetrun.console.narrator import cause_line
 from fleetrun.console.text import describe_duration, printable, read_tail, without_secrets
 from fleetrun.envs.settings.options import LaunchSettings
@@ -173,7 +173,7 @@ def _sentence(ended: Ended) -> str:
     return cause_line(JobResult(code=code_of(ended), cause=ended), read_tail(ended.spec.log))
 
 
-def _process(spec: ContainerSpec) -> dict[str, Any]:
+def _process(spec: ContainerSpec) -> Document:
     return {"container": spec.name, "rank": None if spec.label else spec.rank, "log": str(spec.log)}
 
 

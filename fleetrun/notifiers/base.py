@@ -14,7 +14,6 @@ class Notifier(Protocol):
         """Deliver it. `docs/plugins.md` lists the fields. It may take its time: only the later messages of
         this notifier wait for it. Raises Undelivered; anything else counts as `Undelivered(again=True)`.
         """
-        ...
 
 
 class Undelivered(Exception):

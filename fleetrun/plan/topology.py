@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleetrun import files
-from fleetrun.aliases import Environ, Strings
+from fleetrun.aliases import Environ, Strings, Texts
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
     MEMORY_VARIABLE,
@@ -30,14 +30,14 @@ from fleetrun.envs.settings.parsing import written_ranks
 from fleetrun.errors import PortError, ReservedPortError, UsageError
 from fleetrun.host.devices import share
 from fleetrun.pod.spec import ContainerSpec, PodSpec, log_path
-from fleetrun.values import frozen, replace
+from fleetrun.values import frozen_by_name, replace
 
 # ---- Offers: processes and endpoints of one machine. Shares follow Paddle's launchers
 
 PADDLES_GLOO_PORT = 6767
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Host:
     """This machine: its place among the machines of the job, and what it has for the job's processes.
 
@@ -74,7 +74,7 @@ Reserve = Callable[[int | None], int]
 """Holds the port that is asked for, or any (None), and tells which."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Offer:
     """The endpoints of one machine by role, and two that count if it is the job's first: `service`, for the
     trainers' store, and `gloo` in ps modes.
@@ -561,7 +561,7 @@ def _omp_threads(own: RoleSettings, share: int | None) -> int | None:
     return share if computes and "OMP_NUM_THREADS" not in dict(own.environment) else None
 
 
-def _container_spec(member: Member, argv: Strings, log: Path, base: Mapping[str, str]) -> ContainerSpec:
+def _container_spec(member: Member, argv: Strings, log: Path, base: Texts) -> ContainerSpec:
     """One process; its files are next to its log."""
     error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
     env = contract.write(replace(member, error_file=str(error_file)))

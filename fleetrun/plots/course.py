@@ -6,11 +6,13 @@ value is checked.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetrun.frozen import frozen
+from fleetrun.record import history
 from fleetrun.record.goodput import Event, Goodput, Span
 from fleetrun.record.journal import objects_in
 
@@ -188,9 +190,12 @@ class _Reader:
         self._goodput = Goodput()
         self._of_servers: dict[tuple[str, str], dict[RoleAndRank, float]] = {}
 
-    def take(self, event: Event, at: float) -> None:
+    def _reach(self, at: float) -> None:
         self.course.begin = min(self.course.begin, at)
         self.course.end = max(self.course.end, at)
+
+    def take(self, event: Event, at: float) -> None:
+        self._reach(at)
         self._goodput.take(event)
         handler = _HANDLERS.get(str(event.get("event")))
         if handler is not None:
@@ -201,8 +206,7 @@ class _Reader:
         handler = _OF_PROCESSES.get(str(event.get("event")))
         if handler is None:
             return
-        self.course.begin = min(self.course.begin, at)
-        self.course.end = max(self.course.end, at)
+        self._reach(at)
         listed = objects_in(event, "containers")
         apart = {
             "containers": [{**each, "name": f"{each.get('name')}@{number}"} for each in listed],
@@ -345,12 +349,8 @@ _OF_PROCESSES = {name: _HANDLERS[name] for name in ("launch", "ready", "started"
 
 def _number(value: object) -> float:
     """NaN if the value is not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
+    found = history.number(value)
+    return math.nan if found is None else found
 
 
 def _positive(value: object) -> float:
@@ -426,11 +426,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def median(values: Sequence[float]) -> float:
     """The median without NaN; NaN if there is no number."""
-    ordered = sorted(value for value in values if not math.isnan(value))
-    if not ordered:
-        return math.nan
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan
 
 
 def lonely(values: Sequence[float]) -> list[int]:

@@ -15,15 +15,16 @@ UNINIT --> READY --> RUNNING --> TERMINATING --> COMPLETED
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
+from fleetrun.aliases import Texts
 from fleetrun.envs import channels
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
@@ -33,7 +34,7 @@ from fleetrun.pod import logs
 from fleetrun.pod.policy import Fault, error_at, may_be_machine, suspicion
 from fleetrun.pod.process import Exit, Process
 from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.values import frozen
+from fleetrun.values import frozen_by_name
 
 
 def read_error(path: Path | None) -> ErrorRecord | None:
@@ -108,7 +109,7 @@ def move(now: Status, then: Status) -> Status:
     return then
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Ended:
     """How one attempt of a container ended. Times are seconds since the epoch.
 
@@ -184,7 +185,7 @@ class Ended:
         )
 
 
-TakeWarm = Callable[[ContainerSpec, Mapping[str, str]], Process | None]
+TakeWarm = Callable[[ContainerSpec, Texts], Process | None]
 """A process that has begun as what this spec describes, with this environment: a standby, if there is one."""
 
 
@@ -229,7 +230,7 @@ class Container:
         probes = [Path(probe + end) for end in ("", ".last", channels.IMPORTS_SUFFIX)] if probe else []
         for path in (self.spec.error_file, self.spec.notice_file, *probes):
             if path is not None:
-                with contextlib.suppress(OSError):  # the script may have done anything to its log directory
+                with suppress(OSError):  # the script may have done anything to its log directory
                     path.unlink(missing_ok=True)
         output = logs.open_log(self.spec.log)
         try:
@@ -254,7 +255,7 @@ class Container:
         path = self.spec.notice_file
         if path is None or not self.alive:
             return
-        with contextlib.suppress(OSError):  # a full disk, or a log directory that the script took away
+        with suppress(OSError):  # a full disk, or a log directory that the script took away
             replace_file(path, channels.write_notice(why, deadline))
 
     def ask(self, number: int) -> None:
@@ -302,10 +303,10 @@ class Container:
             peak_memory=process.peak_memory,
         )
         if self.spec.notice_file is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self.spec.notice_file.unlink(missing_ok=True)
         if self.ended.ok and self.spec.error_file is not None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self.spec.error_file.unlink(missing_ok=True)
         self._to(Status.COMPLETED if self.ended.ok else Status.FAILED)
         return self.ended

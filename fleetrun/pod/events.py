@@ -11,16 +11,16 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
-from fleetrun.aliases import Fields, Strings
+from fleetrun.aliases import Document, Fields, Strings
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.policy import Fault, GiveUp, Restart, is_symptom
 from fleetrun.pod.process import signal_name
 from fleetrun.pod.spec import ContainerSpec
-from fleetrun.values import frozen
+from fleetrun.values import frozen, frozen_by_name
 
 # ---- The result of a job: the failure that counts, and the exit code it makes
 
@@ -31,7 +31,7 @@ HUNG = "(--hang_timeout)"
 """What the headline of a hang ends with, on every machine of the job."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Failure:
     """A failure as it happens, and what is done about it.
 
@@ -59,7 +59,7 @@ class Failure:
         return cls(ended=ended, decision=decision, earlier=earlier, alive=len(alive))
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Verdict:
     """What the others wait for, when a job makes no progress, in one `sentence`. `kind` is one of `not
     entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or
@@ -76,7 +76,7 @@ class Verdict:
     call: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Late:
     """How a trainer comes to collectives: to `behind` of the last `of` after most members of the group, by
     `seconds` in the median of those. `share`: of the time, for which it was late.
@@ -121,7 +121,7 @@ class Findings:
     alone: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Hang:
     """No trainer, or one `alone`, gave a sign of life for `silent_for` seconds, and what is done about it.
 
@@ -157,7 +157,7 @@ class Hang:
         return f"{self.headline}{why}"
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class JobResult:
     """`cause` is the failure that ended the job, `others` the other failures that it did not cause, in order;
     `hang` is set when it hung instead. `began` is the end of a server, which was restarted, that led to
@@ -329,7 +329,7 @@ class Events:
 # ---- The form of these events in the record; docs/events.md describes it
 
 
-def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
+def record_lines(event: PodEvent) -> Iterator[tuple[str, Document]]:
     """(name of the event, its fields) for each line of the record that this event makes."""
     match event:
         case Started():
@@ -363,7 +363,7 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "ending", {"reason": event.reason}
 
 
-def _started(event: Started) -> Iterator[tuple[str, dict[str, Any]]]:
+def _started(event: Started) -> Iterator[tuple[str, Document]]:
     for each in event.containers:
         yield "started", _process(each.spec, _pid(each), each.restarts)
 
@@ -372,7 +372,7 @@ def _names(containers: Sequence[Container]) -> list[str]:
     return [each.spec.name for each in containers]
 
 
-def _hung(event: Hang) -> dict[str, Any]:
+def _hung(event: Hang) -> Document:
     return {
         "containers": [each.name for each in event.containers if event.alone in ("", each.title)],
         "silent_for": event.silent_for,
@@ -386,7 +386,7 @@ _MOST_LATE = 64
 _WORTH = 0.01
 
 
-def lateness_fields(late: Sequence[Late]) -> list[dict[str, Any]]:
+def lateness_fields(late: Sequence[Late]) -> list[Document]:
     """For another program: the latest ranks. Of those that are not listed it is next to nothing."""
     return [
         {
@@ -402,7 +402,7 @@ def lateness_fields(late: Sequence[Late]) -> list[dict[str, Any]]:
     ]
 
 
-def verdict_fields(verdict: Verdict) -> dict[str, Any]:
+def verdict_fields(verdict: Verdict) -> Document:
     """For another program."""
     return {
         "kind": verdict.kind,
@@ -418,11 +418,11 @@ def _pid(container: Container) -> int:
     return container.process.pid
 
 
-def _process(spec: ContainerSpec, pid: int, attempt: int) -> dict[str, Any]:
+def _process(spec: ContainerSpec, pid: int, attempt: int) -> Document:
     return {"container": spec.name, "rank": spec.rank, "pid": pid, "attempt": attempt}
 
 
-def _exited(ended: Ended) -> dict[str, Any]:
+def _exited(ended: Ended) -> Document:
     record = ended.record
     return {
         **_process(ended.spec, ended.pid, ended.attempt),
@@ -438,7 +438,7 @@ def _exited(ended: Ended) -> dict[str, Any]:
     }
 
 
-def _restart(decision: Restart | GiveUp) -> dict[str, Any]:
+def _restart(decision: Restart | GiveUp) -> Document:
     if isinstance(decision, GiveUp):
         return {"restart": False, "after": None, "number": None, "limit": None, "step": None}
     return {
@@ -464,20 +464,15 @@ class Peers(Protocol):
         """This pod stops because of this failure, which is a `fault` for the restart policy; `decision` is
         what that says here, `verdict` on what the failure follows, if that is known.
         """
-        ...
 
     def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
         """Another failure, seen while the pod stops; it may be the older one."""
-        ...
 
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         """This pod stops because its trainers give no sign of life."""
-        ...
 
     def restart_asked(self, command: str) -> None:
         """A command of a user wants all processes of a collective job to start again."""
-        ...
 
     def pod_completed(self) -> None:
         """All trainers of this machine ended well."""
-        ...

@@ -5,10 +5,10 @@ kernel.dmesg_restrict is 0; elsewhere it says nothing. Reads only.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _MAX_RECORDS = 20_000
@@ -40,14 +40,14 @@ class OomWatch:
     def _count(self) -> int:
         total = 0
         for file in self._counters:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 counted = [line.split() for line in file.read_text().splitlines()]
                 total += sum(int(words[1]) for words in counted if words[:1] == ["oom_kill"])
         return total
 
 
 def _counter_files() -> list[Path]:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         found = []
         for line in Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -75,7 +75,7 @@ class KernelLog:
     def __init__(self) -> None:
         self._fd: int | None = None
         self._killed: set[int] = set()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._fd, 0, os.SEEK_END)
 
@@ -119,11 +119,11 @@ def gpu_errors(since: float) -> list[str]:
 
 def _all_records() -> list[bytes]:
     records: list[bytes] = []
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             while len(records) < _MAX_RECORDS:
-                with contextlib.suppress(BrokenPipeError):  # records were overwritten meanwhile
+                with suppress(BrokenPipeError):  # records were overwritten meanwhile
                     records.append(os.read(fd, 8192))
         except BlockingIOError:
             pass

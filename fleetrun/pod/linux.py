@@ -9,10 +9,10 @@ nothing.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 # ---- System calls
@@ -83,7 +83,7 @@ def enclose_in_cgroup(launcher: int) -> None:
     if here is None:
         return
     group = here / _cgroup_name(os.getpid())
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         group.mkdir()
         _write_number(group / "cgroup.procs", launcher)
 
@@ -93,7 +93,7 @@ def kill_cgroup(guard: int) -> None:
     here = _own_cgroup()
     if here is None or here.name != _cgroup_name(guard):
         return
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         _write_number(here.parent / "cgroup.procs", os.getpid())
         _write_number(here / "cgroup.kill", 1)
 
@@ -106,7 +106,7 @@ def remove_cgroup(guard: int) -> None:
     group = here if here.name == _cgroup_name(guard) else here / _cgroup_name(guard)
     if not group.is_dir():
         return
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         _write_number(group / "cgroup.kill", 1)
     for _ in range(1000):
         if _removed(group):
@@ -119,7 +119,7 @@ def remove_stale_cgroups() -> None:
     here = _own_cgroup()
     if here is None:
         return
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for group in here.iterdir():  # a glob would compile its pattern, in every launch
             guard = group.name.removeprefix(_CGROUP_PREFIX)
             if guard != group.name and not Path("/proc", guard).exists():
@@ -153,7 +153,7 @@ def _write_number(file: Path, value: int) -> None:
 
 def _own_cgroup() -> Path | None:
     """The directory of this process's group, e.g. /sys/fs/cgroup/user.slice/...; None without version 2."""
-    with contextlib.suppress(OSError, StopIteration):
+    with suppress(OSError, StopIteration):
         membership = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
         path = next(line[3:] for line in membership if line.startswith("0::"))
         mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()

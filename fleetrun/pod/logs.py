@@ -13,12 +13,12 @@ few wake-ups and not one per line, and reads only as long as the reader has room
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fleetrun.aliases import Callback
@@ -45,7 +45,7 @@ def open_log(path: Path) -> int:
         raise LaunchError(
             f"cannot open the log file {path}: {error.strerror}", hint=_HINTS.get(error.errno or 0)
         ) from None
-    with contextlib.suppress(OSError):  # a file system without locks
+    with suppress(OSError):  # a file system without locks
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd
 
@@ -63,7 +63,7 @@ def mark(path: Path, text: str) -> None:
 
     A full disk must not stop a restart, so a failure to write is let go.
     """
-    with contextlib.suppress(OSError), os.fdopen(open_plain(path, os.O_RDWR), "r+b") as log:
+    with suppress(OSError), os.fdopen(open_plain(path, os.O_RDWR), "r+b") as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - 1))
         begin = "" if log.read(1) in (b"", b"\n") else "\n"
@@ -92,7 +92,7 @@ def make_log_dir(path: Path) -> None:
 
 def is_full(path: Path) -> bool:
     """Whether the file system of `path` has no room left for this user."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         room = os.statvfs(path)
         return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
     return False
@@ -104,7 +104,7 @@ def remove_earlier(log_dir: Path, job: str) -> None:
     """
     kinds = [*(f"{role}.*.log" for role in Role), "pre_hook.*.log", "gpu.log", "events.jsonl", "marks"]
     for path in (each for kind in kinds for each in log_dir.glob(f"{_literal(job)}.??????.{kind}")):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +125,7 @@ def point_latest(log_dir: Path, pod: str, logs: Sequence[tuple[str, Path]]) -> N
     """
     latest = log_dir / LATEST
     folder = log_dir / f".{LATEST}.{pod}"
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         folder.mkdir(mode=0o700)
         for name, path in logs:
             (folder / f"{name}.log").symlink_to(Path("..") / path.name)
@@ -138,7 +138,7 @@ def point_latest(log_dir: Path, pod: str, logs: Sequence[tuple[str, Path]]) -> N
 
 
 def _remove_links(folder: Path) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for link in folder.iterdir():
             link.unlink()
         folder.rmdir()
@@ -191,7 +191,7 @@ class Trimmer:
         if excess <= self.start:
             return 0
         if not self.start:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 linux.collapse_range(fd, excess)
                 self.trimmed += excess
                 return excess
@@ -304,7 +304,7 @@ class Watch:
         self._followers: dict[Path, Follower] = {}
         self._trimmers: dict[Path, Trimmer] = {}
         self._rest = _REST
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def follow(self, path: Path, emit: Emit, *, live: bool = False) -> None:
         self._followers[path] = Follower(path, emit, live=live)
@@ -325,13 +325,13 @@ class Watch:
 
     def told(self) -> None:
         """Something in the log directory was written to."""
-        if self._fd is not None and self._timer is None:
+        if self._fd is not None and not self._timer.pending:
             self._rest = _REST if self._serve() else min(2 * self._rest, _LONGEST_REST)
             self._timer = self._loop.after(self._rest, self._look)
 
     def go_on(self) -> None:
         """The reader has room again."""
-        if self._fd is not None and self._timer is None:
+        if self._fd is not None and not self._timer.pending:
             self._look()
 
     def catch_up(self) -> None:
@@ -357,7 +357,6 @@ class Watch:
 
         Without room, and without files to bound, nothing is asked: `go_on` comes when there is room.
         """
-        self._timer = None
         if not self._has_room() and not self._trimmers:
             return
         will_tell = self._ask()

@@ -23,12 +23,12 @@ _LONGEST = 86_400.0  # seconds; epoll counts milliseconds in 32 bits, which are 
 
 
 class Timer:
-    """A deadline that can be called off."""
+    """A deadline that can be called off; without a handler none is set."""
 
     __slots__ = ("_handler",)
 
-    def __init__(self, handler: Callback) -> None:
-        self._handler: Callback | None = handler
+    def __init__(self, handler: Callback | None = None) -> None:
+        self._handler = handler
 
     def cancel(self) -> None:
         self._handler = None

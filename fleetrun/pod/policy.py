@@ -9,7 +9,7 @@ import signal
 from binascii import crc32
 
 from fleetrun.pod.process import Exit
-from fleetrun.values import frozen
+from fleetrun.values import frozen, frozen_by_name
 
 # 2: the command line was wrong; 126, 127: the program cannot be run. Trying again gives the same.
 HOPELESS = frozenset({2, 126, 127})
@@ -32,7 +32,7 @@ class GiveUp:
     reason: str
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Fault:
     """How an attempt ended at `time` (seconds since the epoch). `kind` is the class of its exception, such as
     `ValueError`; `error` is the same text for the same traceback. Both may be empty. `step` is the last one

@@ -15,9 +15,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from fleetrun.aliases import Environ
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
 from fleetrun.proc import read_stat, readable
 from fleetrun.values import frozen
@@ -74,7 +76,7 @@ class Process:
     def spawn(
         cls,
         argv: Sequence[str],
-        env: Mapping[str, str],
+        env: Environ,
         output: int,
         stdin: int = subprocess.DEVNULL,
         keep: Sequence[int] = (),
@@ -134,7 +136,7 @@ class Process:
 
     def program(self) -> str:
         """The kernel's name for what it runs, also once it has ended; empty after `reap`."""
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             return read_stat(self.pid).name.strip() if self.exit is None else ""
         return ""
 
@@ -143,12 +145,12 @@ class Process:
         not reused.
         """
         if self.exit is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def signal_leader(self, number: int) -> None:
         if self.exit is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def handles(self, number: int) -> bool:
@@ -223,20 +225,20 @@ def _spawn_error(program: str, error: OSError) -> LaunchError:
 
 def children() -> list[int]:
     """The children of this process, adopted ones included (it must be single-threaded)."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     return [pid for pid in _all_pids() if _parent_of(pid) == os.getpid()]
 
 
 def _all_pids() -> Iterator[int]:
-    with contextlib.suppress(OSError):  # no descriptor left
+    with suppress(OSError):  # no descriptor left
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 yield int(entry.name)
 
 
 def _parent_of(pid: int) -> int:
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         return read_stat(pid).parent
     return -1
 
@@ -256,7 +258,7 @@ def with_all_below(wave: list[int]) -> list[int]:
 
 def children_of(pid: int) -> list[int]:
     """Of any process of this user; none of one that has gone."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
@@ -274,7 +276,7 @@ def kill_marked(mark: str, but: Collection[int] = ()) -> None:
     """
     wanted = mark.encode()
     for pid in descendants(but):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
             try:
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -288,14 +290,14 @@ def kill_marked(mark: str, but: Collection[int] = ()) -> None:
 def ask_strays(groups: Collection[int]) -> None:
     """SIGTERM to everything below this process that is in none of these process groups."""
     for pid in descendants():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if os.getpgid(pid) not in groups:
                 os.kill(pid, signal.SIGTERM)
 
 
 def signal_all(pids: Sequence[int], number: int) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -303,7 +305,7 @@ def reap_adopted(own: Collection[int] = ()) -> None:
     """Give orphans that ended back to the kernel; leave the processes named in `own` to their handles."""
     for pid in children():
         if pid not in own:
-            with contextlib.suppress(ChildProcessError):
+            with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
 
@@ -360,7 +362,7 @@ def _wait_childless(deadline: float, but: Collection[int]) -> None:
         poll = select.poll()
         fds = []
         for pid in [each for each in children() if each not in but][:256]:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 fds.append(os.pidfd_open(pid))
                 poll.register(fds[-1], select.POLLIN)
         poll.poll(max(1, min(left, 0.2) * 1000) if fds else 1)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Environ, Strings, Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.values import field, frozen
+from fleetrun.values import field, frozen_by_name
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class ContainerSpec:
     """One process: its command, its complete environment and its files.
 
@@ -25,13 +24,13 @@ class ContainerSpec:
     rank: int
     index: int
     argv: Strings
-    env: Mapping[str, str] = field(repr=False)
+    env: Environ = field(repr=False)
     log: Path
     endpoint: str = ""
     error_file: Path | None = None
     notice_file: Path | None = None
     long_file: Path | None = None
-    long_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    long_values: Texts = field(default_factory=dict, repr=False)
     restart_variables: Strings = ("PADDLE_RESTART_COUNT",)
     label: str = ""
 
@@ -54,7 +53,7 @@ class ContainerSpec:
         return {**self.env, **dict.fromkeys(self.restart_variables, str(restart_count))}
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class PodSpec:
     """The processes of one job on this node, servers first. `pre_hook` runs to its end before every start."""
 

@@ -27,6 +27,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -213,7 +214,7 @@ class Standbys:
             name = wanted.spec.name
             if not wanted.alive():
                 continue
-            with contextlib.suppress(LaunchError, OSError):  # there will be none for this attempt
+            with suppress(LaunchError, OSError):  # there will be none for this attempt
                 news = partial(self._news, name)
                 self._standbys[name] = _Standby(wanted, self._loop, self._companions, news)
 
@@ -243,7 +244,7 @@ class Standbys:
             each for each in wanted.modules if each[0] not in readers and not each[0].startswith(above)
         ]
         if len(modules) < len(wanted.modules) and wanted.passes < _PASSES:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 _list_imports(wanted.spec, modules)
                 again = _Wanted(wanted.spec, wanted.env, wanted.alive, modules, wanted.passes + 1)
                 self._queue.insert(0, again)

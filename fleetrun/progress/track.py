@@ -8,8 +8,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fleetrun.aliases import Document, Numbers
 from fleetrun.envs.channels import MOST_TABLES, MOST_VALUES
 from fleetrun.envs.progress_report import Report
 from fleetrun.values import replace
@@ -25,7 +26,7 @@ _TABLES_IN_RECORD = 50
 _OF_TABLES = ("rows", "pulled_keys_s")
 
 
-Tables = Mapping[str, Mapping[str, float]]
+Tables = Mapping[str, Numbers]
 
 
 class _Point(NamedTuple):
@@ -131,7 +132,7 @@ class Track:
         """Whether a report came since the last line in the record."""
         return self._news
 
-    def note(self, now: float) -> dict[str, Any]:
+    def note(self, now: float) -> Document:
         """The fields for the record, once: after it nothing is unnoted."""
         latest = self.latest
         assert latest is not None, "a note of nothing"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.record.journal import SUFFIX, Event, objects_in
 
 LONGEST_LINE = 4 << 20
@@ -28,7 +28,7 @@ class UnreadableError(Exception):
     """There is no record, or it is not readable; the message says which."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Known:
     """A process of the job as the record knows it. `rank` is None for the pre-hook. `log` is next to
     the record, wherever that was moved to.
@@ -42,7 +42,7 @@ class Known:
     endpoint: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class History:
     """What the record says. `damaged` counts lines that are not events, `owner` is the uid of the file.
     `running`: whether its launcher runs; None where the file system cannot tell. `heard`: when the last of
@@ -146,7 +146,7 @@ def read(path: Path) -> History:
     )
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Glance:
     """The two ends of a record: what a list of launches shows. `launch` is empty when its line is lost;
     `over` and `progress` (of a trainer) are the last of their kind, None where there is none near the end.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Clock, Fields
+from fleetrun.aliases import Clock, Document, Fields
 from fleetrun.files import ask_for_writes
 from fleetrun.pod.loop import Loop, Timer
 
@@ -86,11 +86,11 @@ def _opened(path: Path) -> int:
 
 # ---- The record
 
-Event = dict[str, Any]
+Event = Document
 """`time` (seconds since the epoch), `event` (its name), and what belongs to it; see docs/events.md."""
 
 
-def objects_in(fields: Fields, name: str) -> list[dict[str, Any]]:
+def objects_in(fields: Fields, name: str) -> list[Document]:
     """The objects in a list of an event or an answer, which may have any form."""
     found = fields.get(name)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
@@ -192,7 +192,7 @@ class Marks:
         self._since = SHORT
         """The longest time since the last look."""
         self._marks, self._looks, self._counted = _MARKS, _LOOKS, loop.clock()
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def start(self, logs: Mapping[str, Path]) -> None:
         """Once these logs are there, by the names of their containers. The next pods have the same."""
@@ -209,7 +209,7 @@ class Marks:
 
     def told(self) -> None:
         """Something in the log directory was written to: a log, or another file there."""
-        if self._folder >= 0 and self._timer is None:
+        if self._folder >= 0 and not self._timer.pending:
             self._mark(range(len(self._logs)))
             self._rest_a_while()
 
@@ -232,14 +232,12 @@ class Marks:
         self._mark(range(len(self._logs)))
         os.close(self._folder)
         self._folder = -1
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._file is not None:
             self._file.close()
 
     def _look(self) -> None:
         """Ask for news, then see what is there already: in this order, so that no write falls between."""
-        self._timer = None
         will_tell = self._ask()
         if self._mark(range(len(self._logs))):
             self._rest_a_while()

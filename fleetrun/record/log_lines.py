@@ -5,12 +5,12 @@ and else to a second at worst. Prints nothing.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -57,7 +57,7 @@ class LogReader:
     @property
     def head(self) -> int:
         """Where it begins: --log_rotate may have punched a hole there."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             return os.lseek(self._fd, 0, os.SEEK_DATA)
         return 0
 
@@ -283,7 +283,7 @@ class MarksReader:
 
     def _lines(self) -> Iterable[str]:
         """Whole ones only: the last may still be on its way. Without a file that can be read: none."""
-        with contextlib.suppress(OSError), os.fdopen(open_plain(self._path), "rb") as file:
+        with suppress(OSError), os.fdopen(open_plain(self._path), "rb") as file:
             file.seek(self._offset)
             while line := file.readline(_LONGEST_LINE):
                 if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:

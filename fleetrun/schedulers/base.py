@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from fleetrun import plugins
-from fleetrun.aliases import Callback, Environ, Fields, Strings
+from fleetrun.aliases import Callback, Environ, Fields, Strings, Texts
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import NOTIFY, OPTIONS, LaunchSettings
 from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.record.faults import excluded, faults_path, read_kept
@@ -70,7 +70,7 @@ class Console(Protocol):
     def label(self, name: str, width: int, number: int) -> bytes: ...
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Submission:
     """A job to hand to an engine.
 
@@ -80,12 +80,12 @@ class Submission:
     """
 
     settings: LaunchSettings
-    words: Mapping[str, str]
+    words: Texts
     environ: Environ
     console: Console
     signals: Signals
     guard: Guard
-    passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
+    passed_on: Texts = field(default_factory=dict, repr=False)
     job_file: Fields = field(default_factory=dict, repr=False)
     token: str | None = None
     _taken: set[str] = field(default_factory=set, repr=False)
@@ -161,7 +161,7 @@ class Options:
     scheduler.
     """
 
-    given: Mapping[str, str]
+    given: Texts
     _taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, default: str = "") -> str:
@@ -217,7 +217,6 @@ class Scheduler(Protocol):
 
     def submit(self, job: Submission) -> int:
         """Hand the job over; return the exit code. With --dry_run print what would be handed over."""
-        ...
 
 
 def scheduler(name: str) -> Scheduler:

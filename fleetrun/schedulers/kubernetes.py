@@ -17,7 +17,7 @@ from fleetrun.envs.settings.options import NOTIFY
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, byte_size, plural
 from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus, has_secrets
 from fleetrun.schedulers.tree import Tree, tree_of_job
@@ -25,7 +25,7 @@ from fleetrun.schedulers.tree import Tree, tree_of_job
 # ---- The pod of a job
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Pod:
     """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm. It
     is not placed on nodes of `but`. `hidden` names variables, with their Secrets (if any) and the keys there.

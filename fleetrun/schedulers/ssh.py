@@ -22,7 +22,7 @@ from typing import IO
 from fleetrun.aliases import Strings
 from fleetrun.envs.settings.parsing import plural
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Answer, Console, Options, Submission, asked_to_end, run_programs
@@ -242,7 +242,7 @@ _BEATS = 4  # signs of life within the time after which a silent side is given u
 _MARGIN = 5.0  # seconds for programs that end by themselves
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Pace:
     """In seconds: silence after which a host is lost, and how long processes may take to stop."""
 

@@ -13,7 +13,6 @@ process be killed, the kernel sends the command SIGTERM.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -21,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from fleetrun.pod import linux
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tell(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # the near end is gone
+    with suppress(OSError):  # the near end is gone
         os.write(2, MARK + text + b"\n")
 
 
@@ -143,7 +143,7 @@ class _RemoteCommand:
         self._limit = time.monotonic() + self._grace
 
     def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(self._pid, number)
 
 

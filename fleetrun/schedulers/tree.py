@@ -19,7 +19,7 @@ from fleetrun.aliases import Callback, Document, Fields, Strings
 from fleetrun.envs.settings.options import OPTIONS
 from fleetrun.envs.settings.parsing import byte_size, plural, some
 from fleetrun.errors import UsageError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.schedulers.base import Submission
 from fleetrun.schedulers.tree_remote import Digest
 
@@ -54,7 +54,7 @@ class Entry:
     target: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Tree:
     """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it; `in_logs`: code
     that is left out, because it is in the log directory.

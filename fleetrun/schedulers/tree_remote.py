@@ -16,7 +16,6 @@ Of a tree there is in ~/.cache/fleetrun/code/:
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -27,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
@@ -91,7 +91,7 @@ def folder_of_trees() -> Path:
 def _cache() -> Path | None:
     """None for a user without a home, as in some containers."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    with contextlib.suppress(RuntimeError):
+    with suppress(RuntimeError):
         cache = cache.expanduser()
     return cache if cache.is_absolute() else None
 
@@ -152,7 +152,7 @@ def _left_over(trees: Path, digest: str) -> Iterator[Path]:
     """
     for path in trees.glob(f"{digest}.*.new"):
         own = path.name.startswith(f"{path.name.partition('.')[0]}.{_host()}-")
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if own or time.time() - path.stat().st_mtime > _ABANDONED:
                 yield path
 
@@ -265,15 +265,15 @@ def _replace_changed(new: Path, there: Path, names: Sequence[str]) -> None:
 def _prune(trees: Path, but: str) -> None:
     facts = {}
     for path in trees.glob("*.json"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             facts[path.stem] = path.stat().st_mtime
     last = sorted(facts, key=facts.__getitem__, reverse=True)
     for digest in last[_KEPT:]:
         if digest != but and time.time() - facts[digest] > _RECENT:
-            with contextlib.suppress(OSError, ValueError):
+            with suppress(OSError, ValueError):
                 _remove(trees, digest)
     for path in _left_over(trees, "*"):
-        with contextlib.suppress(OSError), (trees / f"{path.name.partition('.')[0]}.lock").open("w") as lock:
+        with suppress(OSError), (trees / f"{path.name.partition('.')[0]}.lock").open("w") as lock:
             if _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 shutil.rmtree(path)
 

@@ -6,7 +6,6 @@ each trainer (where it is: `state`) and one for all (where they are).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -17,10 +16,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from linecache import getline
 from pathlib import Path
 from typing import Any
 
+from fleetrun.aliases import Document
 from fleetrun.envs.contract import Role
 from fleetrun.files import open_plain, short_socket_path
 from fleetrun.host.interpreter import helper_command
@@ -33,7 +34,7 @@ MOST_GROUPS = 12
 
 
 def main() -> None:
-    asked: dict[str, Any] = json.loads(sys.stdin.readline())
+    asked: Document = json.loads(sys.stdin.readline())
     targets = [Target.of_json(each) for each in asked["targets"]]
     within = float(asked["within"])
     facts = _Facts(asked["facts"]) if asked.get("facts") else None
@@ -53,7 +54,7 @@ def main() -> None:
     sys.stdout.flush()
 
 
-def _wanted(states: Sequence[dict[str, Any]]) -> set[str]:
+def _wanted(states: Sequence[Document]) -> set[str]:
     """The titles of trainers, and of servers for which one of them waits."""
     waits = [(each["probe"] or {}).get("ps") or {} for each in states]
     servers = {each["server"] for each in waits if not each.get("trainers", True)}
@@ -63,16 +64,16 @@ def _wanted(states: Sequence[dict[str, Any]]) -> set[str]:
 class _Facts:
     """What `doctor` measures of this machine, as far as it answers soon."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, asked: Document) -> None:
         words = [asked["log_dir"], *asked["devices"]]
         self._began = time.monotonic()
         self._doctor = subprocess.Popen(
             helper_command("fleetrun.doctor", *words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
 
-    def taken(self) -> dict[str, Any] | None:
+    def taken(self) -> Document | None:
         left = max(0.1, self._began + _FACTS_WITHIN - time.monotonic())
-        with contextlib.suppress(ValueError, subprocess.TimeoutExpired):
+        with suppress(ValueError, subprocess.TimeoutExpired):
             return _object(self._doctor.communicate(timeout=left)[0])
         self._doctor.kill()
         return None
@@ -84,34 +85,34 @@ _FACTS_WITHIN = 2.0  # seconds
 # ---- The probes of the trainers
 
 
-def ask_ranks(ranks: Sequence[dict[str, Any]], within: float) -> list[dict[str, Any]]:
+def ask_ranks(ranks: Sequence[Document], within: float) -> list[Document]:
     """Each with what its probe says in `probe`, None where it says nothing within so many seconds."""
     with ThreadPoolExecutor(max(1, len(ranks))) as pool:
         return list(pool.map(lambda rank: {**rank, "probe": _said(rank, within)}, ranks))
 
 
-def _said(rank: dict[str, Any], within: float) -> Any:
+def _said(rank: Document, within: float) -> Any:
     """Of a process that lives, on its socket; of one that has ended, perhaps just now, in the file that it
     left.
     """
     address = Path(str(rank["probe"]))
-    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as asked:
+    with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(within)
         with short_socket_path(address) as short:
             asked.connect(short)
         return _object(b"".join(iter(lambda: asked.recv(1 << 16), b"")))
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         return _object(address.with_name(f"{address.name}.last").read_bytes())
     return None
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def _object(text: bytes) -> Document | None:
     """None for what no probe writes: the script may answer there, too."""
     said = json.loads(text)
     return said if isinstance(said, dict) else None
 
 
-def completed(state: dict[str, Any], processes: Sequence[Taken]) -> dict[str, Any]:
+def completed(state: Document, processes: Sequence[Taken]) -> Document:
     """With its stack, from its probe or from outside, and what is unusual about the process."""
     own = next((each for each in processes if each.target.title == state["title"] and not each.below), None)
     outside = own.threads[0].frames if own is not None and own.threads else ()
@@ -147,7 +148,7 @@ _readers: list[threading.Thread] = []
 
 def _ending(log: str) -> str:
     """The end of the log of the last attempt; empty if it cannot be read."""
-    with contextlib.suppress(OSError), os.fdopen(open_plain(Path(log)), "rb") as file:
+    with suppress(OSError), os.fdopen(open_plain(Path(log)), "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         return file.read(_TAIL).rpartition(b"\n--- fleetrun: restart ")[2].decode(errors="replace")
     return ""

@@ -17,15 +17,16 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from fleetrun.aliases import Clock, Environ, Strings
 from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.files import open_plain
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.host.interpreter import helper_environment
 from fleetrun.stacks import processes
-from fleetrun.stacks.frames import Taken, Target, Thread, of_faulthandler, of_pyspy
+from fleetrun.stacks.frames import Taken, Target, Threads, of_faulthandler, of_pyspy
 from fleetrun.stacks.processes import belongs, blocking, catches, state_of, waits_for
 
 # ---- Stacks by signal: the runtime has `faulthandler` write them on stderr. The signal is never sent to a
@@ -47,7 +48,7 @@ def can_ask(target: Target, pid: int) -> bool:
 def ask_process(
     target: Target, pid: int, clock: Clock = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
-) -> tuple[Thread, ...]:  # fmt: skip
+) -> Threads:  # fmt: skip
     """Its threads, read out of its log; none when it did not write them there in time. Blocks."""
     log = Path(target.log)
     begin, blocked = _size(log), blocking(pid, STACKS_SIGNAL)
@@ -90,12 +91,12 @@ def _send(target: Target, pid: int) -> bool:
 
 def _size(log: Path) -> int | None:
     """None unless it is a regular file: nothing is read from a FIFO."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return log.lstat().st_size if log.is_file() and not log.is_symlink() else None
     return None
 
 
-def _threads(log: Path, begin: int) -> tuple[Thread, ...]:
+def _threads(log: Path, begin: int) -> Threads:
     try:
         with os.fdopen(open_plain(log), "rb") as file:
             file.seek(begin)
@@ -126,7 +127,7 @@ class SpyError(Exception):
     """Why py-spy has no stacks of a process."""
 
 
-def dump_pyspy(program: str, pid: int, env: Environ, within: float) -> tuple[Thread, ...]:
+def dump_pyspy(program: str, pid: int, env: Environ, within: float) -> Threads:
     """The threads of a Python process. Raises SpyError, after about `within` seconds at the latest.
 
     py-spy stops a process while it reads. It would wait without end for one that is stopped already, or
@@ -171,7 +172,7 @@ def _left_running(pid: int) -> Iterator[Strings]:
     finally:
         # It is stopped, or will be once the kernel lets go of it.
         if before != "T" and (waits_for(pid, signal.SIGSTOP) or state_of(pid) == "T"):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
 
@@ -197,7 +198,7 @@ def _kill(popen: subprocess.Popen[bytes]) -> None:
     for stream in (popen.stdout, popen.stderr):
         if stream is not None:
             stream.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it may itself be in uninterruptible sleep
+    with suppress(subprocess.TimeoutExpired):  # it may itself be in uninterruptible sleep
         popen.wait(_UNINTERRUPTIBLE)
 
 
@@ -230,7 +231,7 @@ class Collection:
         return not self.hint
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Means:
     """How it is looked: `program` is py-spy or None, `env` what it is run with. `asks`: processes that it
     cannot read may be asked.
@@ -280,7 +281,7 @@ def take(target: Target, pid: int, means: Means) -> Taken:
     state = processes.state_of(pid)
     known = {"target": target, "pid": pid, "state": state}
     command = processes.command_of(pid)[:_LONGEST_NAME]
-    threads: tuple[Thread, ...] = ()
+    threads: Threads = ()
     if not state or state in "ZX":
         note = "it has ended"
     elif not processes.is_python(pid):
@@ -292,7 +293,7 @@ def take(target: Target, pid: int, means: Means) -> Taken:
     return Taken(**known, command=command, threads=threads, note="" if threads else note)  # type: ignore[arg-type]
 
 
-def _look(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], str]:
+def _look(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
     """Its threads, or why they are not known. One that has just begun gets some time to begin."""
     threads, note = _once(target, pid, means)
     while not threads and means.left > _PAUSE and (age := means.age(pid)) is not None and age < _OLD:
@@ -301,7 +302,7 @@ def _look(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], s
     return threads, note
 
 
-def _once(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], str]:
+def _once(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
     note = "py-spy is not there"
     if means.program is not None:
         try:
@@ -314,7 +315,7 @@ def _once(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], s
     return _own(ask_process(target, pid)), f"{note}; it was asked to write its stacks to its stderr"
 
 
-def _own(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
+def _own(threads: Threads) -> Threads:
     """Without the thread in which the probe answers."""
     return tuple(each for each in threads if not any(PROBE in frame.file for frame in each.frames[-1:]))
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.envs.settings.parsing import ranks_in_words
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 
 # ---- Stacks, as py-spy and faulthandler write them
 
@@ -45,7 +45,10 @@ class Thread:
     cut: int = 0
 
 
-def of_pyspy(text: str) -> tuple[Thread, ...]:
+Threads = tuple[Thread, ...]
+
+
+def of_pyspy(text: str) -> Threads:
     """`py-spy dump --json`: its threads, the main one first. Raises ValueError for anything else."""
     document = json.loads(text)
     if not isinstance(document, list) or not all(isinstance(each, dict) for each in document):
@@ -72,7 +75,7 @@ def _number(said: Any) -> int:
     return said if isinstance(said, int) else 0
 
 
-def of_faulthandler(text: str) -> tuple[Thread, ...]:
+def of_faulthandler(text: str) -> Threads:
     """What `faulthandler.dump_traceback` wrote, with anything else between its lines: its threads."""
     threads: list[Thread] = []
     for line in text.splitlines():
@@ -87,7 +90,7 @@ def of_faulthandler(text: str) -> tuple[Thread, ...]:
     return tuple(threads[:MOST_THREADS])
 
 
-def place(threads: tuple[Thread, ...]) -> str:
+def place(threads: Threads) -> str:
     """Where a process is, in a few words: the innermost call of its first thread, and the innermost one
     that is not in an installed package, if that is another.
     """
@@ -111,7 +114,7 @@ def _installed(file: str) -> bool:
 # ---- Results per process
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Target:
     """A container that runs. `mark` is the value of FLEETRUN_CONTAINER in its environment, `title` how
     messages call it (`trainer 3`). `node` is the rank of its node, where there are several.
@@ -125,7 +128,7 @@ class Target:
     mark: str
     node: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Document:
         return asdict(self)
 
     @classmethod
@@ -145,7 +148,7 @@ class Target:
         )
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Taken:
     """One process of a container: the container's own, or one below it that it started (`below`).
 
@@ -156,7 +159,7 @@ class Taken:
     pid: int
     command: str
     state: str
-    threads: tuple[Thread, ...] = ()
+    threads: Threads = ()
     note: str = ""
 
     @property

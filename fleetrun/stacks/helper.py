@@ -4,16 +4,16 @@ another: in a helper process, because the launcher's loop never waits for a proc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fleetrun.aliases import Callback, Strings
+from fleetrun.aliases import Callback, Document, Strings
 from fleetrun.envs.channels import PROBE_VARIABLE
 from fleetrun.envs.contract import VISIBLE_VARIABLE, Role
 from fleetrun.errors import LaunchError
@@ -42,7 +42,7 @@ _MOST_LINES = 20
 _LONGEST = 500
 
 
-State = dict[str, Any]
+State = Document
 """Where a rank is: what `probe.states.read_state` reads."""
 
 Taken = Callable[[Strings, list[State]], None]
@@ -102,7 +102,7 @@ class Taker:
         return json.dumps(said).encode() + b"\n"
 
 
-def _facts_asked(containers: Sequence[Container]) -> dict[str, Any]:
+def _facts_asked(containers: Sequence[Container]) -> Document:
     visible = (each.spec.env.get(VISIBLE_VARIABLE["gpu"], "") for each in containers)
     devices = {device for each in visible for device in each.split(",") if device}
     return {"log_dir": str(containers[0].spec.log.parent), "devices": sorted(devices)} if containers else {}
@@ -113,7 +113,7 @@ def _ranked(containers: Sequence[Container]) -> list[Container]:
     return [each for each in containers if each.spec.role in (Role.TRAINER, Role.SERVER)]
 
 
-def _rank_fields(container: Container) -> dict[str, Any]:
+def _rank_fields(container: Container) -> Document:
     """What the launcher knows of a rank."""
     spec, ended = container.spec, container.ended if not container.alive else None
     message = ended.message if ended is not None else ""
@@ -183,14 +183,14 @@ class _Taking:
     def _heard(self, line: bytes) -> None:
         """A line for each rank, then that of the stacks."""
         self._last = line
-        with contextlib.suppress(*MALFORMED):
+        with suppress(*MALFORMED):
             state = json.loads(line)["state"]
             self._states[state["title"]] = state
 
     def _ended(self, exit: Exit) -> None:
         """Its exit code is not asked: the line counts."""
         self._companion = None
-        with contextlib.suppress(ValueError, TypeError, LookupError):
+        with suppress(ValueError, TypeError, LookupError):
             lines = json.loads(self._last)["stacks"]
             self._finish(tuple(str(line)[:_LONGEST] for line in lines[:_MOST_LINES]))
             return
@@ -306,7 +306,7 @@ def _read(states: Sequence[State]) -> list[RankState]:
     arrivals = min(arrivals, max(_FEW, _MOST_ARRIVALS // max(1, len(states))))
     found = []
     for state in states:
-        with contextlib.suppress(*MALFORMED):
+        with suppress(*MALFORMED):
             found.append(read_state(_cut(state, frames, calls, arrivals, 0)))
     return found
 
@@ -326,7 +326,7 @@ def with_logs(states: Sequence[State], containers: Sequence[Container]) -> list[
     logs = {each.spec.title: each.spec.log for each in containers}
     found = []
     for state in states:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path = logs[state["title"]]
             state = {**state, "log": {"name": path.name, "end": end_of(path, _ENOUGH[0][3])}}
         found.append(state)

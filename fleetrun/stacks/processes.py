@@ -4,12 +4,13 @@ only; a process that has ended looks like an unknown one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE
+from fleetrun.files import read_file
 from fleetrun.pod.process import children_of
 from fleetrun.proc import read_stat
 
@@ -39,29 +40,26 @@ def state_of(pid: int) -> str:
 
 def age_of(pid: int) -> float | None:
     """Seconds since it began; None when there is no such process."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         up = float(Path("/proc/uptime").read_text().split()[0])
         return max(0.0, up - read_stat(pid).started / os.sysconf("SC_CLK_TCK"))
     return None
 
 
 def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return read_file(Path(f"/proc/{pid}/comm"))
 
 
 def is_python(pid: int) -> bool:
     """Whether its program is a Python."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return "python" in Path(f"/proc/{pid}/exe").readlink().name
     return False
 
 
 def belongs(pid: int, mark: str) -> bool:
     """Whether it was started within the container of that mark: pids come again."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         variable = f"{CONTAINER_VARIABLE}={mark}".encode()
         return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
@@ -69,7 +67,7 @@ def belongs(pid: int, mark: str) -> bool:
 
 def catches(pid: int, number: int) -> bool:
     """Whether it has a handler for that signal, so that it does not die of it."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
@@ -93,7 +91,7 @@ def _masks(pid: int, *names: str) -> Iterator[tuple[int, int]]:
     except OSError:
         return
     for task in tasks:
-        with contextlib.suppress(OSError, ValueError):  # of one that ends meanwhile
+        with suppress(OSError, ValueError):  # of one that ends meanwhile
             for line in (task / "status").read_text(errors="replace").splitlines():
                 if line.startswith(names):
                     yield int(task.name), int(line.split()[1], 16)
@@ -113,7 +111,7 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _helper(pid: int) -> bool:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         return any(each in words for each in _HELPERS)
     return False

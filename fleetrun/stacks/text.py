@@ -10,9 +10,9 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
+from fleetrun.envs.settings.parsing import some
 from fleetrun.stacks.frames import MOST_FRAMES, MOST_THREADS, Frame, Group, Taken, Target, Thread
 from fleetrun.stacks.processes import STATES
 
@@ -45,9 +45,7 @@ def _places(members: Sequence[Taken]) -> str:
 
 
 def _pids(pids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, pids[:_MOST_PIDS]))
-    more = f" and {len(pids) - _MOST_PIDS} more" if len(pids) > _MOST_PIDS else ""
-    return f"pid{'s' if len(pids) > 1 else ''} {shown}{more}"
+    return f"pid{'s' if len(pids) > 1 else ''} {some(list(map(str, pids)), _MOST_PIDS)}"
 
 
 def stack_lines(taken: Taken) -> Iterator[str]:
@@ -82,7 +80,7 @@ def clean(text: str) -> str:
     )
 
 
-def as_json(taken: Taken) -> dict[str, Any]:
+def as_json(taken: Taken) -> Document:
     """For another program. Its strings are as they are."""
     return {
         "role": taken.target.role,

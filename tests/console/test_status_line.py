@@ -6,6 +6,7 @@ import pytest
 
 from fleetrun.console.status_line import PendingLines, StatusLine
 from fleetrun.console.status_text import StatusFields
+from fleetrun.pod.loop import Timer
 from tests.support.screen import Terminal
 
 
@@ -20,23 +21,16 @@ class Clock:
         return self.now
 
     def after(self, seconds, handler):
-        self.timers.append(Wanted(self.now + seconds, handler))
-        return self.timers[-1]
+        timer = Timer(handler)
+        self.timers.append((self.now + seconds, timer))
+        return timer
 
     def pass_(self, seconds):
         self.now += seconds
-        due = [each for each in self.timers if each.when <= self.now]
-        self.timers = [each for each in self.timers if each.when > self.now]
-        for each in due:
-            each.handler()
-
-
-class Wanted:
-    def __init__(self, when, handler):
-        self.when, self.handler = when, handler
-
-    def cancel(self):
-        self.handler = lambda: None
+        due = [timer for when, timer in self.timers if when <= self.now]
+        self.timers = [(when, timer) for when, timer in self.timers if when > self.now]
+        for timer in due:
+            timer.fire()
 
 
 class Shown:

@@ -7,7 +7,6 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -283,4 +282,4 @@ def test_a_way_that_is_too_slow_is_not_said_to_be_closed() -> None:
     with open_door("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()) as here:
         here.settimeout(0.01)
         with pytest.raises(links.LinkError, match="it answered, and then nothing came"):
-            links._measured(here, time.time)
+            links._measured(here)

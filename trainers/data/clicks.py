@@ -15,8 +15,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from trainers.errors import UsageError
 from trainers.metrics import auc, log_loss
 
@@ -35,12 +36,13 @@ VOCABULARIES = (
 
 Ints = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.int64]
+Categories = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Best:
     """What a model that knows the truth reaches on a split; the bound for all others."""
 
@@ -56,7 +58,7 @@ class Clicks:
     """
 
     counts: Ints
-    categories: npt.NDArray[np.uint32]
+    categories: Categories
     ids: Ids
     labels: Floats
     probability: Doubles
@@ -73,7 +75,7 @@ class Clicks:
         probability, labels = torch.from_numpy(self.probability), torch.from_numpy(self.labels)
         return Best(auc=auc(probability, labels), log_loss=log_loss(probability, labels))
 
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """(ids (rows, 26) int64, dense (rows, 13) float32, labels (rows,) float32); they share the memory."""
         return torch.from_numpy(self.ids), torch.from_numpy(self.dense), torch.from_numpy(self.labels)
 
@@ -146,7 +148,7 @@ def scaled(counts: Ints) -> Floats:
     return values.astype(np.float32)
 
 
-def feature_signs(slot: int, categories: npt.NDArray[np.uint32]) -> Ids:
+def feature_signs(slot: int, categories: Categories) -> Ids:
     """(rows,) int64, 1 to 2 ** 63 - 1: the ids of a slot's categories. Slots share no id, so one table holds
     them all.
     """
@@ -155,7 +157,7 @@ def feature_signs(slot: int, categories: npt.NDArray[np.uint32]) -> Ids:
     return signs
 
 
-def _category(slot: int, rank: npt.NDArray[np.intp]) -> npt.NDArray[np.uint32]:
+def _category(slot: int, rank: npt.NDArray[np.intp]) -> Categories:
     """A number without order for each rank; no two of a slot are equal (each step can be undone: odd
     multipliers and shifted exclusive ors, modulo 2 ** 32).
     """

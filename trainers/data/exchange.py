@@ -11,17 +11,16 @@ import datetime
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fleetrun.envs.contract import split_endpoint
 from trainers.data import kernels
-from trainers.data.kernels import Int64s
+from trainers.data.kernels import Array, Bytes, Int64s
 from trainers.data.slots import Kind, Layout
 from trainers.data.store import Columns, Store
 from trainers.errors import DataError, TrainerLostError, UsageError
@@ -36,8 +35,6 @@ from trainers.roles.identity import Identity
 # holds much more than its examples.
 
 _BLOCK_BYTES = 16 << 20
-
-Bytes = NDArray[np.uint8]
 
 
 class Work(Protocol):
@@ -159,7 +156,7 @@ def take(columns: Columns, rows: Int64s) -> Columns:
 def pack(columns: Columns) -> Bytes:
     """The bytes of columns that begin at value 0."""
     bags, weights = columns.values
-    arrays: tuple[NDArray[Any], ...] = (
+    arrays: tuple[Array, ...] = (
         columns.starts,
         columns.ids,
         columns.bags[:bags],

@@ -13,7 +13,7 @@ import struct
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
+from fleetrun.aliases import Document
 from fleetrun.frozen import frozen
 from trainers.errors import DataError, UsageError
 
@@ -124,7 +125,7 @@ def _vector(path: Path, name: str) -> NDArray[np.int64]:
     return numbers.astype(np.int64)
 
 
-def _matlab(path: Path) -> dict[str, Any]:
+def _matlab(path: Path) -> Document:
     try:
         from scipy.io import loadmat, matlab  # type: ignore[import-untyped]
     except ImportError:
@@ -135,7 +136,7 @@ def _matlab(path: Path) -> dict[str, Any]:
         parts = "imagelabels.mat, setid.mat and the folder jpg"
         raise DataError(f"{path} cannot be read: {error.strerror}; Flowers-102 is {parts}") from None
     try:
-        content: dict[str, Any] = loadmat(io.BytesIO(raw))
+        content: Document = loadmat(io.BytesIO(raw))
     except (*_NOT_MATLAB, matlab.MatReadError) as error:
         raise DataError(f"{path} is not a whole MATLAB file: {error}") from error
     return content

@@ -22,6 +22,10 @@ from trainers.kernels.compiled import compiled
 # that double arithmetic cannot decide, it stops in front of that line and leaves it to `lines`, which is slow
 # and exact.
 
+Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 # What `parse` returns.
@@ -45,7 +49,7 @@ _LOST_BITS, _MIDDLE, _DOUBT = (1 << 29) - 1, 1 << 28, 8
 
 
 @compiled
-def _whole(text: NDArray[np.uint8], at: int) -> tuple[Any, int, Any]:
+def _whole(text: Bytes, at: int) -> tuple[Any, int, Any]:
     """(value wrapped to 64 bits, where it ended, whether that was a whole number within 64 bits)."""
     negative = text[at] == _MINUS
     if negative or text[at] == _PLUS:
@@ -65,7 +69,7 @@ def _whole(text: NDArray[np.uint8], at: int) -> tuple[Any, int, Any]:
 
 
 @compiled
-def _mantissa(text: NDArray[np.uint8], at: int) -> tuple[Any, int, int, int]:
+def _mantissa(text: Bytes, at: int) -> tuple[Any, int, int, int]:
     """(first digits as a whole number, power of ten, where it ended, digits seen) of `12.34`."""
     value = np.uint64(0)
     power = 0
@@ -92,7 +96,7 @@ def _mantissa(text: NDArray[np.uint8], at: int) -> tuple[Any, int, int, int]:
 
 
 @compiled
-def _exponent(text: NDArray[np.uint8], at: int) -> tuple[int, int, bool]:
+def _exponent(text: Bytes, at: int) -> tuple[int, int, bool]:
     """(exponent, where it ended, whether it is one) of what may follow a mantissa: nothing, or `e-5`."""
     if text[at] != 69 and text[at] != 101:
         return 0, at, True
@@ -109,7 +113,7 @@ def _exponent(text: NDArray[np.uint8], at: int) -> tuple[int, int, bool]:
 
 
 @compiled
-def _float(text: NDArray[np.uint8], at: int) -> tuple[float, int, bool]:
+def _float(text: Bytes, at: int) -> tuple[float, int, bool]:
     """(value, where it ended, whether that is the float32 nearest to the text, for certain)."""
     negative = text[at] == _MINUS
     if negative or text[at] == _PLUS:
@@ -134,14 +138,14 @@ def _float(text: NDArray[np.uint8], at: int) -> tuple[float, int, bool]:
 
 
 @compiled
-def _skip(text: NDArray[np.uint8], at: int) -> int:
+def _skip(text: Bytes, at: int) -> int:
     while text[at] == _SPACE or text[at] == _TAB:
         at += 1
     return at
 
 
 @compiled
-def _line_end(text: NDArray[np.uint8], at: int) -> int:
+def _line_end(text: Bytes, at: int) -> int:
     """Where the next line begins when nothing but blanks is left of this one, else -1."""
     at = _skip(text, at)
     if text[at] == _RETURN:
@@ -150,7 +154,7 @@ def _line_end(text: NDArray[np.uint8], at: int) -> int:
 
 
 @compiled
-def _floats(text: NDArray[np.uint8], at: int, out: NDArray[np.float32]) -> int:
+def _floats(text: Bytes, at: int, out: Floats) -> int:
     """Read len(out) floats; where the last ended, or -1."""
     for i in range(len(out)):
         begin = _skip(text, at)
@@ -163,7 +167,7 @@ def _floats(text: NDArray[np.uint8], at: int, out: NDArray[np.float32]) -> int:
 
 
 @compiled
-def _wholes(text: NDArray[np.uint8], at: int, out: Int64s) -> int:
+def _wholes(text: Bytes, at: int, out: Int64s) -> int:
     """Read len(out) whole numbers; where the last ended, or -1."""
     for i in range(len(out)):
         begin = _skip(text, at)
@@ -177,15 +181,15 @@ def _wholes(text: NDArray[np.uint8], at: int, out: Int64s) -> int:
 
 @compiled
 def _row(
-    text: NDArray[np.uint8],
+    text: Bytes,
     at: int,
     kinds: Int64s,
     lengths: Int64s,
-    dense: NDArray[np.float32],
+    dense: Floats,
     ids: Int64s,
-    counts: NDArray[np.int32],
+    counts: Int32s,
     bags: Int64s,
-    weights: NDArray[np.float32],
+    weights: Floats,
 ) -> tuple[int, int, int]:
     """One line into one row: (its end or -1 broken or -2 no room, ids taken, floats taken)."""
     floats_at = ids_at = counts_at = bags_at = weights_at = 0
@@ -220,16 +224,16 @@ def _row(
 
 @compiled
 def parse(
-    text: NDArray[np.uint8],
+    text: Bytes,
     stop: int,
     kinds: Int64s,
     lengths: Int64s,
-    dense: NDArray[np.float32],
+    dense: Floats,
     ids: Int64s,
-    counts: NDArray[np.int32],
+    counts: Int32s,
     starts: Int64s,
     bags: Int64s,
-    weights: NDArray[np.float32],
+    weights: Floats,
     marks: Int64s,
 ) -> int:
     """Whole lines of text[marks[AT] : stop], whose last byte is a newline, into rows from marks[ROWS] on.
@@ -265,7 +269,7 @@ def parse(
 
 
 @compiled
-def take_rows(source: NDArray[Any], rows: Int64s, out: NDArray[Any]) -> None:
+def take_rows(source: Array, rows: Int64s, out: Array) -> None:
     """out[i] = source[rows[i]]; both (n, width)."""
     width = source.shape[1]
     for i in range(len(rows)):
@@ -275,7 +279,7 @@ def take_rows(source: NDArray[Any], rows: Int64s, out: NDArray[Any]) -> None:
 
 
 @compiled
-def bag_offsets(counts: NDArray[np.int32], columns: Int64s, rows: Int64s, out: Int64s) -> None:
+def bag_offsets(counts: Int32s, columns: Int64s, rows: Int64s, out: Int64s) -> None:
     """Where each bag begins when the slots follow one another: out (slots * n + 1,), from 0."""
     total = 0
     at = 0
@@ -289,14 +293,14 @@ def bag_offsets(counts: NDArray[np.int32], columns: Int64s, rows: Int64s, out: I
 
 @compiled
 def take_bags(
-    counts: NDArray[np.int32],
+    counts: Int32s,
     columns: Int64s,
     rows: Int64s,
-    values: NDArray[Any],
+    values: Array,
     starts: Int64s,
     which: int,
     offsets: Int64s,
-    out: NDArray[Any],
+    out: Array,
 ) -> None:
     """The values of these rows' bags from example by example to slot by slot; `offsets` are bag_offsets'.
     starts[:, which] (all rows + 1,) is where each example's values begin.
@@ -311,7 +315,7 @@ def take_bags(
 
 
 @compiled
-def take_values(values: NDArray[Any], starts: Int64s, which: int, rows: Int64s, out: NDArray[Any]) -> None:
+def take_values(values: Array, starts: Int64s, which: int, rows: Int64s, out: Array) -> None:
     """The values of these examples, one after the other; starts[:, which] is where each example's begin."""
     to = 0
     for i in range(len(rows)):

@@ -25,7 +25,10 @@ from trainers.errors import UsageError
 # batches and their reports; the step does the training.
 
 Number = torch.Tensor | float
-Step = Callable[[Batch], Mapping[str, Number] | Number | None]
+Numbers = Mapping[str, Number]
+"""What a step has computed, by name."""
+
+Step = Callable[[Batch], Numbers | Number | None]
 """A whole training step: what it gives back can be printed. A tensor or a number alone is the loss."""
 Prefetch = Callable[[Iterable[Batch]], Iterable[Batch]]
 """Gives out the same batches, and looks ahead."""
@@ -43,7 +46,7 @@ class Result:
     examples: int
     seconds: float
     skipped_lines: int
-    fetches: Mapping[str, Number] = field(default_factory=dict)
+    fetches: Numbers = field(default_factory=dict)
 
 
 class Printing(TypedDict, total=False):
@@ -76,7 +79,7 @@ def train_from_dataset(
     told = _Told(fetch_list, fetch_info, print_period)
     after = _trained if torch.is_grad_enabled() else _alive
     batches = examples = 0
-    given: Mapping[str, Number] = {}
+    given: Numbers = {}
     began = time.monotonic()
     for batch in dataset if prefetch is None else prefetch(dataset):
         given = _by_name(step(batch))
@@ -97,7 +100,7 @@ def _steps() -> progress.Counter:
     return progress.Counter()
 
 
-def _trained(given: Mapping[str, Number], examples: int) -> None:
+def _trained(given: Numbers, examples: int) -> None:
     """The report of a step to the launcher."""
     progress.meter.seen(examples)
     if _LOSS in given:
@@ -105,11 +108,11 @@ def _trained(given: Mapping[str, Number], examples: int) -> None:
     _steps().tick()
 
 
-def _alive(given: Mapping[str, Number], examples: int) -> None:
+def _alive(given: Numbers, examples: int) -> None:
     progress.heartbeat()
 
 
-def _by_name(given: Mapping[str, Number] | Number | None) -> Mapping[str, Number]:
+def _by_name(given: Numbers | Number | None) -> Numbers:
     if given is None:
         return {}
     return given if isinstance(given, Mapping) else {_LOSS: given}
@@ -130,7 +133,7 @@ class _Told:
         self._labels = dict(zip(names, labels or names, strict=True))
         self._period = period
 
-    def after(self, batches: int, given: Mapping[str, Number]) -> None:
+    def after(self, batches: int, given: Numbers) -> None:
         if not self._labels or batches % self._period:
             return
         missing = [name for name in self._labels if name not in given]
@@ -161,15 +164,12 @@ class Arriving(Protocol):
     @property
     def at_hand(self) -> bool:
         """Whether the next batch is there."""
-        ...
 
     def draw(self) -> Any:
         """The next batch, before its turn. Raises StopIteration."""
-        ...
 
     def give(self, batch: Any) -> None:
         """It is the turn of a batch that was drawn."""
-        ...
 
 
 def prefetched(

@@ -173,7 +173,6 @@ class Source(Protocol):
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the beginning of the buffer; how many bytes, 0 at the end."""
-        ...
 
 
 class BrokenLines:

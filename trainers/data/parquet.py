@@ -7,7 +7,7 @@ and which trainer reads each, belong to `stream_files`, what was read of them to
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.aliases import Texts
 from trainers.data.slots import Bag, Batch, Kind, Layout, Slot, UseVar
 from trainers.data.stream import Split
 from trainers.data.stream_files import Folder
@@ -47,7 +48,7 @@ class ParquetFiles:
         where: Where | Sequence[Where],
         *,
         use_var: UseVar,
-        columns: Mapping[str, str] | None = None,
+        columns: Texts | None = None,
         name: str = "",
     ) -> None:
         try:
@@ -171,7 +172,7 @@ class _Chunk:
 
     """
 
-    def __init__(self, layout: Layout, columns: Mapping[str, str], found: pa.RecordBatch, where: str) -> None:
+    def __init__(self, layout: Layout, columns: Texts, found: pa.RecordBatch, where: str) -> None:
         self._layout = layout
         self._fixed: dict[Kind, Values] = {
             Kind.DENSE: np.empty((len(found), layout.widths[Kind.DENSE]), dtype=np.float32),

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from fleetrun.aliases import Strings
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout
 from trainers.data.sources import check_files, open_source
@@ -113,7 +113,7 @@ class HandOver(Generic[Item]):
 # bounded queue. `sources` has the bytes and `multislot` the text.
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Pass:
     """What is read, and how. `rows` examples make up a batch; `ahead` batches may wait in the queue."""
 

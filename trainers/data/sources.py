@@ -24,6 +24,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -91,7 +92,7 @@ class PipeSource:
         if self._in >= 0:
             os.set_blocking(self._in, False)
             self._poll.register(self._in, select.POLLOUT)
-        with contextlib.suppress(OSError):  # more than this user may have: it stays at 64 KiB
+        with suppress(OSError):  # more than this user may have: it stays at 64 KiB
             fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def readinto(self, buffer: memoryview) -> int:
@@ -114,7 +115,7 @@ class PipeSource:
             self._end_group()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
+                with suppress(BrokenPipeError):
                     stream.close()
         os.close(self._ended)
         self._given.close()
@@ -122,7 +123,7 @@ class PipeSource:
     def _end_group(self) -> int:
         """Kill the command and what it started; its exit code."""
         # The group's number is free for others as soon as its leader is reaped, so the signal comes before.
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.wait()
 
@@ -142,7 +143,7 @@ class PipeSource:
             except BlockingIOError:
                 return
             if not said:
-                with contextlib.suppress(KeyError):
+                with suppress(KeyError):
                     self._poll.unregister(self._err)
             *lines, self._half_line = (self._half_line + said).split(b"\n")
             if not said and self._half_line:

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fleetrun.frozen import frozen
 from trainers.data import kernels
-from trainers.data.kernels import Int64s
+from trainers.data.kernels import Array, Floats, Int32s, Int64s
 from trainers.data.slots import Bag, Batch, Kind, Layout
 from trainers.errors import UsageError
 
@@ -30,12 +28,12 @@ class Columns:
     """
 
     layout: Layout
-    dense: NDArray[np.float32]
+    dense: Floats
     ids: Int64s
-    counts: NDArray[np.int32]
+    counts: Int32s
     starts: Int64s
     bags: Int64s
-    weights: NDArray[np.float32]
+    weights: Floats
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -102,7 +100,7 @@ class Columns:
         kernels.take_rows(self.ids, rows, ids)
         return self._batch(dense, ids, rows)
 
-    def _batch(self, dense: NDArray[np.float32], ids: Int64s, rows: Int64s) -> Batch:
+    def _batch(self, dense: Floats, ids: Int64s, rows: Int64s) -> Batch:
         return Batch(
             layout=self.layout,
             dense=torch.from_numpy(dense),
@@ -146,7 +144,7 @@ class GrowingArray:
         with contextlib.suppress(OSError):  # a kernel without large pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
 
-    def extend(self, rows: NDArray[Any]) -> None:
+    def extend(self, rows: Array) -> None:
         """Add rows (n, width)."""
         wanted = (self._rows + len(rows)) * self._row
         if wanted > len(self._map):
@@ -155,7 +153,7 @@ class GrowingArray:
         self._rows += len(rows)
         self.view()[first:] = rows
 
-    def view(self) -> NDArray[Any]:
+    def view(self) -> Array:
         """All rows (n, width), without a copy. While a view lives, the array cannot grow."""
         flat = np.frombuffer(self._map, self._type, self._rows * self._width)
         return flat.reshape(self._rows, self._width)

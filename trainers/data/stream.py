@@ -53,11 +53,9 @@ class Source(Protocol):
 
     def shards(self) -> Sequence[str]:
         """All that are there now, in the order in which they are read."""
-        ...
 
     def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
         """Those of one trainer. Those of all trainers together are all of `shards`."""
-        ...
 
     def read(
         self, shard: str, start: int, stop: int, rows: int, *, grows: bool
@@ -66,12 +64,10 @@ class Source(Protocol):
         position moves. `start` and `stop` are the ends of a split or of a batch. `grows`: a record at the end
         may not be complete yet, and is left there then.
         """
-        ...
 
     @property
     def skipped_lines(self) -> int:
         """Broken records that were passed over."""
-        ...
 
 
 class Reading(NamedTuple):
@@ -89,28 +85,22 @@ class Trainer(Protocol):
     @property
     def place(self) -> tuple[int, int]:
         """Its rank, and how many trainers there are."""
-        ...
 
     @property
     def interrupted(self) -> bool:
         """Whether it is to stop."""
-        ...
 
     def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
         """What each server has of a stream: ends of intervals by shard."""
-        ...
 
     def give(self, records: Records, on: tuple[bool, ...] | None) -> None:
         """The next step is that of a batch with these records. `on`: which servers have them; None: none."""
-        ...
 
     def forget(self, records: Records) -> None:
         """The batch with these, which was given, is not trained if it has not been."""
-        ...
 
     def flush(self) -> None:
         """Wait until every push has been applied."""
-        ...
 
 
 class Streaming(TypedDict, total=False):

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from trainers import fleet, static
@@ -118,11 +120,11 @@ def batch(reader: Reader, batch_size: int) -> Callable[[], Iterator[list[Sample]
     return batches
 
 
-def ctr_program(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> static.Program:
+def ctr_program(net: Module, optimizer: Optimizer) -> static.Program:
     """One step: cost, AUC of all that this worker has seen, AUC of the batch."""
     seen = Auc()
 
-    def model(net: torch.nn.Module, ids: Tensor, dense: Tensor, label: Tensor) -> dict[str, Tensor | float]:
+    def model(net: Module, ids: Tensor, dense: Tensor, label: Tensor) -> dict[str, Tensor | float]:
         logits = net(ids, dense)
         predictions = torch.sigmoid(logits.detach())
         seen.update(predictions, label)
@@ -173,7 +175,7 @@ def main() -> None:
 
     table = SparseEmbedding(DIM, init=Uniform(-0.01, 0.01), padding_idx=0)
     net = fleet.distributed_model(WideDeep(table, DIM, hidden=[64, 32]))
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(net.parameters(), lr=args.lr)
+    optimizer: Optimizer = torch.optim.Adam(net.parameters(), lr=args.lr)
     optimizer = fleet.distributed_optimizer(optimizer, config)
 
     if fleet.is_server():

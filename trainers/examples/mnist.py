@@ -11,6 +11,7 @@ from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import fleet, static
@@ -21,7 +22,7 @@ from trainers.examples.arguments import add_training
 # ---- The two-layer MLP of Paddle's quick start: 784 -> 128 tanh -> 128 tanh -> 10.
 
 
-class MnistMlp(torch.nn.Module):
+class MnistMlp(Module):
     """(batch, ...) float32 images of `inputs` values -> (batch, classes) logits."""
 
     def __init__(self, inputs: int = 784, classes: int = 10, hidden: int = 128) -> None:
@@ -77,7 +78,7 @@ def feeds(images: TensorDataset) -> list[static.Data]:
     ]
 
 
-def network(model: torch.nn.Module, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+def network(model: Module, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
     """What a step in static style computes."""
     prediction = model(x)
     correct = (prediction.argmax(1) == y).float()
@@ -101,7 +102,7 @@ def tested(exe: static.Executor, program: static.Program, test_data: TensorDatas
 
 
 @torch.no_grad()
-def test_accuracy(model: torch.nn.Module, test_data: TensorDataset, place: torch.device) -> float:
+def test_accuracy(model: Module, test_data: TensorDataset, place: torch.device) -> float:
     """The share of test images whose label the model gets right."""
     model.eval()
     correct = 0

@@ -23,13 +23,15 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import Module
 
+from fleetrun.aliases import Document
 from trainers import MultiSlotFiles, fleet, progress
 from trainers.data.slots import Slot
 from trainers.examples.arguments import positive
@@ -64,7 +66,7 @@ def options() -> argparse.Namespace:
 # ---- Servers and trainers
 
 
-class Model(torch.nn.Module):
+class Model(Module):
     """(batch, 2) ids of a user and an item -> (batch,) logit of a click."""
 
     def __init__(self) -> None:
@@ -113,7 +115,7 @@ def train(folder: Path, args: argparse.Namespace) -> None:
         sys.exit((folder / "failed").read_text())
 
 
-def save(to: Path, model: torch.nn.Module, *, rows: bool) -> None:
+def save(to: Path, model: Module, *, rows: bool) -> None:
     """For serving; without rows where these are published. The folder is there when it is whole."""
     part = to.with_suffix(".part")
     fleet.save_inference_model(part, model, torch.zeros(2, 2, dtype=torch.long), rows=rows)
@@ -232,7 +234,7 @@ def click(folder: Path, args: argparse.Namespace) -> None:
             saved.wait()
             due = time.monotonic()
         found = {f"AUC/{name}": area.value() for name, area in areas.items()}
-        values: dict[str, Any] = {name: value for name, value in found.items() if not math.isnan(value)}
+        values: Document = {name: value for name, value in found.items() if not math.isnan(value)}
         if tick % 4 == 0 and (age := published.age()) is not None:
             values["version age, s"] = age
         progress.report(samples=len(labels), **values)

@@ -6,6 +6,7 @@ fleetrun --nproc_per_node 2 -m trainers.examples.resnet_static --layers 18 --ima
 """
 
 import torch
+from torch import Tensor
 
 from trainers import fleet, static
 from trainers.collective.group import current_device
@@ -19,7 +20,7 @@ from trainers.examples.resnet_common import (
 from trainers.metrics import topk_accuracy
 
 
-def network(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+def network(model: torch.nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     out = model(x)
     return {
         "avg_cost": torch.nn.functional.cross_entropy(out, y),

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from trainers import fleet
@@ -31,7 +32,7 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": t
 REPORT_EVERY = 20
 TEST_ROWS = 50_000
 
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Batch = tuple[Tensor, Tensor, Tensor]
 """ids (n, 26) int64, dense (n, 13) float32, labels (n,) float32."""
 
 

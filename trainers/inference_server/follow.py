@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from trainers.inference_server.files import Cache, CacheFile
 from trainers.ps.saves.manifest import Manifest, current_manifest, range_of
 from trainers.ps.saves.read import OpenFolder, OpenSave, chunks, open_saves
@@ -24,7 +24,7 @@ from trainers.serving.weights import safetensors
 from trainers.storage.errors import LoadError
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Followed:
     """A version in the cache. `number`: grows with each; `version`: its name in answers; `time`: of its cut,
     None where the folder does not say it; `dense`: flat values by parameter.

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetrun.aliases import Fields
-from fleetrun.frozen import frozen
+from fleetrun.aliases import Document, Fields
+from fleetrun.frozen import frozen_by_name
 from trainers.inference_server.files import CacheFile, map_file
 from trainers.inference_server.follow import Followed, check_tables
 from trainers.inference_server.mixing import find_mixing
-from trainers.inference_server.protocol import DATATYPES, TensorSpec
+from trainers.inference_server.protocol import DATATYPES, Given, TensorSpec
 from trainers.process.log import glog
 from trainers.ps.tables.shared import SharedRows, SharedVersion
 from trainers.serving.lookup import TABLES
@@ -40,7 +40,7 @@ Outputs = dict[str, Tensor]
 Result = Outputs | BaseException
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class ModelVersion:
     """What workers serve. `sequence`: grows with every version of this server; `version`: its name in
     answers; `values`: of the folder that is followed, in place of those in the bundle.
@@ -91,7 +91,7 @@ class ServedProgram:
         self._checked = bool(self.mixes) or None in sizes or _bounded(exported)
         self._module = exported.module() if self._checked else _unchecked(exported)
 
-    def __call__(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Outputs:
+    def __call__(self, weights: Given, inputs: Given) -> Outputs:
         """Raises what the program raises, which may be anything."""
         with torch.inference_mode():
             if self._checked:
@@ -105,7 +105,7 @@ class ServedProgram:
         """Whether requests can be computed together."""
         return not self.mixes
 
-    def example(self, rows: int, scale: float, start: float, bits: int) -> tuple[Tensor, ...]:
+    def example(self, rows: int, scale: float, start: float, bits: int) -> Given:
         """Draw inputs: numbers from `start` on, up to `scale` from it, and whole numbers of so many bits."""
         random, found = torch.Generator().manual_seed(rows), []
         for spec in self.inputs:
@@ -128,10 +128,10 @@ class ServedModel:
         self._fixed = version.weights.tensors()
         self._tables: dict[str, SharedRows] = {}
         self.version = version
-        self.weights: tuple[Tensor, ...] = ()
+        self.weights: Given = ()
         self.swap(version)
 
-    def described(self, name: str) -> dict[str, Any]:
+    def described(self, name: str) -> Document:
         """The model's metadata, as the protocol has it."""
         return {
             "name": name,
@@ -178,7 +178,7 @@ class ServedModel:
         if program.mixes:
             glog(f"requests are computed one by one: {program.mixes}")
 
-    def compute(self, requests: Sequence[tuple[Tensor, ...]]) -> tuple[ModelVersion, list[Result]]:
+    def compute(self, requests: Sequence[Given]) -> tuple[ModelVersion, list[Result]]:
         """The outputs, or what went wrong, of each. Requests of one call have equal types and shapes, but
         for the first size. If they cannot be computed together, each is alone: one may be wrong.
         """
@@ -188,7 +188,7 @@ class ServedModel:
             for request, result in zip(requests, found, strict=True)
         ]
 
-    def _together(self, requests: Sequence[tuple[Tensor, ...]]) -> Sequence[Outputs | None]:
+    def _together(self, requests: Sequence[Given]) -> Sequence[Outputs | None]:
         """None for each where they cannot be computed together."""
         rows = [request[0].shape[0] for request in requests]
         try:
@@ -199,10 +199,10 @@ class ServedModel:
             return [None] * len(rows)
         return [{name: pieces[place] for name, pieces in parts.items()} for place in range(len(rows))]
 
-    def _answers(self, inputs: tuple[Tensor, ...]) -> bool:
+    def _answers(self, inputs: Given) -> bool:
         return not isinstance(self._one(inputs), BaseException)
 
-    def _one(self, inputs: tuple[Tensor, ...]) -> Result:
+    def _one(self, inputs: Given) -> Result:
         try:
             return self.program(self.weights, inputs)
         except Exception as error:  # noqa: BLE001  (a program may raise anything)

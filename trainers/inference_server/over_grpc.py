@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from fleetrun.aliases import Document
 from trainers.inference_server.answers import Answers
 from trainers.inference_server.protocol import DATATYPES, InferAnswer, RefusedError
 from trainers.storage.safetensors import view_of
@@ -150,7 +151,7 @@ def _content(where: str, given: Any) -> bytes:
         raise RefusedError(400, f"{where}.contents.{field}: {error}") from None
 
 
-def _as_json(request: Any, raw: list[bytes]) -> dict[str, Any]:
+def _as_json(request: Any, raw: list[bytes]) -> Document:
     """The request's JSON over HTTP, before the tensors."""
     inputs = [
         {
@@ -161,7 +162,7 @@ def _as_json(request: Any, raw: list[bytes]) -> dict[str, Any]:
         }
         for given, content in zip(request.inputs, raw, strict=True)
     ]
-    asked: dict[str, Any] = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+    asked: Document = {"inputs": inputs, "parameters": {"binary_data_output": True}}
     if request.outputs:
         asked["outputs"] = [
             {"name": wanted.name, "parameters": dict.fromkeys(wanted.parameters, True)}

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.storage.safetensors import view_of
 
@@ -58,10 +58,14 @@ class TensorSpec:
     dtype: torch.dtype
     shape: tuple[int | None, ...]
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> Document:
         """As the model's metadata has it."""
         sizes = [-1 if size is None else size for size in self.shape]
         return {"name": self.name, "datatype": DATATYPES[self.dtype], "shape": sizes}
+
+
+Given = tuple[Tensor, ...]
+"""Inputs or weights, in the order of the program's."""
 
 
 @frozen(eq=False)
@@ -69,7 +73,7 @@ class InferRequest:
     """`inputs`: in the order of the program's; `outputs`: (name, whether in binary) of those wanted."""
 
     id: str | None
-    inputs: tuple[Tensor, ...]
+    inputs: Given
     outputs: tuple[tuple[str, bool], ...]
 
 
@@ -90,7 +94,7 @@ def decode_request(
     request = _object(_parsed(head), "the body")
     given = {}
     wanted = {spec.name: spec for spec in inputs}
-    for number, entry in enumerate(_list(request, "inputs", "")):
+    for number, entry in enumerate(_list(request, "inputs")):
         where = f"inputs[{number}]"
         entry = _object(entry, where)
         name = entry.get("name")
@@ -116,7 +120,7 @@ def encode_answer(model: str, answer: InferAnswer) -> tuple[list[bytes | memoryv
     entries = []
     for name, binary in answer.request.outputs:
         tensor = answer.outputs[name].contiguous()
-        entry: dict[str, Any] = {
+        entry: Document = {
             "name": name,
             "datatype": DATATYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -127,7 +131,7 @@ def encode_answer(model: str, answer: InferAnswer) -> tuple[list[bytes | memoryv
         else:
             entry["data"] = _numbers(tensor)
         entries.append(entry)
-    head: dict[str, Any] = {"model_name": model, "model_version": answer.version, "outputs": entries}
+    head: Document = {"model_name": model, "model_version": answer.version, "outputs": entries}
     if answer.request.id is not None:
         head["id"] = answer.request.id
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
@@ -254,7 +258,7 @@ def _outputs(request: Fields, known: Sequence[str], all_binary: bool) -> tuple[t
     if "outputs" not in request:
         return tuple((name, all_binary) for name in known)
     found: dict[str, bool] = {}
-    for number, entry in enumerate(_list(request, "outputs", "")):
+    for number, entry in enumerate(_list(request, "outputs")):
         where = f"outputs[{number}]"
         entry = _object(entry, where)
         name = entry.get("name")
@@ -298,10 +302,10 @@ def _object(value: Any, where: str) -> Fields:
     return value
 
 
-def _list(body: Fields, key: str, where: str) -> Iterator[Any]:
+def _list(body: Fields, key: str) -> Iterator[Any]:
     value = body.get(key)
     if not isinstance(value, list) or not value:
-        raise RequestError(f"{where}{key} is {_shown(value)}; it must be a list of objects")
+        raise RequestError(f"{key} is {_shown(value)}; it must be a list of objects")
     return iter(value)
 
 

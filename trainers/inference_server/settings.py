@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class ServeSettings:
     """`fleetrun`: its version; `bundle`: folder or URL; `port` 0: any free one; `grpc_port` as well,
     None: no gRPC; `threads`: of torch in each

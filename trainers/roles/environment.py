@@ -12,10 +12,10 @@ error says so.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs import contract, mpi
 from fleetrun.envs.channels import inside_container
 from trainers.errors import NotSupportedError, UsageError
@@ -32,12 +32,12 @@ _PADDLE_SERVERS, _PADDLE_TRAINERS = "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAI
 PADDLES_LAUNCHER = "Paddle's launcher"
 
 
-def has_paddles_variables(environ: Mapping[str, str]) -> bool:
+def has_paddles_variables(environ: Environ) -> bool:
     """Whether somebody has started this process as one of Paddle's."""
     return bool(environ.get("TRAINING_ROLE") or environ.get("PADDLE_TRAINER_ID"))
 
 
-def paddle_identity(environ: Mapping[str, str]) -> Identity:
+def paddle_identity(environ: Environ) -> Identity:
     """Raises UsageError for variables that are missing, malformed or contradict each other."""
     found = Variables(environ, "TRAINING_ROLE or PADDLE_TRAINER_ID is; Paddle's launchers set all of them")
     servers = endpoints(_PADDLE_SERVERS, found.listed(_PADDLE_SERVERS))
@@ -134,7 +134,7 @@ class Starter(Enum):
     NOBODY = "nobody"
 
 
-def starter(environ: Mapping[str, str]) -> Starter:
+def starter(environ: Environ) -> Starter:
     """The nearest one: mpirun may have started a torchrun, and that this process.
 
     Raises UsageError for malformed variables of mpirun.
@@ -148,7 +148,7 @@ def starter(environ: Mapping[str, str]) -> Starter:
     return Starter.NOBODY if mpi_process(environ) is None else Starter.MPIRUN
 
 
-def identity_of(environ: Mapping[str, str]) -> Identity:
+def identity_of(environ: Environ) -> Identity:
     """Identity out of environment variables. Raises UsageError naming the variable that is missing or
     malformed.
     """
@@ -162,7 +162,7 @@ def identity_of(environ: Mapping[str, str]) -> Identity:
     return read[starter(environ)](environ)
 
 
-def mpi_process(environ: Mapping[str, str]) -> MpiProcess | None:
+def mpi_process(environ: Environ) -> MpiProcess | None:
     """The process of an mpirun of several; None elsewhere. Raises UsageError for malformed variables."""
     try:
         process = mpi.read(environ)
@@ -171,7 +171,7 @@ def mpi_process(environ: Mapping[str, str]) -> MpiProcess | None:
     return None if process is None or process.size == 1 else process
 
 
-def mpi_master(process: MpiProcess, environ: Mapping[str, str]) -> str:
+def mpi_master(process: MpiProcess, environ: Environ) -> str:
     """`host:port` where the processes of an mpirun can meet."""
     if environ.get("PADDLE_MASTER"):
         return endpoints("PADDLE_MASTER", [environ["PADDLE_MASTER"]])[0]
@@ -184,11 +184,11 @@ def mpi_master(process: MpiProcess, environ: Mapping[str, str]) -> str:
     return master
 
 
-def _of_nobody(environ: Mapping[str, str]) -> Identity:
+def _of_nobody(environ: Environ) -> Identity:
     return Identity()
 
 
-def _of_mpi(environ: Mapping[str, str]) -> Identity:
+def _of_mpi(environ: Environ) -> Identity:
     """`mpirun -n 4 python train.py`, without fleetrun."""
     process = mpi_process(environ)
     if process is None:
@@ -203,7 +203,7 @@ def _of_mpi(environ: Mapping[str, str]) -> Identity:
     )
 
 
-def _of_torchrun(environ: Mapping[str, str]) -> Identity:
+def _of_torchrun(environ: Environ) -> Identity:
     needed = Variables(environ, "RANK or WORLD_SIZE is; torchrun and fleetrun set all of them")
     host, port = needed.text("MASTER_ADDR").strip("[]"), needed.number("MASTER_PORT")
     rank, size = needed.number("RANK"), needed.number("WORLD_SIZE")
@@ -220,7 +220,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> Identity:
     )
 
 
-def _of_fleetrun(environ: Mapping[str, str]) -> Identity:
+def _of_fleetrun(environ: Environ) -> Identity:
     try:
         member = contract.read(environ)
     except contract.ContractError as error:

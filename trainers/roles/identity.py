@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Protocol, runtime_checkable
 
 from fleetrun.aliases import Strings
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from trainers.errors import UsageError
 
 EVALUATOR = "an evaluator of fleetrun"
@@ -20,7 +20,7 @@ class Role(IntEnum):
     SERVER = 2
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Identity:
     """One process of the job. The default is a process on its own: rank 0 of 1.
 

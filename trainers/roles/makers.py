@@ -12,10 +12,11 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from fleetrun.aliases import Environ
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.frozen import frozen
 from trainers.checks import flag, whole
@@ -41,7 +42,7 @@ class PaddleCloudRoleMaker:
     `fleet.init` takes this one when it is given none.
     """
 
-    def __init__(self, is_collective: bool = False, *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, is_collective: bool = False, *, environ: Environ | None = None) -> None:
         self.is_collective = flag("PaddleCloudRoleMaker is_collective", is_collective)
         self._environ = os.environ if environ is None else environ
 
@@ -88,7 +89,7 @@ class MPISymmetricRoleMaker:
 
     is_collective = False
 
-    def __init__(self, *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, environ: Environ | None = None) -> None:
         self._environ = os.environ if environ is None else environ
         self._identity: Identity | None = None
 
@@ -175,7 +176,7 @@ def _reserve_port() -> socket.socket:
     return holder
 
 
-def own_host(process: MpiProcess, master: str, environ: Mapping[str, str]) -> str:
+def own_host(process: MpiProcess, master: str, environ: Environ) -> str:
     """The address under which the others reach this machine."""
     if environ.get("POD_IP"):
         return environ["POD_IP"]
@@ -204,9 +205,7 @@ def _source_address(host: str, port: int) -> str | None:
 # ---- Which role maker decides: the script's, or the one that the environment calls for
 
 
-def settle(
-    role_maker: RoleMaker | None, is_collective: bool, environ: Mapping[str, str]
-) -> tuple[bool, Identity]:
+def settle(role_maker: RoleMaker | None, is_collective: bool, environ: Environ) -> tuple[bool, Identity]:
     """Whether the job is collective, and the identity of this process.
 
     Raises UsageError for an object that is not a role maker, and when it, `is_collective` and the way in
@@ -225,7 +224,7 @@ def settle(
     return collective, identity
 
 
-def choose(is_collective: bool, environ: Mapping[str, str]) -> RoleMaker:
+def choose(is_collective: bool, environ: Environ) -> RoleMaker:
     """What `fleet.init` takes when it is given no role maker.
 
     mpirun alone names no servers: there, a job that is not collective makes them itself, as Paddle's fleet
@@ -299,7 +298,7 @@ class UserDefinedRoleMaker:
         worker_endpoints: Sequence[str] | None = None,
         is_collective: bool = False,
         *,
-        environ: Mapping[str, str] | None = None,
+        environ: Environ | None = None,
     ) -> None:
         self.is_collective = is_collective
         self._role = _role(role)

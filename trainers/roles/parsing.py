@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Environ, Strings
 from fleetrun.envs.contract import split_endpoint
 from trainers.errors import UsageError
 
@@ -14,7 +14,7 @@ from trainers.errors import UsageError
 class Variables:
     """Raises UsageError for what is missing or malformed. `why` ends the sentence `X is not set, but ...`."""
 
-    def __init__(self, environ: Mapping[str, str], why: str) -> None:
+    def __init__(self, environ: Environ, why: str) -> None:
         self.environ = environ
         self._why = why
 

@@ -16,7 +16,6 @@ class RowTable(Protocol):
 
     def rows(self, ids: Tensor) -> Tensor:
         """(n, dim) for ids (n,) int64."""
-        ...
 
 
 TABLES: dict[int, RowTable] = {}

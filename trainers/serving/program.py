@@ -25,9 +25,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import Module, Parameter, functional
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.errors import NotSupportedError, UsageError
 
@@ -35,17 +35,17 @@ from trainers.errors import NotSupportedError, UsageError
 # are by an arange over all ids, which fixes a program to the batch that it was exported with.
 
 
-class Bags(torch.nn.Module):
+class Bags(Module):
     """An EmbeddingBag in evaluation: the same arguments, the same answers. `rows`: what looks up (..., dim)
     for ids (...), where it is not the bag's own weight.
     """
 
-    weight: torch.nn.Parameter | None
+    weight: Parameter | None
 
-    def __init__(self, bag: torch.nn.EmbeddingBag, rows: torch.nn.Module | None = None) -> None:
+    def __init__(self, bag: torch.nn.EmbeddingBag, rows: Module | None = None) -> None:
         super().__init__()
         self.rows = rows
-        self.weight = cast(torch.nn.Parameter, bag.weight) if rows is None else None
+        self.weight = cast(Parameter, bag.weight) if rows is None else None
         self._mode = bag.mode
         self._last = bag.include_last_offset
         self._padding = bag.padding_idx
@@ -146,14 +146,14 @@ class Program:
 
     file: bytes
     weights: Tensors
-    inputs: list[dict[str, Any]]
+    inputs: list[Document]
 
 
 def program_of(
-    model: torch.nn.Module,
+    model: Module,
     example: Inputs,
     dynamic_shapes: object = None,
-    stand_ins: Mapping[torch.nn.Module, torch.nn.Module] | None = None,
+    stand_ins: Mapping[Module, Module] | None = None,
 ) -> Program:
     """The model as it evaluates (`eval()`, no gradients), on the CPU; the original is not changed.
 
@@ -185,10 +185,10 @@ def program_of(
     return Program(_file_of(exported), values, found)
 
 
-class _Stateless(torch.nn.Module):
+class _Stateless(Module):
     """A model whose weights are arguments."""
 
-    def __init__(self, model: torch.nn.Module, weights: list[str], positional: int, names: list[str]) -> None:
+    def __init__(self, model: Module, weights: list[str], positional: int, names: list[str]) -> None:
         super().__init__()
         self.__dict__["model"] = model  # no submodule: else its weights were the program's own
         self._weights, self._positional, self._names = weights, positional, names
@@ -200,7 +200,7 @@ class _Stateless(torch.nn.Module):
         return torch.func.functional_call(self.__dict__["model"], values, args, kwargs)
 
 
-def _named(model: torch.nn.Module, example: Inputs) -> tuple[list[str], list[Tensor]]:
+def _named(model: Module, example: Inputs) -> tuple[list[str], list[Tensor]]:
     """The inputs, and the names that `forward` has for them."""
     if isinstance(example, Mapping):
         names, tensors = list(example), list(example.values())
@@ -221,7 +221,7 @@ def _named(model: torch.nn.Module, example: Inputs) -> tuple[list[str], list[Ten
     return names, tensors
 
 
-def _copied(model: torch.nn.Module, stand_ins: Mapping[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
+def _copied(model: Module, stand_ins: Mapping[Module, Module]) -> Module:
     """Other modules with the same tensors, in eval mode."""
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -245,7 +245,7 @@ def _placeholders(exported: torch.export.ExportedProgram, count: int) -> list[Te
     return [node.meta["val"] for node in nodes[-count:]]
 
 
-def _described(name: str, tensor: Tensor) -> dict[str, Any]:
+def _described(name: str, tensor: Tensor) -> Document:
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
     shape = [int(size) if is_concrete_int(size) else None for size in tensor.shape]

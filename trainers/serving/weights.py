@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from trainers.checkpoints.state import OptimizerState, bare, differences
 from trainers.checkpoints.tensors import Sharded, is_sharded, whole_state_dict
 from trainers.errors import NotSupportedError
@@ -36,15 +36,15 @@ def safetensors(tensors: Mapping[str, Tensor]) -> tuple[str, Sequence[Buffer]]:
     return _SUFFIX, pack(whole, {"format": "pt"}, EVERY_TYPE)
 
 
-def is_divided(model: torch.nn.Module) -> bool:
+def is_divided(model: Module) -> bool:
     """Whether ranks have parts of it. Between forward and backward FSDP2 has whole parameters in place."""
     return isinstance(model, Sharded) or any(is_sharded(parameter) for parameter in model.parameters())
 
 
 def save_state(
     where: Where,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    model: Module,
+    optimizer: Optimizer | None,
     *,
     first: bool,
 ) -> None:
@@ -58,7 +58,7 @@ def save_state(
     state = whole_state_dict(model) if sharded else plain.state_dict()
     if not first:
         return
-    about: dict[str, Any] = {"optimizer": None}
+    about: Document = {"optimizer": None}
     files = {"weights": safetensors(_tensors_of(state))}
     if optimizer is not None:
         kept = OptimizerState(optimizer, plain)
@@ -67,7 +67,7 @@ def save_state(
     write_bundle(where, KIND, about, files)
 
 
-def load_state(where: Where, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+def load_state(where: Where, model: Module, optimizer: Optimizer | None) -> None:
     """Raises LoadError for what is damaged, or of another model; then neither has changed."""
     plain = bare(model)
     bundle = read_bundle(where, KIND, ("weights",) if optimizer is None else ("weights", "optimizer"))
@@ -108,7 +108,7 @@ def _tensors_of(state: Fields) -> Tensors:
     return dict(state)
 
 
-def _expect_whole(optimizer: torch.optim.Optimizer, sharded: bool) -> None:
+def _expect_whole(optimizer: Optimizer, sharded: bool) -> None:
     if (
         sharded
         or hasattr(optimizer, "owned_params")

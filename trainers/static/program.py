@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
@@ -208,12 +210,12 @@ class Program:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Module,
         feeds: Sequence[Data],
         network: Network,
         *,
         loss: str = "loss",
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizer | None = None,
         compile: bool | str = False,
     ) -> None:
         _check(model, feeds, network, optimizer)
@@ -276,7 +278,7 @@ class Program:
         return loss
 
     @staticmethod
-    def _minimize(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    def _minimize(loss: Tensor, optimizer: Optimizer) -> None:
         optimizer.zero_grad()  # of other programs and of the script
         if isinstance(optimizer, DistributedOptimizer):
             optimizer.minimize(loss)
@@ -300,7 +302,7 @@ class _Compiled:
         self._network = torch.compile(network, backend=backend)
         self._called = False
 
-    def __call__(self, model: torch.nn.Module, **feed: Fed) -> Values:
+    def __call__(self, model: Module, **feed: Fed) -> Values:
         if not self._called:
             self._called = True
             for module in model.modules():
@@ -316,7 +318,7 @@ def _detached(value: Tensor | float) -> Tensor | float:
 
 
 @contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def _evaluating(model: Module) -> Iterator[None]:
     """Evaluation mode; afterwards each module is in its own again: some may be frozen on purpose."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -328,12 +330,10 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _check(
-    model: torch.nn.Module, feeds: Sequence[Data], network: Network, optimizer: torch.optim.Optimizer | None
-) -> None:
-    if not isinstance(model, torch.nn.Module):
+def _check(model: Module, feeds: Sequence[Data], network: Network, optimizer: Optimizer | None) -> None:
+    if not isinstance(model, Module):
         raise UsageError(f"Program needs a torch.nn.Module as its model, not {model!r}")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UsageError(f"Program needs a torch.optim optimizer, not {optimizer!r}")
     strange = [feed for feed in feeds if not isinstance(feed, Data)]
     if strange:

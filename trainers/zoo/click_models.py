@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 # ---- What click models share: hidden layers, and a lookup of unbounded ids in a table of fixed size.
 
@@ -25,14 +26,14 @@ def linear(inputs: int, outputs: int) -> torch.nn.Linear:
 
 def perceptron(inputs: int, hidden: Iterable[int]) -> torch.nn.Sequential:
     """(batch, inputs) -> (batch, 1): hidden layers with ReLU, then one linear unit."""
-    layers: list[torch.nn.Module] = []
+    layers: list[Module] = []
     for units in hidden:
         layers += [linear(inputs, units), torch.nn.ReLU()]
         inputs = units
     return torch.nn.Sequential(*layers, linear(inputs, 1))
 
 
-class FoldedEmbedding(torch.nn.Module):
+class FoldedEmbedding(Module):
     """(...) int64 ids of any size -> (..., dim): id 0 is zeros, any other shares one of `rows` - 1 rows.
 
     An nn.Embedding(sparse=True) underneath, so that models for unbounded ids train in one process too; ids
@@ -56,7 +57,7 @@ class FoldedEmbedding(torch.nn.Module):
 # ---- Wide & deep (Cheng et al.: Wide & Deep Learning for Recommender Systems, 2016) for click logs.
 
 
-class WideDeep(torch.nn.Module):
+class WideDeep(Module):
     """logit = wide(dense) + deep([rows of the ids, dense]): a linear unit, and a perceptron on everything.
 
     `embedding` maps (batch, slots) int64 ids to (batch, slots, dim) and serves all slots:
@@ -66,7 +67,7 @@ class WideDeep(torch.nn.Module):
 
     def __init__(
         self,
-        embedding: torch.nn.Module,
+        embedding: Module,
         dim: int,
         *,
         slots: int = 26,
@@ -88,7 +89,7 @@ class WideDeep(torch.nn.Module):
 # ---- DeepFM (Guo et al.: DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, 2017).
 
 
-class DeepFM(torch.nn.Module):
+class DeepFM(Module):
     """logit = first order + pairwise products + deep, the last two on the same factors.
 
     Every field, a slot or a dense feature, has a weight and a vector of `dim` - 1 factors; a dense feature's
@@ -98,7 +99,7 @@ class DeepFM(torch.nn.Module):
 
     def __init__(
         self,
-        embedding: torch.nn.Module,
+        embedding: Module,
         dim: int,
         *,
         slots: int = 26,

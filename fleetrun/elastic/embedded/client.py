@@ -14,7 +14,7 @@ import zmq
 from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import StoreConnection
-from fleetrun.elastic.store import Entry, Listener, Mirror
+from fleetrun.elastic.store import Entries, Entry, Found, Listener, Mirror, Written
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError, StoreSilentError
 from fleetrun.frozen import frozen
@@ -120,7 +120,7 @@ class Heartbeat:
         self._beat = beat
         self._silence = Silence(lease / 2, loop.clock())
         self._send_next = False
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def start(self) -> None:
         self.stop()
@@ -137,8 +137,7 @@ class Heartbeat:
         self._silence.heard(self._loop.clock())
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _tick(self) -> None:
         self._timer = self._loop.after(self.lease / 8, self._tick)
@@ -224,7 +223,6 @@ class ZmqStore:
         node_id: str,
         lease: float,
         keys: CurveKeys | None = None,
-        version: str | None = None,
         context: Context | None = None,
     ) -> None:
         self.node_id = node_id
@@ -237,9 +235,7 @@ class ZmqStore:
         self._connection = StoreConnection(
             loop, endpoint, self, lease=lease, keys=keys, context=self._context
         )
-        self._hello = wire.Hello(
-            wire.PROTOCOL, version or __version__, job_id, node_id, secrets.token_hex(16)
-        )
+        self._hello = wire.Hello(wire.PROTOCOL, __version__, job_id, node_id, secrets.token_hex(16))
         self._listener: Listener | None = None
         self._mirror = Mirror()
         self._pending = PendingRequests(self._connection.send)
@@ -259,7 +255,7 @@ class ZmqStore:
     # ---- store.Store
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         return self._mirror.entries
 
     @property
@@ -293,20 +289,18 @@ class ZmqStore:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         wire.check_entry(key, value)
         self._pending.ask(lambda n: wire.Put(n, key, expect, leased), then, value)
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         self._pending.ask(lambda n: wire.Delete(n, key, expect), then)
 
     def delete_prefix(self, prefix: str) -> None:
         self._pending.ask(lambda n: wire.Clear(n, prefix), None)
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         self._pending.ask(lambda n: wire.Read(n, key), then, repeat=True)
 
     def close(self) -> None:

@@ -176,25 +176,20 @@ _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILURES | _END
 class ConnectionListener(Protocol):
     def connected(self) -> None:
         """There is a new connection; nothing was sent over it yet."""
-        ...
 
     def received(self, frames: Sequence[bytes]) -> None: ...
 
     def settled(self) -> None:
         """All messages that arrived together were received."""
-        ...
 
     def disconnected(self) -> None:
         """The connection is lost; the next one is being made."""
-        ...
 
     def unreachable(self, why: str, number: int) -> None:
         """There is no connection: the reason, and the errno or 0."""
-        ...
 
     def denied(self, certain: bool) -> None:
         """The peer ended the handshake. `certain`: because of the secret; else it may be any program."""
-        ...
 
 
 class StoreConnection:
@@ -229,7 +224,7 @@ class StoreConnection:
         self._monitor: Monitor | None = None
         self._probing: Probe | None = None
         self._probing_since = 0.0
-        self._timer: Timer | None = None
+        self._timer = Timer()
 
     def start(self) -> None:
         self._resolve()
@@ -360,15 +355,14 @@ class StoreConnection:
         self._pause = min(2 * self._pause, self._longest_pause)
 
     def _after(self, seconds: float, step: Callback) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if self._closed else self._loop.after(seconds, step)
+        self._timer.cancel()
+        if not self._closed:
+            self._timer = self._loop.after(seconds, step)
 
     def _drop(self, linger_ms: int = 0) -> None:
         """Drop the present attempt or connection."""
         self.is_up = False
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._resolver.close()
         if self._probing is not None:
             self._probing.close()

@@ -407,7 +407,6 @@ class StoreServer:
         job_id: str,
         lease: float,
         keys: CurveKeys | None = None,
-        version: str | None = None,
         notice: Say = lambda text: None,
     ) -> None:
         _allow_many_connections()
@@ -425,9 +424,7 @@ class StoreServer:
             socket.close()
             self._close_context()
             raise
-        self._service = Service(
-            ledger, loop, self._send, job_id=job_id, version=version or __version__, lease=lease
-        )
+        self._service = Service(ledger, loop, self._send, job_id=job_id, version=__version__, lease=lease)
         self._watched = Watched(loop, socket, self._receive, self._service.flush)
         self._monitor = Monitor(loop, socket, zmq.EVENT_DISCONNECTED | _FAILURES, self._happened)
         self._expiry = Expiry(ledger, loop, lease)

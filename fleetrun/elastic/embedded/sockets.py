@@ -104,21 +104,20 @@ class Watched:
         self._loop = loop
         self._receive = receive
         self._rest = rest
-        self._again: Timer | None = None
+        self._again = Timer()
         self._fd = int(socket.getsockopt(zmq.FD))
         loop.add(self._fd, self._look)
         self.look_again()
 
     def look_again(self) -> None:
-        if not self.socket.closed and (self._again is None or not self._again.pending):
+        if not self.socket.closed and not self._again.pending:
             self._again = self._loop.after(0.0, self._look)
 
     def close(self, linger_ms: int = 0) -> None:
         if not self.socket.closed:
             self._loop.remove(self._fd)
             self.socket.close(linger=linger_ms)
-        if self._again is not None:
-            self._again.cancel()
+        self._again.cancel()
 
     def _look(self) -> None:
         for _ in range(_MESSAGES_AT_ONCE):  # then the loop handles its other events

@@ -20,7 +20,7 @@ from etcd3gw.exceptions import Etcd3Exception
 from requests.exceptions import ConnectTimeout
 from urllib3.exceptions import NewConnectionError
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_one_read
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.errors import LaunchError, UsageError
@@ -188,7 +188,7 @@ def error_in(text: str) -> Exception:
         return MemberError(_NOT_ETCD, fatal=True)
 
 
-def message(answer: Any) -> dict[str, Any]:
+def message(answer: Any) -> Document:
     """An answer, or a message of a stream. Raises the error that it is about, as `error_in` returns it."""
     if not isinstance(answer, dict):
         raise MemberError(_NOT_ETCD, fatal=True)

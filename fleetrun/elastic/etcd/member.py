@@ -19,7 +19,6 @@ nodes end (`fenced` in `EtcdStore`).
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -31,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote
@@ -126,7 +126,7 @@ class Member:
         self._keep = certificate.fds if certificate is not None else ()
         self._said = json.dumps(said)
         self._companion: Companion | None = None
-        self._timer: Timer | None = None
+        self._timer = Timer()
         self._closing = False
         self._start()
 
@@ -165,8 +165,7 @@ class Member:
         """Waits until the others have read the end of the job, but not long, nor after a signal, which stops
         the loop. May be called twice.
         """
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._companion is not None:
             companion, self._companion = self._companion, None
             self._closing = True
@@ -191,7 +190,7 @@ def _locked_folder() -> tuple[Path, TextIO]:
 def _remove_left_folders() -> None:
     """Of launchers that were killed. Their locks are free."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if folder.stat().st_uid == os.getuid():
                 with (folder / "lock").open() as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -386,7 +385,7 @@ class Runner:
     def _note_complete(self) -> None:
         """If each listed machine has a member that has started."""
         client = self._client(self._own)
-        with contextlib.suppress(Unreachable, Rejected, LaunchError):
+        with suppress(Unreachable, Rejected, LaunchError):
             members = client.ask("/cluster/member/list", {})["members"]
             if {each.get("name") for each in members} == {self._name(each) for each in self._endpoints}:
                 client.ask("/kv/put", wire.complete(self._job))
@@ -436,7 +435,7 @@ class Runner:
 
     def _last_words(self) -> str:
         """The last message in its log."""
-        with contextlib.suppress(OSError, IndexError, ValueError, AttributeError):
+        with suppress(OSError, IndexError, ValueError, AttributeError):
             last = json.loads(self._log.read_bytes().splitlines()[-1])
             return " ".join(str(last[name]) for name in ("msg", "error") if name in last)
         return "it said nothing"

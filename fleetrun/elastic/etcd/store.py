@@ -13,12 +13,12 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 from fleetrun.aliases import Callback, Environ
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
-from fleetrun.elastic.store import Entry, Listener, covers
+from fleetrun.elastic.store import Entries, Entry, Found, Listener, Written, covers
 from fleetrun.errors import LaunchError, NotSupportedError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -86,7 +86,7 @@ class EtcdMirror:
         self._before = max(self._revision, *self._ahead.values(), 0)
         self._since.clear()
 
-    def replace(self, found: Mapping[str, Entry], revision: int) -> bool:
+    def replace(self, found: Entries, revision: int) -> bool:
         """The result of that read. Whether anything has changed."""
         if revision < self._before:
             self._ahead = {key: self._ahead[key] for key in self._since & self._ahead.keys()}
@@ -176,7 +176,7 @@ class EtcdStore:
         self._seconds = seconds
         self._job_id = job_id
         self._members = address.endpoints
-        self._fence: Timer | None = None
+        self._fence = Timer()
         self._fenced = fenced
         self._opened = 0.0
         first = zlib.crc32(node_id.encode()) if own is None else own  # spreads the nodes over the members
@@ -199,12 +199,12 @@ class EtcdStore:
         self._reported = ""  # the reason in the last `down`
         self._different = False
         self._late: list[wire.Change] = []  # changes that the mirror does not show yet
-        self._together: Timer | None = None
+        self._together = Timer()
 
     # ---- called by the owner (store.Store)
 
     @property
-    def mirror(self) -> Mapping[str, Entry]:
+    def mirror(self) -> Entries:
         return self._mirror.entries
 
     @property
@@ -248,16 +248,14 @@ class EtcdStore:
         *,
         expect: int | None = None,
         leased: bool = False,
-        then: Callable[[bool], None] | None = None,
+        then: Written | None = None,
     ) -> None:
         def body(lease: str) -> wire.Body:
             return wire.put(self._keys, key, value, expect, lease if leased else None)
 
         self._write(body, key, value, repeat=expect is None, then=then)
 
-    def delete(
-        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
-    ) -> None:
+    def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
         self._write(
             lambda lease: wire.delete(self._keys, key, expect), key, None, repeat=expect is None, then=then
         )
@@ -265,7 +263,7 @@ class EtcdStore:
     def delete_prefix(self, prefix: str) -> None:
         self._ask("/kv/deleterange", lambda lease: self._keys.span(prefix), lambda answer: None)
 
-    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+    def read(self, key: str, then: Found) -> None:
         def answered(answer: wire.Body | None) -> None:
             assert answer is not None, "reads are repeated until they are answered"
             then(wire.entries(self._keys, answer).get(key))
@@ -282,9 +280,8 @@ class EtcdStore:
         self._listener = None
         if self._mailbox is not None:
             self._mailbox.close()
-        for timer in (self._together, self._fence):
-            if timer is not None:
-                timer.cancel()
+        self._together.cancel()
+        self._fence.cancel()
         self._watcher.end()
 
     # ---- called by the threads
@@ -323,7 +320,7 @@ class EtcdStore:
         value: bytes | None,
         *,
         repeat: bool,
-        then: Callable[[bool], None] | None,
+        then: Written | None,
     ) -> None:
         def answered(answer: wire.Body | None) -> None:
             if answer is not None:
@@ -378,7 +375,7 @@ class EtcdStore:
 
     def _now_leased(self, fresh: bool) -> None:
         self._has_lease = True
-        if self._fenced and self._fence is None:
+        if self._fenced and not self._fence.pending:
             self._check_fence()
         self._fresh |= fresh
         if self._failures.pop("requests", None) is not None:
@@ -430,16 +427,15 @@ class EtcdStore:
 
     def _members_start(self) -> bool:
         """Whether no member can be expected to answer yet: they begin with the nodes."""
-        return self._fenced and self._fence is None and self._loop.clock() < self._opened + _START
+        return self._fenced and not self._fence.pending and self._loop.clock() < self._opened + _START
 
     def _tell_changes(self) -> None:
-        if self._together is not None and self._together.pending and not self._different:
+        if self._together.pending and not self._different:
             return  # further changes may follow within _TOGETHER
         self._show_late()
         if self._listener is not None and self._different and self._is_up and self._whole:
             self._different = False
-            if self._together is not None:
-                self._together.cancel()
+            self._together.cancel()
             self._together = self._loop.after(_TOGETHER, self._tell_changes)
             self._listener.changed()
 

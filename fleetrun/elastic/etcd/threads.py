@@ -24,7 +24,7 @@ from fleetrun.elastic.etcd.client import (
 from fleetrun.elastic.etcd.wire import Body
 from fleetrun.elastic.store import Entry
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 
 SHORTEST, LONGEST = 0.05, 1.0
 
@@ -48,7 +48,7 @@ class Backoff:
 # ---- The thread for the lease, writes and reads
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Request:
     """`body` gets the id of the lease; `answered` is called in the worker's thread, with None when the
     outcome is unknown.
@@ -67,15 +67,12 @@ class WorkerEvents(Protocol):
 
     def leased(self, *, fresh: bool) -> None:
         """The lease is granted or, after an outage, confirmed."""
-        ...
 
     def unanswered(self, why: str) -> None:
         """No member answers; the worker keeps trying."""
-        ...
 
     def gave_up(self, error: LaunchError) -> None:
         """The worker has stopped."""
-        ...
 
 
 class Worker:
@@ -214,23 +211,18 @@ class WatcherEvents(Protocol):
 
     def reading(self) -> None:
         """All prefixes are about to be read."""
-        ...
 
     def read_all(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
         """The entries of all prefixes at this revision. `turn` is what `watch` returned for them."""
-        ...
 
     def changed(self, changes: list[wire.Change]) -> None:
         """The changes after that, in order."""
-        ...
 
     def unreadable(self, why: str) -> None:
         """No member could be watched; the watcher keeps trying."""
-        ...
 
     def gave_up(self, error: LaunchError) -> None:
         """The watcher has stopped."""
-        ...
 
 
 class Watcher:

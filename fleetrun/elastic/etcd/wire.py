@@ -7,10 +7,9 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
-from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from fleetrun.aliases import Environ, Fields, Strings
+from fleetrun.aliases import Document, Environ, Fields, Strings
 from fleetrun.elastic.store import Entry
 from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list
 from fleetrun.errors import UsageError
@@ -19,7 +18,7 @@ from fleetrun.frozen import frozen
 # ---- A job's keys are under `/fleetrun/<job id>/`. The slash at the end keeps apart two jobs of which one id
 # begins with the other.
 
-Body = dict[str, Any]
+Body = Document
 
 
 @frozen

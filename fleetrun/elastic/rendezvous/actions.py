@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass, field, replace
 
 from fleetrun.aliases import Strings
-from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
+from fleetrun.elastic.rendezvous.records import Cause, Census, Nodes, Report, Round, Verdict
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.policy import NO_RESTARTS, Budget
 
 REFORM_QUIET = 2.0
@@ -30,7 +30,7 @@ _LOSSES = 3
 """At least so many nodes may be lost before the next step."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Policy:
     """What the job requires of its nodes: how many, and what happens when one is lost.
 
@@ -89,7 +89,7 @@ class Policy:
         return self.lease + 1.0 + ("," in self.endpoint) * ELECTION
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Waiting:
     """Progress of a rendezvous: how many nodes are present, which are missing (hosts, or `rank 3`; empty when
     that is unknown), and the seconds left. `spare`: the job runs on so many other nodes.
@@ -158,7 +158,7 @@ class Propose:
     """Write the topology of these members, then the round."""
 
     round: Round
-    members: tuple[Node, ...]
+    members: Nodes
     expect: int
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from fleetrun.elastic.rendezvous.actions import Policy, Refuse
-from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Verdict
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Verdict
 from fleetrun.elastic.rendezvous.view import Candidate, View
 from fleetrun.errors import NotNeededError
 from fleetrun.record.faults import MachineFault, MachineFaults, counted, excluded, merged, said_faults
@@ -60,7 +60,7 @@ def admit(view: View, policy: Policy, now: float) -> Admission:
     return result
 
 
-def _reference(view: View, members: tuple[Node, ...]) -> Candidate | None:
+def _reference(view: View, members: Nodes) -> Candidate | None:
     for node in members:
         if node.id in view.nodes:
             return view.nodes[node.id]
@@ -176,7 +176,7 @@ def difference(one: Node, other: Node) -> str:
     return "; ".join(differences)
 
 
-def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdict:
+def job_is_full(view: View, members: Nodes, policy: Policy) -> Verdict:
     names = ", ".join(node.title for node in members[:4])
     more = ", ..." if len(members) > 4 else ""
     etcd = policy.endpoint.startswith("etcd://")
@@ -198,7 +198,7 @@ def choose(
     *,
     sort_ip: bool = False,
     keep: bool = False,
-) -> tuple[Node, ...]:
+) -> Nodes:
     """At most `most` of these in rank order. Members of the previous generation are preferred, then those
     that ask for a rank, then by arrival. No two of them may ask for the same rank.
 
@@ -255,7 +255,7 @@ class _RankSlots:
             if node.id not in self._placed:
                 self.take(next(free), node)
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> Nodes:
         return tuple(node for node in self._slots if node is not None)
 
 

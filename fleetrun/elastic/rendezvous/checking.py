@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fleetrun.aliases import Texts
 from fleetrun.elastic.rendezvous.actions import Decision, Policy
 from fleetrun.elastic.rendezvous.admission import known_faults
 from fleetrun.elastic.rendezvous.checks import (
@@ -96,14 +97,14 @@ def checked(
     return replace(noted(round_.again(), bad, view.epoch + now, policy), check=Check(done=digest(ids)))
 
 
-def noted(round_: Round, bad: Mapping[str, str], time: float, policy: Policy) -> Round:
+def noted(round_: Round, bad: Texts, time: float, policy: Policy) -> Round:
     """The round with faults for what both turns of a check have found, by machine."""
     faults = _confirmed(bad, time, max(2, policy.exclude_after))
     worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in bad}
     return replace(round_, faults=merged(round_.faults, faults), worked=worked)
 
 
-def _confirmed(wrong: Mapping[str, str], time: float, count: int) -> list[MachineFault]:
+def _confirmed(wrong: Texts, time: float, count: int) -> list[MachineFault]:
     """What both turns have found, by machine, as so many faults: enough to leave it out."""
     turns = enumerate([1] * (count - 1) + [2], 1)
     return [

@@ -15,7 +15,7 @@ from itertools import chain
 from zlib import crc32
 
 from fleetrun.aliases import Strings
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 
 UNEVEN = 4.0
 """So many times slower than the middle one is too slow."""
@@ -30,7 +30,7 @@ MARGIN = 2.0
 """Seconds beyond that in which a node must have reported."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Check:
     """Of a round. `turn`: 0: none, 1 or 2. Of the first turn the `suspects`, by id, and `usual`, the speed of
     the middle way (bytes/s); `within`: the seconds that a node has to answer in the second.
@@ -47,7 +47,7 @@ class Check:
 NO_CHECK = Check()
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Measured:
     """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
     of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,
@@ -79,7 +79,11 @@ def better(one: Measured, other: Measured) -> Measured:
     )
 
 
-def time_allowed(found: Mapping[int, Measured], how: str) -> float:
+Found = Mapping[int, Measured]
+"""By the ranks of nodes."""
+
+
+def time_allowed(found: Found, how: str) -> float:
     """Seconds after which a node that has not answered is suspected: four times what it took the others, and
     twice the time for their ways, which has a limit of its own. Where no way was measured: as long as a turn
     may take.
@@ -91,9 +95,7 @@ def time_allowed(found: Mapping[int, Measured], how: str) -> float:
     return max(LEAST_ALLOWED[how], UNEVEN * took + 2 * _middle(ways))
 
 
-def overdue(
-    ids: Sequence[str], found: Mapping[int, Measured], check: Check, how: str
-) -> tuple[tuple[int, ...], float]:
+def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[tuple[int, ...], float]:
     """The ranks that have not answered, and after how many seconds of a turn they are overdue. A node that
     does not answer delays its partner as well, so pairs are counted. In the first turn no node is
     overdue before half of them have answered.
@@ -133,13 +135,13 @@ def left_over(ids: Sequence[str], suspects: Sequence[str]) -> Strings:
     return tuple(id_ for id_ in ids if id_ in suspects and id_ not in paired)
 
 
-def usual_speed(found: Mapping[int, Measured]) -> float:
+def usual_speed(found: Found) -> float:
     seconds = _middle([1 / each.link for each in found.values() if each.link])
     return 1 / seconds if seconds else 0.0
 
 
 def suspects(
-    ids: Sequence[str], found: Mapping[int, Measured], check: Check, missing: Mapping[int, str] | None = None
+    ids: Sequence[str], found: Found, check: Check, missing: Mapping[int, str] | None = None
 ) -> dict[int, str]:
     """The ranks with which something is wrong, and what; of a way both ends, unless one was not suspected
     before. `missing`: those that are `overdue`, and why they are suspected.
@@ -155,12 +157,12 @@ def suspects(
     return {rank: why for rank, why in wrong.items() if not check.suspects or ids[rank] in check.suspects}
 
 
-def alone(found: Mapping[int, Measured]) -> dict[int, str]:
+def alone(found: Found) -> dict[int, str]:
     """The ranks with which something is wrong whatever the ways are, and what."""
     return dict(_alone(found))
 
 
-def _alone(found: Mapping[int, Measured]) -> Iterator[tuple[int, str]]:
+def _alone(found: Found) -> Iterator[tuple[int, str]]:
     took = _middle([each.took for each in found.values() if each.took])
     for rank, each in found.items():
         if each.error:
@@ -179,7 +181,7 @@ def _alone(found: Mapping[int, Measured]) -> Iterator[tuple[int, str]]:
                 yield rank, f"{what} {seconds / usual:.1f} times slower than the others'"
 
 
-def _way(found: Mapping[int, Measured], pair: tuple[int, int], usual: float) -> str:
+def _way(found: Found, pair: tuple[int, int], usual: float) -> str:
     there = [found[rank] for rank in pair if rank in found]
     for each in there:
         if each.link_error:

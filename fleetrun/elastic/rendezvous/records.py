@@ -7,15 +7,15 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from fleetrun.aliases import Fields, Strings
+from fleetrun.aliases import Fields, Numbers, Strings, Texts
 from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
-from fleetrun.frozen import frozen
+from fleetrun.frozen import frozen_by_name
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import NOTHING_SPENT, Spent
 from fleetrun.record.faults import MachineFaults, read_faults
@@ -56,7 +56,7 @@ class CauseKind(StrEnum):
     RESTARTED = "restarted"  # a server ended, and was started again on its own: the round went on
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Node:
     """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
     `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
@@ -72,7 +72,7 @@ class Node:
     rank: int = -1
     version: str = ""
     machine: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Texts = field(default_factory=dict)
     faults: MachineFaults = ()
     software: str = ""
     has_store: bool = False
@@ -88,7 +88,11 @@ class Node:
         return self.host if self.name in ("", self.host) else f"{self.name} ({self.host})"
 
 
-@frozen(kw_only=True)
+Nodes = tuple[Node, ...]
+"""In the order of their ranks, or of their arrival."""
+
+
+@frozen_by_name
 class Cause:
     """Why a round stops, as every node reports it.
 
@@ -123,7 +127,7 @@ class Cause:
         return self.why is CauseKind.FAILED
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Round:
     """One generation of the job. `size` is the number of members; the topology lists them.
 
@@ -145,7 +149,7 @@ class Round:
     spent: Spent = NOTHING_SPENT
     losses: Spent = NOTHING_SPENT
     faults: MachineFaults = ()
-    worked: Mapping[str, float] = field(default_factory=dict)
+    worked: Numbers = field(default_factory=dict)
     cause: Cause | None = None
     restart: bool = False
     after: float = 0.0
@@ -170,7 +174,7 @@ class MemberStatus(StrEnum):
     STOPPED = "stopped"  # none of its processes is left
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Report:
     """Of one member in one generation; rewritten on progress. `step` is the last that a STOPPED member's
     trainers made, `measured` what a READY one found in a check.
@@ -182,7 +186,7 @@ class Report:
     measured: Measured | None = None
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Verdict:
     """To a node that cannot take part: its exit code, and a message and a hint for its user."""
 
@@ -191,7 +195,7 @@ class Verdict:
     hint: str = ""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Census:
     """Which nodes have come so far, for those that wait: only the leader watches all."""
 
@@ -204,26 +208,6 @@ class Census:
 
 def pack(record: Node | Round | Report | Verdict | Census) -> bytes:
     return json.dumps(asdict(record), separators=(",", ":")).encode()
-
-
-def read_node(data: bytes) -> Node:
-    return _decoded(_node, data)
-
-
-def read_round(data: bytes) -> Round:
-    return _decoded(_round, data)
-
-
-def read_report(data: bytes) -> Report:
-    return _decoded(_report, data)
-
-
-def read_verdict(data: bytes) -> Verdict:
-    return _decoded(lambda fields: Verdict(**_only(fields, code=_code, message=str, hint=str)), data)
-
-
-def read_census(data: bytes) -> Census:
-    return _decoded(_census, data)
 
 
 _MOST_KINDS = 16
@@ -251,7 +235,7 @@ def pack_topology(members: Sequence[Node]) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def read_topology(data: bytes) -> tuple[Node, ...]:
+def read_topology(data: bytes) -> Nodes:
     """Raises BadRecordError. The last result is cached, for simulations with many nodes in one process."""
     try:
         unpacker = zlib.decompressobj()
@@ -275,19 +259,19 @@ def read_topology(data: bytes) -> tuple[Node, ...]:
         raise BadRecordError(str(error) or type(error).__name__) from None
 
 
-def _decoded(build: Callable[[Any], T], data: bytes) -> T:
-    try:
-        return build(json.loads(data))
-    except WRONG as error:
-        raise BadRecordError(str(error) or type(error).__name__) from None
-
-
 def _seconds(value: Any) -> float:
     """A finite number: times are compared."""
     seconds = float(value)
     if not math.isfinite(seconds):
         raise ValueError(f"{seconds} is not a time")
     return seconds
+
+
+def _measure(value: Any) -> float:
+    number = _seconds(value)
+    if number < 0:
+        raise ValueError(f"{number} is less than nothing")
+    return number
 
 
 def _code(value: Any) -> int:
@@ -298,108 +282,104 @@ def _code(value: Any) -> int:
     return code
 
 
-def _only(fields: Fields, **kinds: Any) -> dict[str, Any]:
-    """These fields, each converted by its kind; others are of a later version and left out."""
-    return {name: kind(fields[name]) for name, kind in kinds.items() if name in fields}
+def _texts(value: Any) -> Strings:
+    return tuple(map(str, value))
 
 
-def _node(fields: Fields) -> Node:
-    plain = _only(
-        fields, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults,
-        software=str, has_store=bool,
-    )  # fmt: skip
-    options = {str(name): str(value) for name, value in fields["options"].items()}
-    offer = [fields["offer"][name] for name in _OFFER]
-    return Node(**plain, options=options, offer=Offer.unpacked(offer))
-
-
-_OFFER = ("servers", "trainers", "heter", "coordinators", "service", "gloo")
-
-
-def _cause(fields: Fields) -> Cause:
-    plain = _only(
-        fields, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, age=_seconds,
-        symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str,
-        requested=bool,
-    )  # fmt: skip
-    return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
-
-
-def _step(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _spent(fields: Fields) -> Spent:
-    gain = fields.get("gain")
-    return Spent(
-        tuple(map(_seconds, fields["times"])),
-        _step(fields["step"]),
-        str(fields["error"]),
-        _step(fields.get("last")),
-        None if gain is None else int(gain),
-    )
-
-
-def _round(fields: Fields) -> Round:
-    plain = _only(
-        fields,
-        generation=int,
-        state=State,
-        size=int,
-        attempts=int,
-        restarts=int,
-        spent=_spent,
-        losses=_spent,
-        faults=read_faults,
-        worked=_worked,
-        restart=bool,
-        after=_seconds,
-        code=_code,
-        topology=str,
-        check=_check,
-    )
-    cause = fields.get("cause")
-    round_ = Round(**plain, cause=None if cause is None else _cause(cause))
-    if cause is None and (round_.state is State.STOPPING or round_.code):
-        raise ValueError(f"a round that is {round_.state} needs a cause")
-    return round_
-
-
-def _report(fields: Fields) -> Report:
-    causes = tuple(map(_cause, fields.get("causes", ())))
-    measured = fields.get("measured")
-    return Report(
-        done=MemberStatus(fields["done"]),
-        causes=causes,
-        step=_step(fields.get("step")),
-        measured=None if measured is None else read_measured(measured),
-    )
-
-
-def read_measured(fields: Fields) -> Measured:
-    """What `doctor.check` prints. Raises one of `WRONG`."""
-    numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
-    return Measured(**_only(fields, **numbers, error=str, link_error=str))
-
-
-def _measure(value: Any) -> float:
-    number = _seconds(value)
-    if number < 0:
-        raise ValueError(f"{number} is less than nothing")
-    return number
+def _options(fields: Fields) -> dict[str, str]:
+    return {str(name): str(value) for name, value in fields.items()}
 
 
 def _worked(fields: Fields) -> dict[str, float]:
     return {str(machine): _measure(seconds) for machine, seconds in fields.items()}
 
 
-def _check(fields: Fields) -> Check:
-    plain = _only(fields, turn=int, usual=_measure, within=_measure, done=int)
-    return Check(**plain, suspects=tuple(map(str, fields.get("suspects", ()))))
+_OFFER = ("servers", "trainers", "heter", "coordinators", "service", "gloo")
 
 
-def _census(fields: Fields) -> Census:
-    return Census(present=int(fields["present"]), missing=tuple(map(str, fields.get("missing", ()))))
+def _offer(fields: Fields) -> Offer:
+    return Offer.unpacked([fields[name] for name in _OFFER])
+
+
+def _causes(value: Any) -> tuple[Cause, ...]:
+    return tuple(map(_cause, value))
+
+
+def _optional(kind: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda value: None if value is None else kind(value)
+
+
+def _of_fields(record: Callable[..., T], **kinds: Callable[[Any], Any]) -> Callable[[Fields], T]:
+    """Makes such records of JSON objects, each field by its kind; others are of a later version and left out,
+    and those that are missing have their defaults.
+    """
+
+    def read(fields: Fields) -> T:
+        return record(**{name: kinds[name](value) for name, value in fields.items() if name in kinds})
+
+    return read
+
+
+_step = _optional(int)
+_check = _of_fields(Check, turn=int, usual=_measure, within=_measure, done=int, suspects=_texts)
+_cause = _of_fields(
+    Cause, why=CauseKind, node=str, rank=int, headline=str, summary=str, code=_code, lines=_texts,
+    age=_seconds, symptom=bool, time=_seconds, step=_step, error=str, machine=str, suspicion=str,
+    requested=bool,
+)  # fmt: skip
+_numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
+read_measured = _of_fields(Measured, **_numbers, error=str, link_error=str)
+"""What `doctor.check` prints. Raises one of `WRONG`."""
+
+
+def _spent(fields: Fields) -> Spent:
+    return Spent(
+        tuple(map(_seconds, fields["times"])),
+        _step(fields["step"]),
+        str(fields["error"]),
+        _step(fields.get("last")),
+        _step(fields.get("gain")),
+    )
+
+
+_any_round = _of_fields(
+    Round, generation=int, state=State, size=int, attempts=int, restarts=int, spent=_spent, losses=_spent,
+    faults=read_faults, worked=_worked, cause=_optional(_cause), restart=bool, after=_seconds, code=_code,
+    topology=str, check=_check,
+)  # fmt: skip
+
+
+def _round(fields: Fields) -> Round:
+    found = _any_round(fields)
+    if found.cause is None and (found.state is State.STOPPING or found.code):
+        raise ValueError(f"a round that is {found.state} needs a cause")
+    return found
+
+
+def _of_bytes(read: Callable[[Fields], T]) -> Callable[[bytes], T]:
+    """Raises BadRecordError."""
+
+    def decoded(data: bytes) -> T:
+        try:
+            return read(json.loads(data))
+        except WRONG as error:
+            raise BadRecordError(str(error) or type(error).__name__) from None
+
+    return decoded
+
+
+read_node = _of_bytes(
+    _of_fields(
+        Node, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults,
+        software=str, has_store=bool, options=_options, offer=_offer,
+    )
+)  # fmt: skip
+read_round = _of_bytes(_round)
+read_report = _of_bytes(
+    _of_fields(Report, done=MemberStatus, causes=_causes, step=_step, measured=_optional(read_measured))
+)
+read_verdict = _of_bytes(_of_fields(Verdict, code=_code, message=str, hint=str))
+read_census = _of_bytes(_of_fields(Census, present=int, missing=_texts))
 
 
 # ---- Keys

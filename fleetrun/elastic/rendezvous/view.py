@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import chain
@@ -17,12 +17,13 @@ from fleetrun.elastic.rendezvous.records import (
     Census,
     MemberStatus,
     Node,
+    Nodes,
     Report,
     Round,
     State,
     Verdict,
 )
-from fleetrun.elastic.store import ABSENT, Entry
+from fleetrun.elastic.store import ABSENT, Entries, Entry
 from fleetrun.frozen import frozen
 from fleetrun.record.faults import MachineFaults, merged
 
@@ -100,7 +101,7 @@ class View:
         """How many topologies this node has learned: makes the names of those that it writes unique."""
         self.epoch = 0.0
         """What to add to this node's clock for seconds since the epoch."""
-        self._topology: tuple[str, tuple[Node, ...]] | None = None
+        self._topology: tuple[str, Nodes] | None = None
         self._known: dict[str, Entry] = {}
 
     # ---- reading
@@ -119,7 +120,7 @@ class View:
         return self.me in self.nodes
 
     @property
-    def members(self) -> tuple[Node, ...] | None:
+    def members(self) -> Nodes | None:
         """Of the round's topology, in rank order; None before it was read, empty when there is none."""
         name = self.round.topology if self.round is not None else ""
         if not name:
@@ -136,7 +137,7 @@ class View:
             return False
         return not self._missed or mine.created > self._round_seen
 
-    def learned(self, name: str, members: tuple[Node, ...]) -> None:
+    def learned(self, name: str, members: Nodes) -> None:
         self._topology = (name, members)
         self.topologies_seen += 1
 
@@ -162,7 +163,7 @@ class View:
 
     def refresh(
         self,
-        mirror: Mapping[str, Entry],
+        mirror: Entries,
         now: float,
         *,
         whole: bool = False,
@@ -328,7 +329,7 @@ class MemberState:
     phase: Phase = Phase.IDLE
     round: Round | None = None
     """The last state that was seen of this node's generation."""
-    members: tuple[Node, ...] = ()
+    members: Nodes = ()
     rank: int = -1
     completed: bool = False
     completed_since: float = 0.0
@@ -377,7 +378,7 @@ class MemberState:
         mine = self.round
         return mine is not None and (mine.generation, mine.topology) == (round_.generation, round_.topology)
 
-    def take(self, round_: Round, members: tuple[Node, ...], rank: int) -> None:
+    def take(self, round_: Round, members: Nodes, rank: int) -> None:
         """Become a member of a generation."""
         self.phase, self.round, self.members, self.rank = Phase.READY, round_, members, rank
         self.completed, self.failure, self.causes, self.stop_cause = False, None, [], None

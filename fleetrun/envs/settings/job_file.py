@@ -16,7 +16,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Environ, Strings
+from fleetrun.aliases import Document, Environ, Strings
 from fleetrun.envs.contract import Mode, Role, is_owned
 from fleetrun.envs.settings.options import (
     BY_VARIABLE,
@@ -59,7 +59,7 @@ class TomlDocument:
 
     name: str
     folder: Path
-    tree: dict[str, Any]
+    tree: Document
     lines: dict[Strings, int] = field(repr=False)
 
     def where(self, path: Strings) -> str:

@@ -12,15 +12,14 @@ from functools import partial
 from typing import Any
 
 from fleetrun import plugins
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Strings, Texts
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
-from fleetrun.values import field, field_arguments, frozen, replace
+from fleetrun.values import field, field_arguments, frozen, frozen_by_name, replace
 
 COLLECTIVE = frozenset({Mode.COLLECTIVE})
 PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
-_NUMA_BINDINGS = ("off", "node", "socket", "exclusive", "core-complex")
 SERVERS = frozenset({Mode.PS, Mode.PS_HETER})
 HETER = frozenset({Mode.PS_HETER})
 ANY = frozenset(Mode)
@@ -53,7 +52,7 @@ class Takes(Enum):
     BOOLEAN = 3  # only true, false, 1, 0, ...: `--sort_ip x.py` works, and Paddle's `--sort_ip 1 x.py` too
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Option:
     """One option: its spellings, the variables that can set it, and how its text becomes a value.
 
@@ -107,8 +106,10 @@ class Option:
         return "none" if self.default in (None, ()) else str(self.default)
 
 
-def option(default: Any, parse: Parser, metavar: str, **rest: Any) -> Any:
-    """A dataclass field that is an option; its name is the field's."""
+def option(default: Any, parse: Parser | Strings, metavar: str, **rest: Any) -> Any:
+    """Declare an option as a field, by whose name it is called. `parse` may be the words to choose from."""
+    if isinstance(parse, tuple):
+        parse, rest = choice(*parse), {"choices": parse, **rest}
     described = Option(default=default, parse=parse, metavar=metavar, **rest)
     return field(default=default, metadata={"option": described})
 
@@ -127,57 +128,39 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
     }
 
 
-ACTIONS: Mapping[str, Option] = {
-    action.name: action
-    for action in (
-        Option(
-            name="help",
-            short="-h",
-            parse=boolean,
-            group=Group.OTHER,
-            takes=Takes.NOTHING,
-            help="Show this help; -h: the most used part of it.",
-        ),
-        Option(
-            name="version",
-            parse=boolean,
-            group=Group.OTHER,
-            takes=Takes.NOTHING,
-            help="Show the version.",
-        ),
-        Option(
-            name="show_completion",
-            parse=choice("bash", "zsh", "fish"),
-            group=Group.OTHER,
-            metavar="SHELL",
-            choices=("bash", "zsh", "fish"),
-            help="Print the completion script of a shell.",
-        ),
-    )
-}
+def _named(*options: Option) -> Mapping[str, Option]:
+    return {each.name: each for each in options}
+
+
+_bare = partial(Option, parse=boolean, takes=Takes.NOTHING)
+ACTIONS = _named(
+    _bare(name="help", short="-h", group=Group.OTHER, help="Show this help; -h: the most used part of it."),
+    _bare(name="version", group=Group.OTHER, help="Show the version."),
+    Option(
+        name="show_completion",
+        parse=choice("bash", "zsh", "fish"),
+        group=Group.OTHER,
+        metavar="SHELL",
+        choices=("bash", "zsh", "fish"),
+        help="Print the completion script of a shell.",
+    ),
+)
 """Options that do something other than launch."""
 
-SHORTHANDS: Mapping[str, Option] = {
-    each.name: each
-    for each in (
-        Option(
-            name="verbose",
-            short="-v",
-            parse=boolean,
-            group=Group.OUTPUT,
-            takes=Takes.NOTHING,
-            help="As --log_level DEBUG: the settings, the variables of processes, their pids.",
-        ),
-        Option(
-            name="quiet",
-            short="-q",
-            parse=boolean,
-            group=Group.OUTPUT,
-            takes=Takes.NOTHING,
-            help="As --log_level ERROR --display plain: the script's output, and errors.",
-        ),
-    )
-}
+SHORTHANDS = _named(
+    _bare(
+        name="verbose",
+        short="-v",
+        group=Group.OUTPUT,
+        help="As --log_level DEBUG: the settings, the variables of processes, their pids.",
+    ),
+    _bare(
+        name="quiet",
+        short="-q",
+        group=Group.OUTPUT,
+        help="As --log_level ERROR --display plain: the script's output, and errors.",
+    ),
+)
 SHORT_FOR: Mapping[str, tuple[tuple[str, str], ...]] = {
     "verbose": (("log_level", "DEBUG"),),
     "quiet": (("log_level", "ERROR"), ("display", "plain")),
@@ -199,7 +182,7 @@ def normal(word: str) -> str:
 
 _AUTO_PARALLEL = "is for Paddle's auto parallel mode, which fleetrun does not have: leave it out"
 
-RETIRED: Mapping[str, str] = {
+RETIRED: Texts = {
     "auto_tuner_json": "is for Paddle's auto tuner, which fleetrun does not have: start a job per trial",
     "auto_parallel_config": _AUTO_PARALLEL,
     "auto_cluster_config": _AUTO_PARALLEL,
@@ -212,7 +195,7 @@ RETIRED: Mapping[str, str] = {
 }
 """Options of other launchers, each with the second half of a sentence about it."""
 
-RETIRED_SCRIPTS: Mapping[str, str] = {
+RETIRED_SCRIPTS: Texts = {
     "ipu": "'ipu' asks Paddle for Graphcore devices; fleetrun does not support them",
     "run_check": "'run_check' is Paddle's self-test; run fleetrun -m trainers.examples.collective_trainer",
 }
@@ -229,7 +212,7 @@ def table_of(role: Role) -> str:
     return "roles.server" if role is Role.SERVER else f"roles.{role}"
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class RoleSettings:
     """What is different for the processes of one role. `script` None: the job's; then `args` None
     means those of the job as well. `threads` is OMP_NUM_THREADS.
@@ -268,7 +251,7 @@ class FileOption:
     where: str
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class JobFile:
     """The content of a job file, with its variables filled in. `places` has file and line of what is not an
     option."""
@@ -278,7 +261,7 @@ class JobFile:
     args: Strings = ()
     environment: EnvironmentItems = ()
     roles: tuple[RoleSettings, ...] = ()
-    places: Mapping[str, str] = field(default_factory=dict)
+    places: Texts = field(default_factory=dict)
 
     @property
     def typable(self) -> bool:
@@ -322,7 +305,7 @@ _paddle = partial(option, group=Group.PADDLE)
 _heter = partial(_paddle, modes=HETER, makes=Mode.PS_HETER)
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class LaunchSettings:
     """Every option under its own name, typed and checked. `None` and empty tuples mean: not given.
 
@@ -386,15 +369,15 @@ class LaunchSettings:
         shown_default="all visible ones")
     device_kind: str = "gpu"
     visible_devices: str = _process(
-        "node", parsing.choice("node", "process"), "WHOSE", choices=("node", "process"),
+        "node", ("node", "process"), "WHOSE",
         env=("FLEETRUN_VISIBLE_DEVICES",),
         help="Devices that a process sees: all of its node, with LOCAL_RANK as index, or only its own.")
     backend: str = _process(
-        "auto", parsing.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
+        "auto", _BACKENDS, "NAME", env=("PADDLE_DISTRI_BACKEND",),
         modes=COLLECTIVE,
         help="Backend of collectives; auto: nccl on GPUs, else gloo.")
     numa_binding: str = _process(
-        "off", choice(*_NUMA_BINDINGS), "HOW", choices=_NUMA_BINDINGS, modes=COLLECTIVE,
+        "off", ("off", "node", "socket", "exclusive", "core-complex"), "HOW", modes=COLLECTIVE,
         help="Run each process on the cores of the NUMA node or socket of its GPU, on its share of the "
              "node's (exclusive), or on some that share a cache (core-complex); off: on any.")
 
@@ -436,7 +419,7 @@ class LaunchSettings:
         help="Leave a machine out after so many faults, if there are enough others; 0: never. See "
              "`fleetrun nodes`.")
     check: str = _machine(
-        "off", parsing.choice("off", "fast", "full"), "HOW", choices=("off", "fast", "full"),
+        "off", ("off", "fast", "full"), "HOW",
         env=("FLEETRUN_CHECK",),
         help="Before each start, measure processor, memory and the ways between machines, in a few seconds; "
              "full: also GPUs, which takes longer. What is slow or broken has a fault.")
@@ -494,7 +477,7 @@ class LaunchSettings:
         help="Keep a second interpreter for each Python process, with its imports done: restarts take tenths "
              "of a second.")
     probe: str = _failure(
-        "on", parsing.choice("on", "off"), "WHEN", choices=("on", "off"), env=("FLEETRUN_PROBE",),
+        "on", ("on", "off"), "WHEN", env=("FLEETRUN_PROBE",),
         help="Whether Python processes of the job load fleetrun's probe (through PYTHONPATH), which tells "
              "where they are.")
     elastic_pre_hook: str | None = _failure(
@@ -511,7 +494,7 @@ class LaunchSettings:
              "without numbers, as trainer:0,1+ps.",
         shown_default="trainer:0")
     display: str = _output(
-        "auto", parsing.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
+        "auto", DISPLAYS, "HOW", env=("FLEETRUN_DISPLAY",),
         help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per line "
              "on stdout; quiet: as -q --follow none. auto: live on a terminal, else plain.")
     log_level: str = _output(
@@ -685,7 +668,7 @@ TORCHRUN: Mapping[str, Option] = {
 """The help of each is the second half of a sentence about it."""
 
 
-@frozen(kw_only=True)
+@frozen_by_name
 class Resolved:
     """Settings, and what to tell about them.
 
@@ -695,7 +678,7 @@ class Resolved:
     """
 
     settings: LaunchSettings
-    origins: Mapping[str, str]
+    origins: Texts
     notices: Strings = ()
-    words: Mapping[str, str] = field(default_factory=dict)
+    words: Texts = field(default_factory=dict)
     engine: frozenset[str] = frozenset()

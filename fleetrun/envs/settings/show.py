@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Document, Strings
 from fleetrun.envs.contract import NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleSettings
@@ -21,7 +21,11 @@ _PADDLE_LEVELS = {NodeLoss.FAIL: "-1", NodeLoss.WAIT: "0", NodeLoss.SHRINK: "1"}
 _EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
 
 
-def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+Row = tuple[str, str, str | None]
+"""A name, its value, and where that was set."""
+
+
+def banner(resolved: Resolved) -> list[Row]:
     """Rows (name, value, origin) of the configuration banner, by name.
 
     The 22 rows of Paddle's banner are always there and written as Paddle writes them, others when they were
@@ -35,8 +39,8 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     )
 
 
-def _rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
-    rows: list[tuple[str, str, str | None]] = [
+def _rows(resolved: Resolved) -> list[Row]:
+    rows: list[Row] = [
         ("training_script", resolved.settings.script, resolved.origins.get("script")),
         ("training_script_args", str(list(resolved.settings.script_args)), resolved.origins.get("args")),
         *_job_file_rows(resolved),
@@ -65,10 +69,10 @@ def _default(name: str) -> str | None:
     return _shown(name, OPTIONS[name].default) if name in OPTIONS else None
 
 
-def _job_file_rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+def _job_file_rows(resolved: Resolved) -> list[Row]:
     """What only a job file can set. Of environments only names: values may be secret."""
     settings = resolved.settings
-    rows: list[tuple[str, str, str | None]] = []
+    rows: list[Row] = []
     if settings.environment:
         names = ", ".join(name for name, _ in settings.environment)
         rows.append(("environment", names, resolved.origins.get("environment")))
@@ -152,9 +156,9 @@ def agreed(resolved: Resolved) -> dict[str, str]:
 # ---- What only a job file can express, as plain values: for the record, and to write a job file
 
 
-def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
+def job_file_parts(settings: LaunchSettings) -> Document:
     """The tables of a job file; empty when options express everything. Variables are filled in."""
-    found: dict[str, Any] = {}
+    found: Document = {}
     if settings.script_in_job_file:
         found |= {"script": settings.script, "args": list(settings.script_args)}
     if settings.environment:
@@ -164,7 +168,7 @@ def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
     return found | ({"roles": roles} if roles else {})
 
 
-def _role(own: RoleSettings) -> dict[str, Any]:
+def _role(own: RoleSettings) -> Document:
     resources = {"devices": list(own.devices), "threads": own.threads}
     said = {
         "script": own.script,

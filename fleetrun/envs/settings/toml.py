@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleetrun.aliases import Fields, Strings
@@ -69,16 +69,13 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     """The line, from 1, of every key and table header. Keys inside an inline table or an array are left out:
     their line is that of the key around them.
     """
-    scan = _Scan(text)
     found: dict[KeyPath, int] = {}
     table: KeyPath = ()
-    while scan.next_statement():
-        line = scan.line
-        if scan.here == "[":
-            path = table = _path(scan.header())
+    for line, head in _statements(text):
+        if head[0] == "[":
+            path = table = _path(head.strip("[]"))
         else:
-            path = (*table, *_path(scan.key()))
-            scan.value()
+            path = (*table, *_path(head))
         for length in range(1, min(len(path), _DEEPEST) + 1):
             found.setdefault(path[:length], line)
     return found
@@ -99,82 +96,38 @@ def _path(dotted: str) -> KeyPath:
     return tuple(path)
 
 
-class _Scan:
-    """Reads a document statement by statement."""
+_PIECE = re.compile(
+    r'''
+      """(?:\\.|[^"\\]|"{1,2}(?!"))*"{3,5}  # up to two quotes may precede the closing three
+    | '{3}(?:[^']|'{1,2}(?!'))*'{3,5}
+    | "(?:\\.|[^"\\])*"
+    | '[^']*'
+    | \#[^\n]*
+    | [^"'\#\n=\[\]{}]+
+    | .
+    ''',
+    re.DOTALL | re.VERBOSE,
+)
+"""A string, a comment, what has no meaning here, or a character that has one."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text.replace("\r\n", "\n")
-        self._at = 0
-        self.line = 1
+_DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 
-    @property
-    def here(self) -> str:
-        return self._text[self._at : self._at + 1]
 
-    def _skip(self, number: int = 1) -> str:
-        skipped = self._text[self._at : self._at + number]
-        self._at += number
-        self.line += skipped.count("\n")
-        return skipped
-
-    def _comment(self) -> None:
-        while self.here not in ("", "\n"):
-            self._skip()
-
-    def next_statement(self) -> bool:
-        """Skip blank lines and comments; False at the end."""
-        while self.here and self.here in " \t\n#":
-            if self.here == "#":
-                self._comment()
-            else:
-                self._skip()
-        return bool(self.here)
-
-    def header(self) -> str:
-        """The text between the brackets."""
-        while self.here == "[":
-            self._skip()
-        inside = self._until("]")
-        self._rest_of_line()
-        return inside
-
-    def key(self) -> str:
-        """The text before the `=`, which is skipped too."""
-        text = self._until("=")
-        self._skip()
-        return text
-
-    def value(self) -> None:
-        """Skip to the end of its last line."""
-        self._rest_of_line()
-
-    def _until(self, end: str) -> str:
-        start = self._at
-        while self.here not in ("", end):
-            if self.here in "\"'":
-                self._string()
-            else:
-                self._skip()
-        return self._text[start : self._at]
-
-    def _rest_of_line(self) -> None:
-        depth = 0
-        while self.here and (depth > 0 or self.here != "\n"):
-            if self.here in "\"'":
-                self._string()
-            elif self.here == "#":
-                self._comment()
-            else:
-                depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(self.here, 0)
-                self._skip()
-
-    def _string(self) -> None:
-        mark = self.here
-        triple = self._text.startswith(mark * 3, self._at)
-        end = mark * 3 if triple else mark
-        self._skip(len(end))
-        while self.here and not self._text.startswith(end, self._at):
-            self._skip(2 if mark == '"' and self.here == "\\" else 1)
-        self._skip(len(end))
-        while triple and self.here == mark:  # up to two quotes may precede the closing three
-            self._skip()
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """The line of each statement, and its key or, in brackets, its table header."""
+    line = begun = 1
+    head, depth, in_value = "", 0, False
+    for match in _PIECE.finditer(text.replace("\r\n", "\n") + "\n"):
+        piece = match[0]
+        if piece == "\n" and not depth:
+            if head:
+                yield begun, head.strip()
+            head, in_value = "", False
+        elif in_value:
+            depth += _DEEPER.get(piece, 0)
+        elif piece == "=":
+            in_value = True
+        elif piece[0] != "#" and (head or piece.strip()):
+            begun = begun if head else line
+            head += piece
+        line += piece.count("\n")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Environ, Fields
+from fleetrun.aliases import Environ, Fields, Texts
 from fleetrun.envs.settings import toml
 from fleetrun.envs.settings.command_line import Choice, CommandLine, read
 from fleetrun.envs.settings.job_file import escaped
@@ -138,7 +138,7 @@ def create(name: str, text: str, origin: str) -> None:
 
 COMMAND_LINE_ONLY = frozenset({"config", "save", "dry_run", "json", "legacy", "standalone"})
 
-EXAMPLES: Mapping[str, str] = {
+EXAMPLES: Texts = {
     "env": '["NCCL_*", "HF_HOME"]',
     "timeout": '"12h"',
     "nproc_per_node": "2",
