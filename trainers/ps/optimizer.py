@@ -274,16 +274,12 @@ class JoinedSteps:
                 "stepped"
             )
 
-    def check(self, what: str = "training ended") -> None:
-        """Raises UsageError if an optimizer has stepped and another has not."""
+    def check(self, what: str = "training ended", *hooked: Any) -> None:
+        """Raises UsageError if an optimizer has stepped and another has not. `hooked`: what torch gives to a
+        hook.
+        """
         if self._kept:
             raise UsageError(f"{what} while {self._missing()}")
-
-    def before_forward(self, *called: Any) -> None:
-        self.check("the model was called")
-
-    def before_state(self, *read: Any) -> None:
-        self.check("state_dict() was called")
 
     def _missing(self) -> str:
         missing = [type(each.inner).__name__ for each in self._optimizers if not self.stepped(each)]

@@ -148,7 +148,8 @@ def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, re
     end_look_ahead = worker.look_ahead.watch()
     if joined is not None:
         owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
-        before, read = OwnHook(joined.before_forward), OwnHook(joined.before_state)
+        before = OwnHook(partial(joined.check, "the model was called"))
+        read = OwnHook(partial(joined.check, "state_dict() was called"))
         handles += [each.register_forward_pre_hook(before) for each in owners]
         handles += [each.register_state_dict_pre_hook(read) for each in owners]  # type: ignore[no-untyped-call]
     if refresh:

@@ -298,6 +298,8 @@ class Worker:
             self._client.ask(self._to_all(Kind.OPEN))
         progress.meter.resumed(self._exchange.step)
         self._take_dense()
+        if self._sync:
+            self.barrier()  # what a faster trainer's script writes must not be among these values
         self._servings = [
             ServedEmbedding(
                 table.sparse.name,
