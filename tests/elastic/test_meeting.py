@@ -1,15 +1,17 @@
 """Opening and closing the rendezvous store in one loop: the node that hosts it leaves last."""
 
+import socket
 import time
 from collections.abc import Iterator
 
 import pytest
-import zmq
 
 from fleetrun.elastic.embedded.client import ZmqStore
 from fleetrun.elastic.meeting import CLOSE_TIMEOUT, Meeting, MeetingOptions, open_meeting
+from fleetrun.envs.contract import split_endpoint
 from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop
+from tests.elastic.test_embedded_hostile import NULL
 
 
 class Listener:
@@ -86,14 +88,10 @@ def test_a_connection_without_the_secret_is_reported(loop: Loop) -> None:
         tell=tell,
     )
     meeting = open_meeting(wish, loop, ports)
-    context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.LINGER, 0)
-    stranger.connect(f"tcp://{meeting.endpoint}")
-    stranger.send(b"hello")
-    loop.run()
+    host, port = split_endpoint(meeting.endpoint)
+    with socket.create_connection((host, port)) as stranger:
+        stranger.sendall(NULL)
+        loop.run()
     assert "rejected 1 connections so far: not fleetrun, or without this job's token" in said[0]
-    stranger.close()
-    context.term()
     meeting.close()
     ports.close()
