@@ -47,6 +47,7 @@ VALUES = [
     ("--shutdown-timeout 7", {"stop_timeout": 7.0}),
     ("--rdzv-conf timeout=9", {"rdzv_timeout": 9.0}),
     ("--rdzv_conf=timeout=9,last_call_timeout=3", {"rdzv_timeout": 9.0, "elastic_timeout": 3.0}),
+    ("--rdzv_conf=\"'timeout=9,last_call_timeout=3'\"", {"rdzv_timeout": 9.0, "elastic_timeout": 3.0}),
     ("--rdzv_conf=", {"rdzv_timeout": 600.0}),
     ("--role worker", {"role": "worker"}),
     ("--run-path", {"run_path": True}),

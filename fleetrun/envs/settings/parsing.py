@@ -267,8 +267,8 @@ def variables(text: str) -> Strings:
 
 
 def assignments(text: str) -> tuple[tuple[str, str], ...]:
-    """`a=1,b=2`, which may be empty."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    """`a=1,b=2`, which may be empty, and in quotes, which a list in YAML leaves there."""
+    pairs = [part.partition("=") for part in text.strip("'\"").split(",") if part.strip()]
     if not all(name.strip() and value.strip() for name, _, value in pairs):
         raise InvalidValue("it must be NAME=VALUE, several joined by commas")
     return tuple((name.strip(), value.strip()) for name, _, value in pairs)
