@@ -239,6 +239,7 @@ class Runner:
         self._log = self._folder / "etcd.log"
         asked = subprocess.run([PROGRAM, _NO_FSYNC, "--version"], check=False, capture_output=True)
         self._no_fsync = asked.returncode == 0
+        self._entered_complete = True
         self._clients: dict[str, Client] = {}
 
     def run(self) -> None:
@@ -300,6 +301,7 @@ class Runner:
         """How an etcd without data begins."""
         others = [each for each in self._endpoints if each != self._own]
         found = {each: complete for each in others if (complete := self._complete(each)) is not None}
+        self._entered_complete = any(found.values())
         for each, complete in found.items():
             if complete or each == self._endpoints[0]:
                 members = self._entered(self._client(each))
@@ -364,7 +366,7 @@ class Runner:
         """Until the input ends: then True; or until etcd has ended, has had no leader for too long, or there
         is another cluster, and that is complete.
         """
-        heard, complete = time.monotonic(), False
+        heard, complete = time.monotonic(), self._entered_complete
         while not _input_ends(etcd, _LOOK_COMPLETE if complete else _LOOK):
             if etcd.poll() is not None:
                 return False
