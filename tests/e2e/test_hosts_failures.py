@@ -3,10 +3,15 @@
 import json
 import os
 import signal
+import subprocess
 import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from fleetrun.proc import read_stat
 from tests.support.command import Launch
 from tests.support.hosts import needs_hosts
 from tests.support.nodes import Nodes, codes, go, ready
@@ -292,3 +297,58 @@ def test_why_and_stacks_show_the_ranks_of_all_nodes(three: Nodes):
         assert b"the log of trainer.%d" % rank in text, logs
     go(launches)
     assert codes(launches) == [0, 0, 0]
+
+
+TRAINS = """
+import threading
+from trainers import progress
+tell("ready", os.getpid())
+gate = threading.Thread(target=wait_for_go)
+gate.start()
+step = 0
+while gate.is_alive():
+    step += 1
+    progress.report(step)
+    time.sleep(0.05)
+"""
+SLOWER_THAN_A_LEASE = 15.0  # seconds
+
+
+@pytest.fixture
+def slow_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, for `fsfreeze`."""
+    image, folder = tmp_path / "disk.img", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    commands = (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)])
+    if any(subprocess.run(command, capture_output=True).returncode for command in commands):
+        pytest.skip("no loop device here")
+    yield folder
+    subprocess.run(["fsfreeze", "-u", str(folder)], capture_output=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def warnings(launches: list[Launch]) -> list[str]:
+    return [line for launch in launches for line in launch.err.splitlines() if "WARNING" in line]
+
+
+@pytest.mark.parametrize("slow", [0, 2], ids=["with the store", "another"])
+def test_a_log_directory_that_stalls_on_one_host_is_no_loss(three: Nodes, slow_disk: Path, slow: int):
+    """Its launcher waits for the disk for longer than a lease, and is heard of meanwhile."""
+    three.script(TRAINS)
+    folders = {number: ("--log_dir", str(slow_disk)) if number == slow else () for number in range(3)}
+    launches = [three.start(number, "--rank", str(number), *folders[number]) for number in range(3)]
+    pids = ready(launches)
+    before = warnings(launches)
+    subprocess.run(["fsfreeze", "-f", str(slow_disk)], check=True)
+    wait_until(lambda: read_stat(launches[slow].launcher).state == "D")
+    time.sleep(SLOWER_THAN_A_LEASE)
+    assert [launch.popen.poll() for launch in launches] == [None] * 3, launches
+    assert read_stat(launches[slow].launcher).state == "D"
+    subprocess.run(["fsfreeze", "-u", str(slow_disk)], check=True)
+    wait_until(lambda: read_stat(launches[slow].launcher).state == "S")
+    go(launches)
+    assert codes(launches) == [0] * 3, launches
+    assert ready(launches) == pids
+    assert warnings(launches) == before

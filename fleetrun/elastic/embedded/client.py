@@ -14,6 +14,7 @@ import zmq
 from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import StoreConnection
+from fleetrun.elastic.embedded.sockets import Pulse
 from fleetrun.elastic.store import Entries, Entry, Found, Listener, Mirror, Written
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError, StoreSilentError
@@ -247,6 +248,7 @@ class ZmqStore:
         self._was_up = False
         self._got = self._told = 0
         self._heartbeat = Heartbeat(loop, lease, self._keep_alive)
+        self._pulse: Pulse | None = None
         self._connected_at = 0.0
         self._refused_at: float | None = None
         self._denials = 0
@@ -270,6 +272,8 @@ class ZmqStore:
     def open(self, listener: Listener) -> None:
         self._listener = listener
         self._heartbeat.start()
+        if self._own_context:  # else of many clients in one process
+            self._pulse = Pulse(self._loop, self._heartbeat.lease, self._beat, self._connection.look_again)
         self._connection.start()
 
     def watch(self, prefix: str) -> None:
@@ -315,6 +319,8 @@ class ZmqStore:
         self._welcome = False
         self._pending.close()
         self._heartbeat.stop()
+        if self._pulse is not None:
+            self._pulse.close()
         self._connection.close(linger_ms)
         if self._own_context:
             self._context.term()
@@ -395,6 +401,8 @@ class ZmqStore:
             return
         self._store_id = welcome.store
         self._heartbeat.keep_to(welcome.lease)
+        if self._pulse is not None:
+            self._pulse.lease = welcome.lease
         self._fresh = self._fresh or welcome.fresh
         self._welcome = True
         for prefix in self._mirror.prefixes:
@@ -453,6 +461,11 @@ class ZmqStore:
             self._send_alive()
         elif not self._welcome and self._connection.is_up and self._connected_for() >= _WELCOME_S:
             self._cut_off(f"{self._endpoint}: the program that listens there is not fleetrun")
+
+    def _beat(self) -> None:
+        """In the thread of the pulse."""
+        if self._welcome:
+            self._connection.beat(wire.encode(wire.Alive(self._got)))
 
     def _connected_for(self) -> float:
         return self._loop.clock() - self._connected_at

@@ -231,11 +231,17 @@ class StoreConnection:
 
     def send(self, *frames: bytes) -> None:
         """A message that cannot be sent is dropped: the connection is about to break."""
-        if self._watched is not None and self.is_up:
-            try:
-                self._watched.socket.send_multipart(frames, zmq.NOBLOCK)
-            except zmq.ZMQError:
-                return
+        self.beat(*frames)
+        self.look_again()
+
+    def beat(self, *frames: bytes) -> None:
+        """Send from any thread. Call `look_again` in the loop's thread after that."""
+        if (watched := self._watched) is not None and self.is_up:
+            with contextlib.suppress(zmq.ZMQError):
+                watched.send(frames)
+
+    def look_again(self) -> None:
+        if self._watched is not None:
             self._watched.look_again()
 
     def renew(self) -> None:

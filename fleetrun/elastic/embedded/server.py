@@ -24,6 +24,7 @@ from fleetrun.elastic.embedded.sockets import (
     CurveAuthenticator,
     Frames,
     Monitor,
+    Pulse,
     Watched,
     store_socket,
 )
@@ -68,6 +69,11 @@ class Peers:
     def sessions(self) -> int:
         """But for those of commands that take no part in the job: it does not wait for them."""
         return sum(not peer.guest for peer in self._last.values())
+
+    @property
+    def addresses(self) -> list[bytes]:
+        """A copy, for another thread."""
+        return list(self._by_address)
 
     def at(self, address: bytes) -> Peer | None:
         return self._by_address.get(address)
@@ -169,6 +175,10 @@ class Service:
     def connected(self) -> int:
         """Sessions of other nodes, including those that are disconnected but still have a lease."""
         return self._peers.sessions
+
+    @property
+    def addresses(self) -> list[bytes]:
+        return self._peers.addresses
 
     def when_idle(self, call: Callback) -> None:
         """Call this once, as soon as no client has a session."""
@@ -428,6 +438,7 @@ class StoreServer:
         self._watched = Watched(loop, socket, self._receive, self._service.flush)
         self._monitor = Monitor(loop, socket, zmq.EVENT_DISCONNECTED | _FAILURES, self._happened)
         self._expiry = Expiry(ledger, loop, lease)
+        self._pulse = Pulse(loop, lease, self._beat, self._watched.look_again)
 
     @property
     def connected(self) -> int:
@@ -447,6 +458,7 @@ class StoreServer:
 
     def close(self) -> None:
         """The last messages have 0.2 s to be sent. May be called twice."""
+        self._pulse.close()
         self._expiry.close()
         self._monitor.close()
         self._watched.close(_LINGER_MS)
@@ -464,20 +476,18 @@ class StoreServer:
         self._watched.look_again()
 
     def _send(self, address: bytes, frames: Sequence[bytes]) -> Sent:
-        """Only the first frame can fail: libzmq takes the others after it."""
-        socket = self._watched.socket
-        if socket.closed:
-            return Sent.GONE
         try:
-            socket.send(address, zmq.NOBLOCK | zmq.SNDMORE)
+            self._watched.send([address, *map(self._shared, frames)], copy=False)
         except zmq.ZMQError as error:
             return Sent.FULL if error.errno == zmq.EAGAIN else Sent.GONE
-        *leading, last = frames
-        for frame in leading:
-            socket.send(self._shared(frame), zmq.NOBLOCK | zmq.SNDMORE, copy=False)
-        socket.send(self._shared(last), zmq.NOBLOCK, copy=False)
         self._watched.look_again()
         return Sent.YES
+
+    def _beat(self) -> None:
+        """In the thread of the pulse: the nodes hear of the store while this process waits for a file."""
+        for address in self._service.addresses:
+            with contextlib.suppress(zmq.ZMQError):
+                self._watched.send([address, wire.encode(wire.Living(asks=False))])
 
     def _shared(self, data: bytes) -> bytes | zmq.Frame:
         """A large value is copied once, however many clients get it."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -90,7 +91,7 @@ class Watched:
     """A zmq socket in a loop. `receive` is called for each message, `rest` after each batch of messages.
 
     The descriptor of a zmq socket is edge-triggered: after an event, and after every use of the socket, it
-    must be read until nothing is left. So call `look_again` after sending.
+    must be read until nothing is left. So call `look_again` after sending. Another thread may `send`, too.
     """
 
     def __init__(
@@ -104,10 +105,16 @@ class Watched:
         self._loop = loop
         self._receive = receive
         self._rest = rest
+        self._lock = threading.Lock()
         self._again = Timer()
         self._fd = int(socket.getsockopt(zmq.FD))
         loop.add(self._fd, self._look)
         self.look_again()
+
+    def send(self, frames: Sequence[bytes | zmq.Frame], *, copy: bool = True) -> None:
+        """Raises ZMQError where the message cannot be sent now, and nothing of it was sent then."""
+        with self._lock:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
 
     def look_again(self) -> None:
         if not self.socket.closed and not self._again.pending:
@@ -116,7 +123,8 @@ class Watched:
     def close(self, linger_ms: int = 0) -> None:
         if not self.socket.closed:
             self._loop.remove(self._fd)
-            self.socket.close(linger=linger_ms)
+            with self._lock:
+                self.socket.close(linger=linger_ms)
         self._again.cancel()
 
     def _look(self) -> None:
@@ -124,7 +132,8 @@ class Watched:
             if self.socket.closed:
                 return
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                with self._lock:
+                    frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
             self._receive(frames)
@@ -132,6 +141,43 @@ class Watched:
             self._rest()
         if not self.socket.closed and int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.look_again()
+
+
+_SLOWEST = 60.0
+"""Seconds after which a launcher that still waits for a file counts as gone."""
+
+
+class Pulse:
+    """Calls `beat` from a thread, eight times a lease, while a handler keeps the loop waiting. A node that
+    waits for the disk of its log directory is not lost. Calls `then` in the loop after that.
+    """
+
+    def __init__(self, loop: Loop, lease: float, beat: Callback, then: Callback) -> None:
+        self.lease = lease
+        self._loop = loop
+        self._beat = beat
+        self._then = then
+        self._has_beaten = False
+        self._closed = threading.Event()
+        self._turn()
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._closed.set()
+
+    def _turn(self) -> None:
+        self._seen = self._loop.clock()
+        if self._has_beaten:
+            self._has_beaten = False
+            self._then()
+        self._timer = self._loop.after(self.lease / 8, self._turn)
+
+    def _run(self) -> None:
+        while not self._closed.wait(self.lease / 8):
+            if self.lease / 4 < self._loop.clock() - self._seen < _SLOWEST:
+                self._beat()
+                self._has_beaten = True
 
 
 class Monitor:
