@@ -38,6 +38,7 @@ ASKING: Texts = {
     "doctor": "Check machines before a launch.",
     "nodes": "List the faults of machines, and which are left out for them.",
     "init": "Write a commented job file.",
+    "token": "Print a new secret for a job.",
     "help": "Explain a topic or a command.",
 }
 """Commands that launch no job."""

@@ -23,7 +23,7 @@ from fleetrun.plugins import ASKING, LAUNCHING
 VERBS: Texts = {**ASKING, **LAUNCHING}
 
 FAMILIES: Mapping[str, Sequence[str]] = {
-    "launching": ("run", "up", "init", "doctor", "nodes"),
+    "launching": ("run", "up", "init", "token", "doctor", "nodes"),
     "running jobs": ("ps", "status", "top", "logs", "stop", "why", "stacks", "profile"),
     "earlier jobs": ("history", "report", "plot", "again", "bundle", "prune"),
     "models": ("tables", "serve"),

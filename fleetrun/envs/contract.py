@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 from fleetrun.aliases import Strings
@@ -539,17 +540,26 @@ def token_flaw(token: str, source: str = TOKEN) -> str | None:
         return None
     return (
         f"{source} has {len(token)} characters; use at least {_SHORTEST}, so that it cannot be guessed "
-        "(for example the output of `openssl rand -hex 16`)"
+        "(`fleetrun token` prints one)"
     )
 
 
+def is_guessable(token: str) -> bool:
+    """Whether a secret looks like words or a pattern, which a program guesses."""
+    return token.isalpha() or len(set(token)) < 8
+
+
+@cache
 def derive_key(token: str, person: bytes) -> bytes:
     """A key of 32 bytes for one party of the job (`person`, at most 8 bytes: `server`, `trainer`, ...).
-    Neither the secret nor the key of another party can be derived from it.
+    Neither the secret nor the key of another party can be derived from it. Each guess of the secret costs
+    16 MiB of memory and some 50 ms.
     """
-    from hashlib import blake2b  # late: it loads OpenSSL, which only a job with a secret needs
+    from hashlib import blake2b, scrypt  # late: they load OpenSSL, which only a job with a secret needs
 
-    return blake2b(token.encode(), digest_size=32, person=b"fleetrun" + person).digest()
+    if person:
+        return blake2b(derive_key(token, b""), digest_size=32, person=b"fleetrun" + person).digest()
+    return scrypt(token.encode(), salt=b"fleetrun", n=1 << 14, r=8, p=1)
 
 
 # ---- A port that all processes compute from a number that all of them have

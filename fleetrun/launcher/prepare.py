@@ -12,7 +12,14 @@ from collections.abc import Collection, MutableMapping
 from pathlib import Path
 
 from fleetrun.aliases import Environ, Say, Strings
-from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
+from fleetrun.envs.contract import (
+    TOKEN,
+    Role,
+    is_guessable,
+    join_endpoint,
+    split_endpoint,
+    token_flaw,
+)
 from fleetrun.envs.settings.options import NOTIFY, LaunchSettings, Resolved, normal
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_notifiers, written_ranks
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
@@ -168,9 +175,12 @@ def take_token(settings: LaunchSettings, environ: MutableMapping[str, str], warn
         if not token:
             raise UsageError(f"--token_file {settings.token_file} is empty")
     source = TOKEN if settings.token_file is None else f"--token_file {settings.token_file}"
-    flaw = token_flaw(environ[TOKEN], source) if environ.get(TOKEN) else None
+    token = environ.get(TOKEN, "")
+    flaw = token_flaw(token, source) if token else None
     if flaw is not None:
         raise UsageError(flaw)
+    if token and is_guessable(token):
+        warn(f"{source} looks easy to guess; `fleetrun token` prints a secret that is not")
 
 
 def take_notify(settings: LaunchSettings, environ: MutableMapping[str, str]) -> None:

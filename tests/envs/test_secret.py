@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import pytest
 
 from fleetrun.elastic.embedded.sockets import store_keys
 from fleetrun.envs import contract
-from fleetrun.envs.contract import INHERITED, TOKEN, derive_key, token_flaw
+from fleetrun.envs.contract import INHERITED, TOKEN, derive_key, is_guessable, token_flaw
 from fleetrun.errors import UsageError
+from tests.support.command import Fleetrun
 from trainers.ps.transport import keys_of
 
 SECRET = "correct horse battery"
@@ -23,6 +27,21 @@ def test_a_short_secret_is_none() -> None:
     assert "hunter2" not in flaw
 
 
+@pytest.mark.parametrize("token", ["passwordpassword", "correcthorsebattery", "1234512345123451234512345"])
+def test_a_secret_that_a_program_guesses(token: str) -> None:
+    assert is_guessable(token)
+
+
+def test_a_guess_costs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, int]] = []
+    scrypt = hashlib.scrypt
+    monkeypatch.setattr(hashlib, "scrypt", lambda *words, **how: asked.append(how) or scrypt(*words, **how))
+    derive_key.cache_clear()
+    assert derive_key(SECRET, b"server") == derive_key(SECRET, b"server") != derive_key(SECRET, b"trainer")
+    (how,) = asked  # once for all keys of a process
+    assert 128 * how["n"] * how["r"] == 16 << 20
+
+
 def test_everybody_has_another_key() -> None:
     keys = {derive_key(token, person) for token in (SECRET, SECRET + ".") for person in (b"server", b"node")}
     assert len(keys) == 4
@@ -30,14 +49,14 @@ def test_everybody_has_another_key() -> None:
 
 
 def test_keys_stay_what_they_were() -> None:
-    """A server that was started by an older launcher has them already."""
+    """All machines of a job derive the same ones, whatever their Python and OpenSSL."""
     assert derive_key(SECRET, b"server").hex() == (
-        "3f692d7711d02ea2d57dffb739bc5e8219d310912cedca141cf8b7907b61ee2c"
+        "8686b84e8160db527a8cf183e9113aef373fba34d3cacb560848da47e10d7463"
     )
     keys = keys_of({TOKEN: SECRET})
     assert keys is not None
-    assert keys.server.public == b"}mz)OYl7NekQ&O}9dD6tNnsc.g{R=z6o{m=y5#K="
-    assert keys.client.secret == b"7hm.sG6%r[g^K$Ik8jy.(j.:^)F8^JsayVs.VGB("
+    assert keys.server.public == b"O=sKLq*%[odp(f.i[s.R4y8z78Rj}[ZK*VnHU[BC"
+    assert keys.client.secret == b"K+BBcp1>l#/B5DNHD?xfjkp(K:bl=Lq:!ymZKI(W"
 
 
 def test_the_store_has_keys_of_its_own() -> None:
@@ -58,3 +77,20 @@ def test_no_secret_no_keys() -> None:
 def test_the_contract_hands_it_on() -> None:
     assert (contract.TOKEN, contract.derive_key, contract.token_flaw) == (TOKEN, derive_key, token_flaw)
     assert TOKEN in INHERITED, "a nested launch has the same"
+
+
+@pytest.mark.slow
+def test_from_nothing_to_a_secret(tmp_path: Path) -> None:
+    """Printed by one command, taken from a file by the other; one that a program guesses gets a warning."""
+    with Fleetrun(tmp_path) as fleetrun:
+        fleetrun.script('tell("has", len(os.environ["FLEETRUN_TOKEN"]))')
+        made = fleetrun.run("token")
+        (tmp_path / "token").write_text(made.out)
+        (tmp_path / "token").chmod(0o600)
+        good = fleetrun.run("--token_file", "token", "train.py")
+        assert (good.code, good.told(" has ")) == (0, ["trainer.0 has 40"]), good
+        assert "guess" not in good.err
+        weak = fleetrun.run("train.py", env={"FLEETRUN_TOKEN": "passwordpassword"})
+        assert weak.told(" has ") == ["trainer.0 has 16"], weak
+        assert "FLEETRUN_TOKEN looks easy to guess; `fleetrun token` prints a secret that is not" in weak.err
+        assert "passwordpassword" not in weak.said

@@ -1,0 +1,22 @@
+"""`fleetrun token`: a new secret for a job."""
+
+from __future__ import annotations
+
+import secrets
+
+import click
+
+from fleetrun.commands.output import write
+
+_HELP = """Print a new random secret. All machines of a job need the same one.
+
+\b
+Examples:
+  (umask 077; fleetrun token > token)       # then --token_file token
+  export FLEETRUN_TOKEN=$(fleetrun token)
+"""
+
+
+@click.command(help=_HELP)
+def command() -> None:
+    write(f"{secrets.token_hex(20)}\n")
