@@ -15,6 +15,7 @@ from fleetrun.commands.live_job import RemoteWatch
 from fleetrun.commands.output import write
 from fleetrun.commands.status import NodeFilter, StatusWatch, answering, check_interval
 from fleetrun.errors import UsageError
+from fleetrun.host.interpreter import check_package
 
 
 @click.command()
@@ -47,6 +48,7 @@ def command(job: str | None, interval: float, **options: Any) -> int:
     """
     check_interval(interval)
     _check_terminal()
+    check_package("textual", "fleetrun top", "monitor")
     where = read_where(options, {"JOB": job})
     if where.url is not None:
         with nodes_at(where) as nodes:

@@ -195,6 +195,12 @@ _CAUSES = (
         "A file of yours may have the name of the module {}, which Python then imports instead: rename "
         "it.",
     ),
+    (r"No module named '(?:numba|llvmlite)'", "Parameter servers need it: pip install 'fleetrun[ps]'."),
+    (
+        r"No module named 'paddle\b",
+        "fleetrun has no paddle: `from trainers import fleet` has the same calls, for torch. See "
+        "`fleetrun help paddle`.",
+    ),
     (
         r"No module named '([\w.]+)'",
         "The Python of this node does not find {}: fleetrun starts the Python that it is installed in "

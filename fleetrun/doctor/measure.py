@@ -330,7 +330,7 @@ def ask_driver(ids: Sequence[str]) -> Driver:
     try:
         import pynvml
     except ImportError:
-        return Driver(error="nvidia-ml-py is not installed")
+        return Driver(error="nvidia-ml-py is not installed: pip install 'fleetrun[monitor]'")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

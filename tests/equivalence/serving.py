@@ -30,7 +30,7 @@ from tests.equivalence.serving_model import Inputs, Net, named, requests
 from tests.support.inference import JSON_SIZE, decoded, encoded, in_json
 from trainers import fleet
 from trainers.inference import load_inference_model
-from trainers.inference_server import over_grpc, worker
+from trainers.inference_server import worker
 from trainers.inference_server.answers import Answers
 from trainers.inference_server.files import CacheFile
 from trainers.inference_server.metrics import Metrics
@@ -215,10 +215,8 @@ def _over_http(settings: ServeSettings, inputs: Inputs, number: int) -> dict[str
 def _over_grpc(settings: ServeSettings) -> Any:
     import grpc
 
-    messages = over_grpc._messages
-    stub = over_grpc._services.GRPCInferenceServiceStub(
-        grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}")
-    )
+    messages, services = grpc.protos_and_services("trainers/inference_server/open_inference.proto")
+    stub = services.GRPCInferenceServiceStub(grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}"))
     dtypes = {name: dtype for dtype, name in DATATYPES.items()}
 
     def ask(settings: ServeSettings, inputs: Inputs, number: int) -> dict[str, torch.Tensor]:

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from fleetrun.aliases import Document
 from trainers.inference_server.answers import Answers
@@ -38,7 +43,11 @@ _CONTENTS = {
 """The fields of InferTensorContents, and their types. FP16 and BF16 have none: they are sent raw."""
 _OVERHEAD = 1 << 20  # of a message around its tensors
 
-_messages, _services = grpc.protos_and_services("trainers/inference_server/open_inference.proto")
+_set = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.pb").read_bytes())
+_described = DescriptorPool().AddSerializedFile(_set.file[0].SerializeToString())
+_messages = SimpleNamespace(
+    **{name: GetMessageClass(each) for name, each in _described.message_types_by_name.items()}
+)
 
 
 async def start(answers: Answers) -> grpc.aio.Server:
@@ -51,14 +60,25 @@ async def start(answers: Answers) -> grpc.aio.Server:
         ("grpc.max_connection_idle_ms", round(1000 * settings.keepalive_s)),
     ]
     server = grpc.aio.server(options=options)
-    _services.add_GRPCInferenceServiceServicer_to_server(_Service(answers), server)
+    service, called = _Service(answers), _described.services_by_name["GRPCInferenceService"]
+    handlers = {
+        each.name: grpc.unary_unary_rpc_method_handler(
+            getattr(service, each.name),
+            GetMessageClass(each.input_type).FromString,
+            GetMessageClass(each.output_type).SerializeToString,
+        )
+        for each in called.methods
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(called.full_name, handlers)])
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     server.add_insecure_port(f"{host}:{settings.grpc_port}")
     await server.start()
     return server
 
 
-class _Service(_services.GRPCInferenceServiceServicer):  # type: ignore[misc,name-defined]  # from the .proto
+class _Service:
+    """The methods have the names of the .proto's."""
+
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +20,21 @@ from tests.support.command import FLEETRUN, environment
 from tests.support.inference import Served, Tensors, equal, served
 from tests.support.traces import wait_until
 from tests.trainers.inference_server.test_server import Net, batch, computed, save
-from trainers.inference_server.over_grpc import _messages as messages
-from trainers.inference_server.over_grpc import _services as services
 from trainers.inference_server.protocol import DATATYPES
 
 pytestmark = pytest.mark.slow  # servers import torch
 
+PROTO = "trainers/inference_server/open_inference.proto"
+messages, services = grpc.protos_and_services(PROTO)
 FIELDS = {torch.int64: "int64_contents", torch.float32: "fp32_contents"}
+
+
+def test_the_compiled_description_is_that_of_the_proto(tmp_path: Path) -> None:
+    """grpcio-tools are not needed where a model is served."""
+    folder, made = Path(PROTO).parent, tmp_path / "made.pb"
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={made}"]
+    subprocess.run([*command, Path(PROTO).name], check=True)
+    assert made.read_bytes() == (folder / "open_inference.pb").read_bytes()
 
 
 class Client:
