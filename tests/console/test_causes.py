@@ -49,6 +49,8 @@ REAL = {
     "import ctypes; ctypes.CDLL('libcudart.so.12')": "libcudart.so.12",
     "import ctypes; ctypes.CDLL(None).of_another_version": "another version",
     "import none_of_this_name.part": "does not find none_of_this_name",
+    "import paddle": "fleetrun help paddle",
+    "raise ModuleNotFoundError(\"No module named 'llvmlite'\")": "'fleetrun[ps]'",
     "breakpoint()": "remote_pdb",
     "import pickle; pickle.loads(b'')": "cut short",
     "import pickle; pickle.dumps(lambda: 0)": "lambdas",
