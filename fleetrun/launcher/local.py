@@ -137,9 +137,12 @@ def _alone(
 
 
 def _show_settings(resolved: Resolved, host: Host, spec: PodSpec, console: Console) -> str:
-    """Returns what runs on this machine, in words; one of several says it when all have come."""
+    """Returns what runs on this machine, in words. One of several machines prints it when all have come.
+
+    A log that is read afterwards gets Paddle's whole banner, a terminal what differs from the defaults.
+    """
     settings, columns = resolved.settings, terminal_columns() or WIDE
-    whole = console.enabled("DEBUG")
+    whole = console.enabled("DEBUG") or terminal_columns() is None
     if whole:
         for line in narrator.configuration_lines(banner_rows(resolved), rule=min(50, columns - _STAMP)):
             console.opening(line)

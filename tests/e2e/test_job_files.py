@@ -56,7 +56,8 @@ def test_roles_with_scripts_of_their_own_and_the_same_job_again(fleetrun: Fleetr
     expected += ["ps.0 all None", "trainer.0 0.2 all None", "trainer.1 0.2 all None"]
     assert told(first.news) == expected
     assert "restart 1 of 3 of evaluator 0" in first.said
-    assert re.search(r"Settings: .*server_num=1 \(job.toml:4\), .*trainer_num=2 \(-v", first.err), first
+    assert "server_num: 1  (from job.toml:4)\n" in first.err
+    assert "trainer_num: 2  (from --trainer_num)\n" in first.err
 
     write(fleetrun, job="nothing = 'of what it was'")
     second = fleetrun.start("again", env={"LR": "0.3"})

@@ -1,6 +1,7 @@
 """The lines of the documents that fleetrun takes after, as they stand there."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,12 @@ STAMP = r"LAUNCH INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
 
 def lines_of(launch_err: str) -> list[str]:
     return [re.sub(STAMP, "", line) for line in launch_err.splitlines()]
+
+
+def at_wide_terminal(fleetrun: Fleetrun, *words: str, **options: Any) -> list[str]:
+    launch, _ = fleetrun.at_terminal(*words, columns=200, **options)
+    assert launch.wait() == 0, launch
+    return lines_of(launch.out.replace("\r\n", "\n"))
 
 
 @pytest.mark.quick
@@ -36,20 +43,22 @@ def test_of_a_collective_job(fleetrun: Fleetrun):
 
 def test_five_lines_say_what_runs_where_and_with_which_settings(fleetrun: Fleetrun):
     script = fleetrun.script("publish_pid()\nmeet(3)\nprint('its first line')")
-    words = ("--server_num=1", "--trainer_num=2", "--display", "auto")
-    launch = fleetrun.run(*words, script, env={"PADDLE_MAX_RESTART": "0", "CUDA_VISIBLE_DEVICES": ""})
-    *opening, end = [line for line in lines_of(launch.err) if "no process listened" not in line]
-    assert len(opening) == 5, launch
+    words = ("--server_num=1", "--trainer_num=2", "--display", "plain")
+    env = {"PADDLE_MAX_RESTART": "0", "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"}
+    lines = at_wide_terminal(fleetrun, *words, script, env=env)
+    *opening, end = [line for line in lines if "no process listened" not in line and "its first" not in line]
+    assert len(opening) == 5, lines
     pod = opening[3].split()[2].rstrip(",")
     assert opening[1] == f"1 server, 2 trainers of train.py on CPU; logs: log/default.{pod}.*.log"
     assert opening[2] == (
-        "Settings: max_restart=0 (PADDLE_MAX_RESTART), server_num=1, trainer_num=2 (-v shows more)"
+        "Settings: display=plain, max_restart=0 (PADDLE_MAX_RESTART), server_num=1, trainer_num=2 "
+        "(-v shows more)"
     )
     assert end.startswith("Pod completed: ")
 
 
 def test_a_plain_launch_has_nothing_to_say_of_settings(fleetrun: Fleetrun):
-    lines = lines_of(fleetrun.run(fleetrun.script("")).err)
+    lines = at_wide_terminal(fleetrun, fleetrun.script(""), env={"NO_COLOR": "1", "TERM": "dumb"})
     assert [line.partition(":")[0].split()[0] for line in lines] == ["Job", "1", "Run", "Watching", "Pod"]
 
 
@@ -64,7 +73,7 @@ def test_quiet_shows_the_script_and_errors_only(fleetrun: Fleetrun):
 
 def test_the_banner_has_every_setting_and_says_where_it_came_from(fleetrun: Fleetrun):
     script = fleetrun.script("")
-    words = ("-v", "--nproc_per_node", "2", script, "--lr", "1")
+    words = ("--max_restart", "2", "--nproc_per_node", "2", script, "--lr", "1")
     launch = fleetrun.run(*words, env={"PADDLE_JOB_ID": "night"})
     lines = lines_of(launch.err)
     first = lines.index("-----------  Configuration  ----------------------")
@@ -80,9 +89,9 @@ def test_the_banner_has_every_setting_and_says_where_it_came_from(fleetrun: Flee
         "job_id: night  (from PADDLE_JOB_ID)",
         "legacy: False",
         "log_dir: log",
-        "log_level: DEBUG  (from -v)",
+        "log_level: INFO",
         "master: None",
-        "max_restart: 3",
+        "max_restart: 2  (from --max_restart)",
         "nnodes: 1",
         "nproc_per_node: 2  (from --nproc_per_node)",
         "rank: -1",
