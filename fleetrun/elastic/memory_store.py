@@ -1,7 +1,5 @@
-"""A client of a ledger in the same process, and the timer that ends a ledger's leases.
-
-The launcher that hosts the store uses both. So do tests and simulations, for which `MemoryStore` can be
-disconnected and connected again, as by a network.
+"""A client of a ledger in the same process, and the timer that ends a ledger's leases. The launcher that
+hosts the store uses both.
 """
 
 from __future__ import annotations
@@ -10,16 +8,11 @@ import secrets
 from collections.abc import Callable, Collection
 
 from fleetrun.elastic.store import Entries, Entry, Found, Ledger, Listener, Mirror, Session, Written
-from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
 
 class MemoryStore:
-    """A Store. Requests are carried out in order at the loop's next turn, as they would be over a network.
-
-    `cut` and `heal` simulate a network that fails and comes back. An Expiry of the same ledger must end the
-    leases of clients that are cut off.
-    """
+    """A Store. Requests are carried out in order at the loop's next turn, as they would be over a network."""
 
     def __init__(self, ledger: Ledger, loop: Loop, node_id: str, *, lease: float = 10.0) -> None:
         self.node_id = node_id
@@ -31,8 +24,6 @@ class MemoryStore:
         self._name = f"{node_id}-{secrets.token_hex(8)}"
         self._mirror = Mirror()
         self._asked: list[Callable[[Session], None]] = []
-        self._reachable = True
-        self._why = ""
         self._turn = Timer()
         self._beat = Timer()
 
@@ -86,31 +77,10 @@ class MemoryStore:
         """Earlier requests are carried out first; their callbacks are not called."""
         asked, session = self._taken(), self._session
         self._stop()
-        if session is not None and self._reachable:
+        if session is not None:
             for each in asked:
                 each(session)
             self._ledger.revoke(session)
-
-    # ---- simulated networks
-
-    def cut(self, why: str = "cut off") -> None:
-        """From now on nothing arrives in either direction, and the lease is not renewed."""
-        self._reachable, self._why = False, why
-        self._wake()
-
-    def heal(self) -> None:
-        self._reachable = True
-        if self._session is not None:
-            self._ledger.unwatch_all(self._session)
-        self._why = "again"
-        self._wake()
-
-    def lose(self, error: LaunchError) -> None:
-        """The store is gone for good."""
-        listener = self._listener
-        self._stop()
-        if listener is not None:
-            self._loop.after(0.0, lambda: listener.lost(error))
 
     def _stop(self) -> None:
         self._listener = None
@@ -131,11 +101,6 @@ class MemoryStore:
     def _take_turn(self) -> None:
         if self._listener is None:
             return
-        if not self._reachable:
-            if self._why:
-                self._listener.down(self._why)
-                self._why = ""
-            return
         session = self._connect()
         self._look(session)
         for asked in self._taken():
@@ -149,17 +114,17 @@ class MemoryStore:
     def _connect(self) -> Session:
         """The session; a new one if there is none or its lease has ended."""
         session = self._session
-        fresh = session is None or not session.open
-        if session is None or fresh:
+        if session is None or not session.open:
             session = self._ledger.grant(self._name, self._lease, self._loop.clock(), self._wake)
             self._session = session
-        if fresh or self._why:
-            self._why = ""
-            for prefix in self._mirror.prefixes:
-                self._show_prefix(session, prefix)
-            if self._listener is not None:
-                self._listener.up(fresh=fresh)
+            self._up(session, fresh=True)
         return session
+
+    def _up(self, session: Session, *, fresh: bool) -> None:
+        for prefix in self._mirror.prefixes:
+            self._show_prefix(session, prefix)
+        if self._listener is not None:
+            self._listener.up(fresh=fresh)
 
     def _taken(self) -> list[Callable[[Session], None]]:
         taken, self._asked = self._asked, []
@@ -189,7 +154,7 @@ class MemoryStore:
 
     def _keep_alive(self) -> None:
         self._beat = self._loop.after(self._lease / 4, self._keep_alive)
-        if self._reachable and self._session is not None and self._session.open:
+        if self._session is not None and self._session.open:
             self._ledger.renew(self._session, self._loop.clock())
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.memory_store import Expiry, MemoryStore
+from fleetrun.elastic.memory_store import Expiry
 from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, StoreConformance, run_for, until
-from tests.support.simulation import SimulatedLoop
+from tests.support.simulation import BreakableStore, SimulatedLoop
 
 
 class JumpingLoop(SimulatedLoop):
@@ -38,10 +38,10 @@ class MemoryWorld:
     def hurry(self) -> None:
         return
 
-    def client(self, name: str) -> MemoryStore:
-        return MemoryStore(self.ledger, self._loop, name, lease=self.lease)
+    def client(self, name: str) -> BreakableStore:
+        return BreakableStore(self.ledger, self._loop, name, lease=self.lease)
 
-    def vanish(self, store: MemoryStore) -> None:
+    def vanish(self, store: BreakableStore) -> None:
         store.cut()
 
 

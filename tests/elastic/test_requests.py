@@ -10,7 +10,6 @@ import pytest
 
 from fleetrun.elastic import guest
 from fleetrun.elastic.guest import read_address
-from fleetrun.elastic.memory_store import MemoryStore
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.requests import (
     MOST_ANSWERS,
@@ -23,7 +22,7 @@ from fleetrun.elastic.requests import (
     unpack_request,
 )
 from fleetrun.errors import UsageError
-from tests.support.simulation import SimulatedJob
+from tests.support.simulation import BreakableStore, SimulatedJob
 
 SECRET = "correct horse battery staple"
 STOP = Request(verb="stop", options={}, by="alice on h9")
@@ -51,7 +50,7 @@ class Asked:
         self.restarted: list[tuple[str, str, str]] = []
         self.nodes = [self.add(token) for _ in range(2)]
         self.job.until(self.job.all_run())
-        self.store = MemoryStore(self.job.ledger, self.job.loop, "guest-1", lease=10.0)
+        self.store = BreakableStore(self.job.ledger, self.job.loop, "guest-1", lease=10.0)
         self.store.open(Quiet())
         self.store.watch(records.answers_prefix("1"))
 
@@ -153,7 +152,7 @@ def test_many_requests_that_are_refused_do_not_use_up_the_watches_of_a_node():
 
 def test_a_command_that_asks_again_drops_what_it_asked_before(monkeypatch):
     asked = Asked()
-    made = MemoryStore(asked.job.ledger, asked.job.loop, "guest-2", lease=10.0)
+    made = BreakableStore(asked.job.ledger, asked.job.loop, "guest-2", lease=10.0)
     monkeypatch.setattr(guest, "open_as_guest", lambda *_: made)
     heard = queue.SimpleQueue()
     client = guest._Client(guest.Address(master="h1", job="a"), heard, threading.Event())

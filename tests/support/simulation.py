@@ -57,7 +57,63 @@ class SimulatedLoop:
         self.run_until(lambda: False, within=seconds)
 
 
-class CountingStore(MemoryStore):
+class BreakableStore(MemoryStore):
+    """Its network can fail and come back. An Expiry of the same ledger must end the leases of clients that
+    are cut off.
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._reachable = True
+        self._why = ""
+
+    def cut(self, why: str = "cut off") -> None:
+        """From now on nothing arrives in either direction, and the lease is not renewed."""
+        self._reachable, self._why = False, why
+        self._wake()
+
+    def heal(self) -> None:
+        self._reachable = True
+        if self._session is not None:
+            self._ledger.unwatch_all(self._session)
+        self._why = "again"
+        self._wake()
+
+    def lose(self, error: LaunchError) -> None:
+        """The store is gone for good."""
+        listener = self._listener
+        self._stop()
+        if listener is not None:
+            self._loop.after(0.0, lambda: listener.lost(error))
+
+    def close(self) -> None:
+        if not self._reachable:
+            self._session = None
+        super().close()
+
+    def _take_turn(self) -> None:
+        if self._reachable:
+            super()._take_turn()
+        elif self._listener is not None and self._why:
+            self._listener.down(self._why)
+            self._why = ""
+
+    def _connect(self):
+        again, self._why = self._why, ""
+        before = self._session
+        session = super()._connect()
+        if again and session is before:
+            self._up(session, fresh=False)
+        return session
+
+    def _keep_alive(self) -> None:
+        if self._reachable:
+            super()._keep_alive()
+        else:
+            self._beat = self._loop.after(self._lease / 4, self._keep_alive)
+
+
+class CountingStore(BreakableStore):
     """Counts what is asked for, and what arrives."""
 
     def __init__(self, *args, **kwargs) -> None:

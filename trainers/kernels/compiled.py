@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeAlias, TypeVar, cast
 
 import llvmlite.binding
@@ -56,6 +57,20 @@ def compiled(function: Kernel) -> Kernel:
     name = f"{function.__module__}.{function.__name__}"
     kernel.compile = partial(_compile, kernel.compile, folder, name, sources)
     return cast(Kernel, kernel)
+
+
+def variant(function: Callable[..., Any], name: str, **others: object) -> Callable[..., Any]:
+    """Compile a function with other values of its global names. One that took a kernel as an argument would
+    not be cached by numba: each process would compile it again.
+    """
+    made = FunctionType(function.__code__, {**function.__globals__, **others}, name)
+    made.__qualname__ = name  # by which numba names its cache
+    return compiled(made)
+
+
+def inlined(function: Kernel) -> Kernel:
+    """Make the function a part of each kernel that calls it: a call with arrays costs more than a row."""
+    return cast(Kernel, numba.njit(inline="always", **_OPTIONS)(function))
 
 
 def cache_folder(kernel: Callable[..., object]) -> Path:

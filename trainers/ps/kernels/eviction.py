@@ -37,6 +37,7 @@ from trainers.ps.kernels.rows import (
     remove_slot,
     stamp_at,
     will_change,
+    work_of_block,
 )
 
 PARTS = 8
@@ -129,7 +130,7 @@ def count_uses(index: Index, rows: Rows, uses: Uses, keys: Keys, stats: Floats) 
     clock, cells, floats, cost = uses.clock, uses.cells, rows.floats, rows.numbers[COST]
     step, by_time = cost * clock[COST_UNIT], clock[POLICY] == BY_TIME
     weighs = clock[POLICY] == BY_SCORE and len(stats) > 0
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    bases, tags, slots = work_of_block()
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, rows.numbers[STRIDE], bases, tags, slots)
@@ -203,7 +204,7 @@ def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys)
     many there were.
     """
     count = np.int64(0)  # with a literal 0 numba would compile every callee twice
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    bases, tags, slots = work_of_block()
     for start in range(0, len(keys), BLOCK):
         stop, first = min(start + BLOCK, len(keys)), count
         locate(index, rows, keys, start, stop, np.int64(1), bases, tags, slots)

@@ -21,7 +21,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from trainers.kernels.compiled import Flags, Floats, Keys, Mask, Scalar, Words, compiled
+from trainers.kernels.compiled import Flags, Floats, Keys, Mask, Scalar, Words, compiled, inlined
 from trainers.ps.kernels.index import (
     BLOCK,
     ENOUGH,
@@ -38,8 +38,8 @@ from trainers.ps.kernels.index import (
     split,
     where,
 )
-from trainers.ps.kernels.memory import carray, fence, key_at, pointer, prefetch, set_key
-from trainers.ps.kernels.rounding import narrow, narrow_randomly, widen
+from trainers.ps.kernels.memory import fence, key_at, prefetch, set_key
+from trainers.ps.kernels.rounding import narrow, widen
 
 # ---- Initial values: a pure function of (seed, key, column), independent of the order of arrival and of the
 # number of servers.
@@ -162,6 +162,12 @@ def will_change(rows: Rows, slots: Keys, count: Scalar) -> None:
             fence()  # a reader that sees any change of the row must see the flag
 
 
+@inlined
+def work_of_block() -> tuple[Keys, Words, Keys]:
+    """Memory for `locate`: `bases`, `tags` and `slots` of a block of keys."""
+    return np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+
+
 @compiled
 def locate(
     index: Index,
@@ -175,7 +181,7 @@ def locate(
     slots: Keys,
 ) -> None:
     """slots[i] = the slot of keys[start + i], or -1. `used`: places of a record that will be used; all of
-    them if it may be changed. `bases`, `tags`: working space of BLOCK words.
+    them if it may be changed. `bases`, `tags`: see `work_of_block`.
     """
     entries, floats, flags, stride = index.entries, rows.floats, rows.flags, rows.numbers[STRIDE]
     prefetched, image_of = min(used, _LINE * _AHEAD), rows.image_of
@@ -210,7 +216,7 @@ def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> in
     """
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
     dtype, halves = rows.numbers[DTYPE], rows.floats.view(np.uint16)
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    bases, tags, slots = work_of_block()
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, VALUES + rows.numbers[WIDTH], bases, tags, slots)
@@ -233,7 +239,7 @@ def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> in
 def without_row(index: Index, rows: Rows, keys: Keys, missing: Keys) -> int:
     """Writes the positions of keys without a row to `missing` and returns their number."""
     count = np.int64(0)  # with a literal 0 numba would compile every callee twice
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    bases, tags, slots = work_of_block()
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, np.int64(1), bases, tags, slots)
@@ -361,43 +367,6 @@ def write(
             floats[place + column] = statistics[i, column] if len(statistics) else np.float32(0)
 
 
-# ---- The values of a row while an optimizer changes them: in the record, or in working space where it has 16
-# bits a value. By address: numba would count references to an array that is one or the other, row by row.
-
-
-class Values(NamedTuple):
-    """The addresses of the records and of working space for the values of a row, which belongs to `space`."""
-
-    records: Scalar
-    work: Scalar
-    space: NDArray[np.float32]
-    dtype: int
-    seed: int
-    step: int
-
-
-@compiled
-def values_of(rows: Rows) -> Values:
-    numbers = rows.numbers
-    space = np.empty(numbers[DIM], np.float32)
-    addresses = np.int64(rows.floats.ctypes.data), np.int64(space.ctypes.data)
-    return Values(addresses[0], addresses[1], space, numbers[DTYPE], numbers[SEED], numbers[STEP])
-
-
-@compiled
-def begin_row(address: Scalar, work: Scalar, dim: Scalar, dtype: Scalar) -> None:
-    """Values of 16 bits at an address, as float32 in working space."""
-    halves = carray(pointer(address), (dim,), np.uint16)
-    widen(halves, np.int64(0), dtype, carray(pointer(work), (dim,), np.float32))
-
-
-@compiled
-def end_row(address: Scalar, work: Scalar, dim: Scalar, dtype: Scalar, word: Scalar) -> None:
-    """The reverse, with random rounding."""
-    halves = carray(pointer(address), (dim,), np.uint16)
-    narrow_randomly(carray(pointer(work), (dim,), np.float32), halves, np.int64(0), dtype, word)
-
-
 # ---- Reading the rows of a cut while another thread changes them.
 
 
@@ -505,7 +474,7 @@ def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
     """
     numbers = rows.numbers
     offset = VALUES + numbers[WIDTH] + numbers[STATES]
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    bases, tags, slots = work_of_block()
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, numbers[STRIDE], bases, tags, slots)

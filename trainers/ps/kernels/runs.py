@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled
+from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled, variant
 from trainers.ps.kernels import updates
 from trainers.ps.kernels.eviction import FLOORS, LEVELS, PARTS, Uses, count_uses
 from trainers.ps.kernels.index import BLOCK, ENOUGH, SEGMENT, SEGMENTS, Index
@@ -34,6 +33,7 @@ from trainers.ps.kernels.rows import (
     locate,
     pull,
     revise,
+    work_of_block,
 )
 
 (
@@ -213,7 +213,7 @@ def initial_run(run: Run, starts: Keys, keys: Keys, missing: Keys, counts: Keys,
 @compiled
 def revise_run(lines: Keys, starts: Keys, keys: Keys, values: Floats) -> None:
     """The values of these keys, which all have rows; state and statistics stay."""
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    bases, tags, slots = work_of_block()
     for table in range(len(starts) - 1):
         if starts[table] < starts[table + 1]:
             index, rows = index_at(lines, table), rows_at(lines, table)
@@ -253,11 +253,9 @@ def count_uses_run(lines: Keys, starts: Keys, keys: Keys, stats: Floats) -> None
             count_uses(index, rows, uses, keys[start:stop], stats)
 
 
-# ---- One step of an optimizer: a function for each rule. One for all would take its kernel as an argument,
-# and numba does not cache such functions: each process would compile it again. So all are made of one code,
-# each with its kernel as a global name.
+# ---- One step of an optimizer: a function for each rule, all of one code (see `variant`).
 
-update: Callable[..., int] = updates.sgd
+update: Callable[..., int] = updates.on_rows(updates.sgd)
 
 
 def _run(
@@ -279,6 +277,4 @@ def _run(
 @cache
 def run_of(kernel: Callable[..., int]) -> Callable[..., int]:
     """Return the kernel over a run of tables for the kernel of one table."""
-    made = FunctionType(_run.__code__, {**globals(), "update": kernel}, f"{kernel.__name__}_run")
-    made.__qualname__ = made.__name__  # by which numba names its cache
-    return compiled(made)
+    return variant(_run, f"{kernel.__name__}_run", update=kernel)

@@ -6,30 +6,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
-from trainers.kernels.compiled import Floats, Keys, Scalar, compiled
+from trainers.kernels.compiled import Floats, Keys, Scalar, compiled, inlined, variant
 from trainers.ps.kernels.index import BLOCK, Index
 from trainers.ps.kernels.memory import carray, fma, pointer
-from trainers.ps.kernels.rounding import word_of
+from trainers.ps.kernels.rounding import narrow_randomly, widen, word_of
 from trainers.ps.kernels.rows import (
     DIM,
+    DTYPE,
+    SEED,
+    STEP,
     STRIDE,
     VALUES,
     WIDTH,
     Rows,
-    begin_row,
-    end_row,
     locate,
-    values_of,
     will_change,
+    work_of_block,
 )
 
-# ---- Rows of a push. float32 throughout, in the order of torch.optim's formulas for sparse gradients.
-#
-# Each kernel updates the rows that exist, in the order of the keys (a key that occurs twice is updated
-# twice), writes the positions of the other keys to `missing` and returns their number.
+# ---- Rows of a push. float32 throughout, in the order of torch.optim's formulas for sparse gradients. A step
+# changes the values of one row, and its state, which begins at `place` of `floats`.
 
 
 @compiled
@@ -38,277 +39,113 @@ def bounded(value: Scalar, low: Scalar, high: Scalar) -> Scalar:
     return low if value < low else (high if value > high else value)
 
 
-@compiled
-def sgd(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def sgd(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, lr, weight decay."""
     low, high, lr, decay = options[0], options[1], options[2], options[3]
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    values = values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            for column in range(dim):
-                slope = slopes[column] + decay * value[column]
-                value[column] = bounded(value[column] - lr * slope, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    for column in range(len(value)):
+        slope = slopes[column] + decay * value[column]
+        value[column] = bounded(value[column] - lr * slope, low, high)
 
 
-@compiled
-def momentum(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def momentum(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, then those of `momentum_block`."""
     low, high, back, decay, kept = options[0], options[1], options[2], options[3], options[4]
     added, ahead, share = options[5], options[6], options[7]
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            buffer = floats[place + width : place + width + dim]
-            for column in range(dim):
-                slope = fma(value[column], decay, slopes[column])
-                moving = fma(slope, added, buffer[column] * kept)
-                buffer[column] = moving
-                moved = fma(fma(moving, ahead, share * slope), back, value[column])
-                value[column] = bounded(moved, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    buffer = floats[place : place + len(value)]
+    for column in range(len(value)):
+        slope = fma(value[column], decay, slopes[column])
+        moving = fma(slope, added, buffer[column] * kept)
+        buffer[column] = moving
+        moved = fma(fma(moving, ahead, share * slope), back, value[column])
+        value[column] = bounded(moved, low, high)
 
 
-@compiled
-def adagrad(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def adagrad(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, lr after its decay, weight decay, eps."""
     low, high, lr, decay, eps = options[0], options[1], options[2], options[3], options[4]
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            total = floats[place + width : place + width + dim]
-            for column in range(dim):
-                slope = slopes[column] + decay * value[column]
-                squares = total[column] + slope * slope
-                total[column] = squares
-                moved = value[column] - lr * (slope / (math.sqrt(squares) + eps))
-                value[column] = bounded(moved, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    total = floats[place : place + len(value)]
+    for column in range(len(value)):
+        slope = slopes[column] + decay * value[column]
+        squares = total[column] + slope * slope
+        total[column] = squares
+        moved = value[column] - lr * (slope / (math.sqrt(squares) + eps))
+        value[column] = bounded(moved, low, high)
 
 
-@compiled
-def sparse_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def sparse_adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, step size (lr with both corrections), 1 - beta1, 1 - beta2, eps."""
     low, high, size, fast, slow, eps = options[0], options[1], options[2], options[3], options[4], options[5]
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            state = place + width
-            first, second = floats[state : state + dim], floats[state + dim : state + 2 * dim]
-            for column in range(dim):
-                slope = slopes[column]
-                mean = first[column] + (slope - first[column]) * fast
-                square = second[column] + (slope * slope - second[column]) * slow
-                first[column] = mean
-                second[column] = square
-                moved = value[column] - size * mean / (math.sqrt(square) + eps)
-                value[column] = bounded(moved, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    dim = len(value)
+    first, second = floats[place : place + dim], floats[place + dim : place + 2 * dim]
+    for column in range(dim):
+        slope = slopes[column]
+        mean = first[column] + (slope - first[column]) * fast
+        square = second[column] + (slope * slope - second[column]) * slow
+        first[column] = mean
+        second[column] = square
+        moved = value[column] - size * mean / (math.sqrt(square) + eps)
+        value[column] = bounded(moved, low, high)
 
 
-@compiled
-def adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, then those of `adam_block`, amsgrad. State: mean, square, with amsgrad the largest
     square.
     """
     low, high, back, stays, decay = options[0], options[1], options[2], options[3], options[4]
     fast, kept, slow, root, eps = options[5], options[6], options[7], options[8], options[9]
-    amsgrad = options[10] != np.float32(0)
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            state = place + width
-            mean, square = floats[state : state + dim], floats[state + dim : state + 2 * dim]
-            last = state + 2 * dim if amsgrad else state + dim
-            largest = floats[last : last + dim]  # the square itself without amsgrad
-            for column in range(dim):
-                slope = fma(value[column], decay, slopes[column])
-                first = fma(fast, slope - mean[column], mean[column])
-                second = fma(slow * slope, slope, square[column] * kept)
-                mean[column] = first
-                square[column] = second
-                if amsgrad:
-                    second = max(largest[column], second)
-                    largest[column] = second
-                moved = value[column] * stays + back * first / (math.sqrt(second) / root + eps)
-                value[column] = bounded(moved, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    amsgrad, dim = options[10] != np.float32(0), len(value)
+    mean, square = floats[place : place + dim], floats[place + dim : place + 2 * dim]
+    last = place + 2 * dim if amsgrad else place + dim
+    largest = floats[last : last + dim]  # the square itself without amsgrad
+    for column in range(dim):
+        slope = fma(value[column], decay, slopes[column])
+        first = fma(fast, slope - mean[column], mean[column])
+        second = fma(slow * slope, slope, square[column] * kept)
+        mean[column] = first
+        square[column] = second
+        if amsgrad:
+            second = max(largest[column], second)
+            largest[column] = second
+        moved = value[column] * stays + back * first / (math.sqrt(second) / root + eps)
+        value[column] = bounded(moved, low, high)
 
 
-@compiled
-def row_wise_adagrad(
-    index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys
-) -> int:
+@inlined
+def row_wise_adagrad(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, lr after its decay, what decoupled weight decay leaves of a value, weight decay,
     eps. State: one sum of squares for the row.
     """
     low, high, lr, stays, decay, eps = options[0], options[1], options[2], options[3], options[4], options[5]
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            squares = floats[place + width] + mean_square(value, slopes, decay)
-            floats[place + width] = squares
-            size = lr / (math.sqrt(squares) + eps)
-            for column in range(dim):
-                slope = slopes[column] + decay * value[column]
-                value[column] = bounded(value[column] * stays - size * slope, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    squares = floats[place] + mean_square(value, slopes, decay)
+    floats[place] = squares
+    size = lr / (math.sqrt(squares) + eps)
+    for column in range(len(value)):
+        slope = slopes[column] + decay * value[column]
+        value[column] = bounded(value[column] * stays - size * slope, low, high)
 
 
-@compiled
-def row_wise_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def row_wise_adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, then those of `adam_block`. State: the mean, and one mean square for the row."""
     low, high, back, stays, decay = options[0], options[1], options[2], options[3], options[4]
     fast, kept, slow, root, eps = options[5], options[6], options[7], options[8], options[9]
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            mean, last = floats[place + width : place + width + dim], place + width + dim
-            square = floats[last] * kept + slow * mean_square(value, slopes, decay)
-            floats[last] = square
-            size = back / (math.sqrt(square) / root + eps)
-            for column in range(dim):
-                slope = fma(value[column], decay, slopes[column])
-                first = fma(fast, slope - mean[column], mean[column])
-                mean[column] = first
-                value[column] = bounded(value[column] * stays + size * first, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    mean, last = floats[place : place + len(value)], place + len(value)
+    square = floats[last] * kept + slow * mean_square(value, slopes, decay)
+    floats[last] = square
+    size = back / (math.sqrt(square) / root + eps)
+    for column in range(len(value)):
+        slope = fma(value[column], decay, slopes[column])
+        first = fma(fast, slope - mean[column], mean[column])
+        mean[column] = first
+        value[column] = bounded(value[column] * stays + size * first, low, high)
 
 
-@compiled
+@inlined
 def mean_square(value: Floats, slopes: Floats, decay: Scalar) -> Scalar:
     """Of a row's gradient with L2 weight decay. Four sums: each waits for the addition before it."""
     one = two = three = four = np.float32(0)
@@ -329,89 +166,39 @@ def mean_square(value: Floats, slopes: Floats, decay: Scalar) -> Scalar:
     return np.float32((one + two) + (three + four)) / np.float32(dim)
 
 
-@compiled
-def rmsprop(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def rmsprop(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, -lr, weight decay, alpha, 1 - alpha, eps, momentum, centered. State: mean square,
     mean if centered, buffer if there is momentum.
     """
     low, high, back, decay, kept = options[0], options[1], options[2], options[3], options[4]
     slow, eps, inertia, centered = options[5], options[6], options[7], options[8] != np.float32(0)
     moves = inertia != np.float32(0)
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            square = place + width
-            mean = square + dim if centered else square
-            buffer = mean + dim if moves else mean
-            for column in range(dim):
-                slope = fma(value[column], decay, slopes[column])
-                spread = fma(slow * slope, slope, floats[square + column] * kept)
-                floats[square + column] = spread
-                if centered:
-                    middle = fma(slow, slope - floats[mean + column], floats[mean + column])
-                    floats[mean + column] = middle
-                    spread = fma(-middle, middle, spread)
-                step = slope / (math.sqrt(spread) + eps)
-                if moves:
-                    step = fma(floats[buffer + column], inertia, step)
-                    floats[buffer + column] = step
-                value[column] = bounded(fma(back, step, value[column]), low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    mean = place + len(value) if centered else place
+    buffer = mean + len(value) if moves else mean
+    for column in range(len(value)):
+        slope = fma(value[column], decay, slopes[column])
+        spread = fma(slow * slope, slope, floats[place + column] * kept)
+        floats[place + column] = spread
+        if centered:
+            middle = fma(slow, slope - floats[mean + column], floats[mean + column])
+            floats[mean + column] = middle
+            spread = fma(-middle, middle, spread)
+        step = slope / (math.sqrt(spread) + eps)
+        if moves:
+            step = fma(floats[buffer + column], inertia, step)
+            floats[buffer + column] = step
+        value[column] = bounded(fma(back, step, value[column]), low, high)
 
 
-@compiled
-def ftrl(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+@inlined
+def ftrl(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
     """options: low, high, lr, l1, l2, power, beta. State: sum of squares, then linear term."""
     low, high, lr, l1, l2 = options[0], options[1], options[2], options[3], options[4]
-    power, beta = options[5], options[6]
-    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
-    dtype = values.dtype
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] < 0:
-                missing[count] = start + i
-                count += 1
-                continue
-            place = slots[i] * stride + VALUES
-            address = values.records + 4 * place
-            if dtype:
-                begin_row(address, values.work, dim, dtype)
-            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
-            slopes = grad[start + i]
-            squares = place + width
-            for column in range(dim):
-                moved = ftrl_step(
-                    value[column], floats, squares + column, dim, slopes[column], lr, l1, l2, power, beta
-                )
-                value[column] = bounded(moved, low, high)
-            if dtype:
-                word = word_of(values.seed, values.step, keys[start + i])
-                end_row(address, values.work, dim, dtype, word)
-    return count
+    power, beta, dim = options[5], options[6], len(value)
+    for column in range(dim):
+        moved = ftrl_step(value[column], floats, place + column, dim, slopes[column], lr, l1, l2, power, beta)
+        value[column] = bounded(moved, low, high)
 
 
 @compiled
@@ -444,6 +231,48 @@ def ftrl_step(
     pull = l1 - linear if linear > np.float32(0) else -l1 - linear
     scale = (new_root + beta) / lr + np.float32(2) * l2
     return pull / scale if scale > np.float32(0) else value
+
+
+# ---- A step on all rows of a push: a kernel for each rule, all of one code (see `variant`).
+
+step: Callable[..., None] = sgd
+
+
+def _on_rows(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """Update the rows that exist by `step`, in the order of the keys (a key that occurs twice is updated
+    twice), write the positions of the other keys to `missing` and return their number.
+    """
+    count, numbers, floats = 0, rows.numbers, rows.floats
+    stride, dim, width, dtype = numbers[STRIDE], numbers[DIM], numbers[WIDTH], numbers[DTYPE]
+    halves, work = floats.view(np.uint16), np.empty(dim, np.float32)
+    records, space = np.int64(floats.ctypes.data), np.int64(work.ctypes.data)
+    seed, number = numbers[SEED], numbers[STEP]
+    bases, tags, slots = work_of_block()
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride + VALUES
+            if dtype:
+                widen(halves, 2 * place, dtype, work)
+            # By address: numba would count references to an array that is one or the other, row by row.
+            value = carray(pointer(space if dtype else records + 4 * place), (dim,), np.float32)
+            step(value, grad[start + i], floats, place + width, options)
+            if dtype:
+                word = word_of(seed, number, keys[start + i])
+                narrow_randomly(work, halves, 2 * place, dtype, word)
+    return count
+
+
+@cache
+def on_rows(rule: Callable[..., None]) -> Callable[..., int]:
+    """Return the kernel that takes this step on the rows of a push."""
+    return variant(_on_rows, f"{rule.__name__}_rows", step=rule)
 
 
 # ---- Dense blocks, in one pass. Products are added with one rounding (`fma`) exactly where torch's

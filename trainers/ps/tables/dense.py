@@ -38,7 +38,7 @@ from trainers.ps.tables.storage import DenseCut, DenseRows
 Kernel = Callable[[Index, Rows, Keys, Floats, Floats, Keys], int]
 BlockKernel = Callable[..., None]
 
-_KERNELS: dict[type[AnyRule], Kernel] = {
+_STEPS: dict[type[AnyRule], Callable[..., None]] = {
     SGD: updates.sgd,
     Adagrad: updates.adagrad,
     Adam: updates.adam,
@@ -52,7 +52,8 @@ _KERNELS: dict[type[AnyRule], Kernel] = {
 
 def kernel_of(rule: AnyRule) -> Kernel | None:
     """The kernel of a rule on rows; None for Fixed."""
-    return updates.momentum if isinstance(rule, SGD) and rule.momentum else _KERNELS.get(type(rule))
+    step = updates.momentum if isinstance(rule, SGD) and rule.momentum else _STEPS.get(type(rule))
+    return None if step is None else updates.on_rows(step)
 
 
 def run_kernel_of(rule: AnyRule) -> Callable[..., int] | None:

@@ -66,8 +66,8 @@ def test_a_server_and_a_trainer_share_the_work_of_a_first_start(tmp_path: Path) 
     (compiled, said), (compiled_too, said_too) = outcome(server), outcome(trainer)
     names = [name for name in (compiled + compiled_too).split() if name != "impl"]  # numba's own
     assert sorted(names) == sorted(set(names)), "each by one of them"
-    assert {"insert", "pull", "adagrad", "unique_kernel"} <= set(names)
-    assert not {"sparse_adam", "shrink", "read"} & set(names), "what the job does not need"
+    assert {"insert", "pull", "adagrad_rows", "unique_kernel"} <= set(names)
+    assert not {"sparse_adam_rows", "shrink", "read"} & set(names), "what the job does not need"
     assert (said + said_too).count(SAYS) == 1
     again = start(SHARED.format(calls[0]), cache)
     assert outcome(again) == ("\n", "")
