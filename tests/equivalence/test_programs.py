@@ -20,23 +20,28 @@ _ENOUGH = 65
 """Percent of runs that must be compared to the end. A fuzzer whose programs are all refused finds nothing."""
 
 
+def run(*words: str) -> str:
+    command = [sys.executable, "-m", "tests.equivalence.run", *words]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kinds", "seeds"), [(["ps"], "0:40"), (["collective", "serving"], "0:25")])
 def test_programs_are_as_in_one_process_or_refused(kinds: list[str], seeds: str) -> None:
     words = ["--seeds", seeds, "--each", "--stop-at-first", *(f"--kind={kind}" for kind in kinds)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.equivalence.run", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout
-    share = re.search(r"(\d+) % compared to the end", ended.stdout)
-    assert share is not None, ended.stdout
-    assert int(share[1]) >= _ENOUGH, ended.stdout
+    said = run(*words)
+    share = re.search(r"(\d+) % compared to the end", said)
+    assert share is not None, said
+    assert int(share[1]) >= _ENOUGH, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "seed", "keep"), [("collective", "1056061969", "1,4,5")])
+def test_what_was_found_does_not_come_back(kind: str, seed: str, keep: str) -> None:
+    assert " 1 equal;" in run("--kind", kind, "--seeds", seed, "--keep", keep)
 
 
 def test_a_seed_is_a_program_and_any_part_of_it_too() -> None:

@@ -95,9 +95,20 @@ class DataParallel(DistributedDataParallel):
                 each.register_hook(before)
 
     def _multiply(self) -> None:
-        for each in self.parameters():
-            if each.grad is not None and self.factor != 1:
-                each.grad *= self.factor
+        """Before gradients are exchanged again. Torch leaves those out that no rank has used meanwhile."""
+        grads = [each.grad for each in self.parameters() if each.grad is not None and self.factor != 1]
+        for each in grads:
+            each *= self.factor
+        versions = [each._version for each in grads]
+
+        def over() -> None:
+            for each, version in zip(grads, versions, strict=True):
+                if each._version == version:
+                    each /= self.factor
+
+        if self.find_unused_parameters:  # torch's own callback comes before the inner one
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            queue(lambda: queue(over))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
