@@ -185,7 +185,7 @@ def pipeline() -> None:
             time.sleep(SECONDS * (step == 5))
         else:
             dist.recv(value, RANK - 1)
-        if RANK < dist.get_world_size() - 1:
+        if dist.get_world_size() - 1 > RANK:
             dist.send(value, RANK + 1)
         time.sleep(1)
 

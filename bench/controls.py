@@ -4,10 +4,9 @@
     python bench/controls.py --ways default --jobs 'evaluates;pipeline' -v
     python bench/controls.py --write docs/benchmarks-launcher.md
 
-A job waits for 100 seconds in a phase that is not training, and for 45 where --hang_timeout is 60, because that is to be
-longer than the longest silence of a healthy job. Counted are warnings, sentences of information (`trainer 0 has not
-come to ...`) and jobs that were ended or started again, for each hour of a rank. The jobs of the last row are broken:
-there it counts how many were found.
+A job waits for 100 seconds in a phase that is not training, and for 45 with --hang_timeout 60, which is to be
+longer than the longest silence of a healthy job. Counted are warnings, sentences of information (`trainer 0
+has not come to ...`) and jobs that were ended or started again. The last column has jobs that are broken.
 """
 
 import argparse
@@ -169,14 +168,14 @@ def _count(found: Found, job: Running, *, ended: bool, broken: bool) -> None:
 
 def table(results: dict[str, Found]) -> list[str]:
     rows = [
-        "| way | healthy jobs | rank-hours | ended or started again | warnings | sentences of information | broken jobs found |",
+        "| way | healthy jobs | rank-hours | ended | warnings | sentences of information | broken jobs found |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for way, found in results.items():
         hours = found.rank_seconds / 3600
         rows.append(
-            f"| {way} | {found.jobs} | {hours:.2f} | {len(found.ended)} | {len(found.warnings)} | {len(found.notes)} "
-            f"| {found.broken - len(found.missed)} of {found.broken} |"
+            f"| {way} | {found.jobs} | {hours:.2f} | {len(found.ended)} | {len(found.warnings)} "
+            f"| {len(found.notes)} | {found.broken - len(found.missed)} of {found.broken} |"
         )
     return rows
 

@@ -174,11 +174,12 @@ class Ended:
 
     def fault(self, step: int | None, *, counts_on: bool = False) -> Fault:
         """For the restart policy. `step`: the last one that was made in this attempt."""
+        error = error_at(step, self.exit, self.message, self.record.traceback if self.record else "")
         return Fault(
             exit=self.exit,
             time=self.ended,
             kind=self.message.partition(":")[0],
-            error=error_at(step, self.exit, self.message, self.record.traceback if self.record else ""),
+            error="out of memory" if self.out_of_memory else error,
             step=step,
             hopeless=self.hopeless,
             counts_on=counts_on,

@@ -132,13 +132,20 @@ _OUTAGES = re.compile(
 """What a file system or a service raises that may be back soon."""
 
 
+_MEMORY = re.compile(
+    r"out of ?memory|MemoryError|bad_alloc|allocate (memory|[\d.]+ [KMGTPE]?i?B)", re.IGNORECASE
+)
+
+
 def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
     """`Fault.error`; empty where the error is not known, or may be another process's, and where no step is
-    known, unless it is the script's own mistake.
+    known, unless it is the script's own mistake or memory was not enough.
     """
     if not traceback or is_symptom(exit, message) or _OUTAGES.search(message):
         return ""
-    if step is None and (message.partition(":")[0] not in _OWN_MISTAKES or _DEVICES.search(message)):
+    if _MEMORY.search(message):
+        traceback = re.sub(r"\d+", "", traceback)  # how much is free differs
+    elif step is None and (message.partition(":")[0] not in _OWN_MISTAKES or _DEVICES.search(message)):
         return ""
     text = re.sub(r"0x[0-9a-f]+", "", traceback)
     return f"{crc32(text.encode()):08x}"

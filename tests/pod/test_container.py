@@ -168,7 +168,9 @@ def test_dismissed_and_failed_is_failed(container):
 def test_only_a_sigkill_may_be_the_oom_killers(container, script, kernel, told):
     made = container(script)
     made.start()
-    assert ended(made, out_of_memory=kernel).out_of_memory is told
+    end = ended(made, out_of_memory=kernel)
+    assert end.out_of_memory is told
+    assert (end.fault(3).error == "out of memory") is told
 
 
 def test_our_own_sigkill_is_not_the_oom_killers(container):

@@ -141,6 +141,29 @@ def test_a_script_that_fails_alike_before_any_step(trace):
     assert decision == GiveUp("the same error twice: a restart will not help")
 
 
+MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {0} MiB",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:{0}] DefaultCPUAllocator: can't allocate memory",
+    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate {0} GiB for an array",
+    "MemoryError",
+)
+
+
+@pytest.mark.parametrize("message", MEMORY)
+@pytest.mark.parametrize("step", [None, 7])
+def test_memory_that_is_not_enough_twice(message, step):
+    """How much was free, and so the message, differs."""
+    errors = {
+        error(step, message=text, trace=TRACE.replace("ValueError: bad", text))
+        for text in (message.format(20), message.format(31))
+    }
+    assert len(errors) == 1
+    again = fault(time=110.0, step=step, error=errors.pop())
+    decision = BUDGET.decide(again, after(BUDGET, fault(time=100.0, step=step, error=again.error)))
+    assert isinstance(decision, GiveUp)
+    assert decision.reason.startswith("the same error twice")
+
+
 @pytest.mark.parametrize("message", ["OSError: busy", "RuntimeError: CUDA error: busy", "KeyError"])
 def test_where_no_step_is_known_what_may_pass_is_tried_again(message):
     """A device that is not free yet, or an error that comes after hours."""
