@@ -133,11 +133,11 @@ def suspended() -> None:
 
 def collects_garbage() -> None:
     meet()
-    held = [[number] for number in range(1_000_000)]
+    held = [[number] for number in range(300_000)]
 
     def collect(step: int) -> None:
         if step % 4 == RANK:
-            for _ in range(20):
+            for _ in range(10):
                 gc.collect()
 
     train(20, collect)

@@ -113,7 +113,7 @@ def _free_port() -> int:
 def run(way: str, names: list[str], folder: Path, verbose: bool) -> Found:
     found = Found()
     broken = {job.__name__ for job in BROKEN}
-    deadline = time.monotonic() + 420
+    deadline = time.monotonic() + 600
     waiting = [Running(name, way, folder / name) for name in names]
     while waiting and time.monotonic() < deadline:
         for job in [job for job in waiting if job.look()]:
@@ -168,7 +168,7 @@ def _count(found: Found, job: Running, *, ended: bool, broken: bool) -> None:
 
 def table(results: dict[str, Found]) -> list[str]:
     rows = [
-        "| way | healthy jobs | rank-hours | ended | warnings | sentences of information | broken jobs found |",
+        "| way | healthy jobs | rank-hours | ended | warnings | information | broken jobs found |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for way, found in results.items():

@@ -195,7 +195,7 @@ def _added(env: Environment) -> Texts:
 _VARIABLES = {name for option in (*OPTIONS.values(), *TORCHRUN.values()) for name in option.env}
 _KEYWORDS = by_spelling((*OPTIONS.values(), *TORCHRUN.values()))
 _NOT_HERE = {
-    "display": "the events say what happens",
+    "display": "launch shows nothing; run shows the output, and events() has what happens",
     "quiet": 'use display="quiet" of run',
     "verbose": 'use log_level="DEBUG"',
     **dict.fromkeys((*ACTIONS, "dry_run", "json"), "it starts no job; use the command `fleetrun`"),

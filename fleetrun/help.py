@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fleetrun import plugins
@@ -308,7 +308,14 @@ def _rendered(markdown: str, columns: int, colours: bool) -> str:
     from io import StringIO
 
     from rich.console import Console
-    from rich.markdown import Markdown
+    from rich.markdown import CodeBlock, Markdown
+    from rich.text import Text
+
+    class Code(CodeBlock):
+        """Whole lines, so that a command can be copied from a narrow terminal."""
+
+        def __rich_console__(self, *_: object) -> Iterator[Text]:
+            yield Text(str(self.text).rstrip(), "cyan", no_wrap=True, overflow="ignore")
 
     text = re.sub(r"<!--.*?-->\n?", "", markdown, flags=re.DOTALL)
     console = Console(
@@ -316,7 +323,9 @@ def _rendered(markdown: str, columns: int, colours: bool) -> str:
         legacy_windows=False,
     )  # fmt: skip
     with console.capture() as captured:
-        console.print(Markdown(_LINK.sub(_reference, text), hyperlinks=False, code_theme="ansi_dark"))
+        markdown_text = Markdown(_LINK.sub(_reference, text), hyperlinks=False)
+        markdown_text.elements = {**Markdown.elements, "fence": Code, "code_block": Code}
+        console.print(markdown_text, crop=False)
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

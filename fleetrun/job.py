@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Generic, NoReturn, TypeVar
+from typing import IO, Any, Generic, NoReturn, Self, TypeVar
 
 from fleetrun import files
 from fleetrun.console.text import read_tail
@@ -160,6 +160,18 @@ class Job(Generic[T]):
         if isinstance(self._outcome, LaunchError):
             raise self._outcome.with_traceback(None)
         return self._outcome
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the end, and raise what `wait` raises; after an exception, stop the job first."""
+        if error is None:
+            self.wait()
+            return
+        self.stop()
+        with self._changed:
+            self._changed.wait_for(lambda: not self.running)
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the job to end, and return: its processes get SIGTERM, and SIGKILL after `stop_timeout`; `now`

@@ -31,9 +31,19 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--workers", type=click.IntRange(1, 512), default=1, help="Processes that answer.")
 @click.option("--threads", type=_AT_LEAST_1, help="Of each worker.  [default: CPUs / workers]")
 @click.option(
-    "--cache", metavar="DIR", default="", help="For the files that workers share.  [default: /dev/shm]"
+    "--cache",
+    metavar="DIR",
+    default="",
+    show_default=False,
+    help="For the files that workers share.  [default: /dev/shm]",
 )
-@click.option("--follow", metavar="URL", default="", help="A published folder: serve its newest version.")
+@click.option(
+    "--follow",
+    metavar="URL",
+    default="",
+    show_default=False,
+    help="A published folder: serve its newest version.",
+)
 @click.option("--poll", "poll_s", type=_POSITIVE, default=0.5, help="Seconds between looks at it.")
 @click.option("--max_body", type=_AT_LEAST_1, default=16 << 20, help="Bytes of a request.")
 @click.option("--max_rows", type=_AT_LEAST_1, default=4096, help="Rows of a request.")

@@ -72,6 +72,20 @@ def test_stop_now_kills_what_ignores_signals(folder):
     assert job.wait().exit_code in (143, 131)
 
 
+def test_as_a_context_manager_it_waits_and_an_exception_stops_it(folder):
+    (folder / "short.py").write_text("open('done', 'w')")
+    with fleetrun.launch("short.py") as job:
+        pass
+    assert (job.running, (folder / "done").exists()) == (False, True)
+    with pytest.raises(KeyError, match="mine"), fleetrun.launch("wait.py") as job:
+        until_ready(job)
+        raise KeyError("mine")
+    assert (job.running, job.wait().exit_code) == (False, 143)
+    (folder / "fails.py").write_text("raise SystemExit(3)")
+    with pytest.raises(fleetrun.JobError), fleetrun.launch("fails.py", max_restart=0):
+        pass
+
+
 def test_user_signals_reach_the_processes(folder):
     handler = "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
     (folder / "signals.py").write_text(handler + WAIT)

@@ -61,6 +61,7 @@ def test_options(text, expected):
 
 WRONG = [
     ("nproc_per_nod = 4", "job.toml:2: nproc_per_nod is not an option of fleetrun", "nproc_per_node"),
+    ("nprocs = 4", "job.toml:2: nprocs is not an option of fleetrun", "Did you mean nproc_per_node?"),
     ("scirpt = 'x'", "job.toml:2: scirpt is not an option of fleetrun", "script"),
     ("zzzzzzzzzz = 1", "job.toml:2: zzzzzzzzzz is not an option", "fleetrun --help"),
     ("config = 'x'", "job.toml:2: config is for the command line only", ""),

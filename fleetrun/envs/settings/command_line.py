@@ -35,16 +35,6 @@ _SUGGESTED = tuple(
     for option in (*OPTIONS.values(), *TORCHRUN.values(), *SHORTHANDS.values(), *ACTIONS.values())
     for word in (option.name, *option.aliases)
 )
-_ELSEWHERE = {
-    "n": ("nproc_per_node", "nnodes"),
-    "v": ("version", "verbose"),
-    **dict.fromkeys(("np", "nprocs", "num_proc", "num_processes"), ("nproc_per_node",)),
-    **dict.fromkeys(("num_nodes", "num_machines"), ("nnodes",)),
-    "machine_rank": ("rank",),
-    "main_process_ip": ("master",),
-    "num_gpus": ("gpus", "nproc_per_node"),
-}
-"""What is meant by options of mpirun, accelerate and deepspeed."""
 
 
 # ---- Choices: options, their values, and where they were set
@@ -218,7 +208,7 @@ def _find(spelling: str) -> Option:
     retired = RETIRED.get(name if long else spelling)
     if retired is not None:
         raise UsageError(f"{spelling} {retired}")
-    meant = _ELSEWHERE.get(name, ()) or (closest(name, _SUGGESTED) if len(name) > 1 else ())
+    meant = closest(name, _SUGGESTED)
     hint = "`fleetrun --help` lists the options; the script's own go after the script."
     if meant:
         hint = f"Did you mean {either(tuple(f'--{word}' for word in meant))}?"

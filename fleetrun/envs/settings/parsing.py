@@ -46,9 +46,23 @@ class InvalidValue(ValueError):
         self.meant = meant
 
 
+_ELSEWHERE = {
+    "n": ("nproc_per_node", "nnodes"),
+    "v": ("version", "verbose"),
+    **dict.fromkeys(("np", "nprocs", "num_proc", "num_processes"), ("nproc_per_node",)),
+    **dict.fromkeys(("num_nodes", "num_machines"), ("nnodes",)),
+    "machine_rank": ("rank",),
+    "main_process_ip": ("master",),
+    "num_gpus": ("gpus", "nproc_per_node"),
+}
+"""What is meant by options of mpirun, accelerate and deepspeed."""
+
+
 def closest(word: str, words: Iterable[str]) -> Strings:
     """Suggestions out of `words`, at most two: those that begin with `word`, else similar ones."""
     known = tuple(words)
+    if len(word) == 1 or word in _ELSEWHERE:
+        return tuple(each for each in _ELSEWHERE.get(word, ()) if each in known)
     begun = tuple(other for other in known if len(word) > 1 and other.startswith(word))
     if begun:
         return begun[:2]
