@@ -317,15 +317,16 @@ def _rendered(markdown: str, columns: int, colours: bool) -> str:
         def __rich_console__(self, *_: object) -> Iterator[Text]:
             yield Text(str(self.text).rstrip(), "cyan", no_wrap=True, overflow="ignore")
 
+    class Page(Markdown):
+        elements = {**Markdown.elements, "fence": Code, "code_block": Code}  # noqa: RUF012 - as rich's own
+
     text = re.sub(r"<!--.*?-->\n?", "", markdown, flags=re.DOTALL)
     console = Console(
         file=StringIO(), width=max(40, min(columns, 100)), force_terminal=colours, no_color=not colours,
         legacy_windows=False,
     )  # fmt: skip
     with console.capture() as captured:
-        markdown_text = Markdown(_LINK.sub(_reference, text), hyperlinks=False)
-        markdown_text.elements = {**Markdown.elements, "fence": Code, "code_block": Code}
-        console.print(markdown_text, crop=False)
+        console.print(Page(_LINK.sub(_reference, text), hyperlinks=False), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

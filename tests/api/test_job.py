@@ -77,9 +77,15 @@ def test_as_a_context_manager_it_waits_and_an_exception_stops_it(folder):
     with fleetrun.launch("short.py") as job:
         pass
     assert (job.running, (folder / "done").exists()) == (False, True)
-    with pytest.raises(KeyError, match="mine"), fleetrun.launch("wait.py") as job:
-        until_ready(job)
-        raise KeyError("mine")
+
+    def fails(job: fleetrun.Job) -> None:
+        with job:
+            until_ready(job)
+            raise KeyError("mine")
+
+    job = fleetrun.launch("wait.py")
+    with pytest.raises(KeyError, match="mine"):
+        fails(job)
     assert (job.running, job.wait().exit_code) == (False, 143)
     (folder / "fails.py").write_text("raise SystemExit(3)")
     with pytest.raises(fleetrun.JobError), fleetrun.launch("fails.py", max_restart=0):
