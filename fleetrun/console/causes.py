@@ -196,6 +196,7 @@ _CAUSES = (
         "it.",
     ),
     (r"No module named '(?:numba|llvmlite)'", "Parameter servers need it: pip install 'fleetrun[ps]'."),
+    (r"No module named 'pkg_resources'", "Newer setuptools have none: pip install 'setuptools<81'."),
     (
         r"No module named 'paddle\b",
         "fleetrun has no paddle: `from trainers import fleet` has the same calls, for torch. See "

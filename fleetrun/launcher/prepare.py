@@ -62,7 +62,7 @@ def with_writable_logs(resolved: Resolved, warn: Say) -> Resolved:
 def check_python_script(script: str) -> None:
     """Raises ScriptNotFoundError (exit code 127) or ScriptNotExecutableError (126)."""
     path = Path(script)
-    if path.is_dir():
+    if path.is_dir() and not (path / "__main__.py").exists():
         raise ScriptNotExecutableError(f"{script} is a directory, not a script")
     if not path.exists():
         raise ScriptNotFoundError(f"there is no script {script}", hint=_nearby(path))

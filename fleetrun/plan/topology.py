@@ -468,8 +468,8 @@ _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 
 
 def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> Strings:
-    """What the processes of a role run. Python scripts and modules run under this Python, unbuffered;
-    anything else is a program of its own.
+    """What the processes of a role run. This Python runs scripts, modules, and folders and archives with a
+    `__main__.py`, unbuffered. Anything else is a program of its own.
     """
     own = settings.role_settings(role)
     script, module, no_python = settings.script, settings.module, settings.no_python
@@ -478,7 +478,8 @@ def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> Stri
         script, module, no_python, arguments = own.script, own.module, own.no_python, own.args or ()
     if module:
         return (sys.executable, "-u", "-m", script, *arguments)
-    if (script.endswith(".py") and not no_python) or settings.run_path:
+    python = script.endswith((".py", ".pyz", ".zip")) or Path(script, "__main__.py").is_file()
+    if (python and not no_python) or settings.run_path:
         return (sys.executable, "-u", script, *arguments)
     program = script if "/" in script or not Path(script).is_file() else f"./{script}"
     return (program, *arguments)

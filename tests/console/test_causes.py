@@ -49,6 +49,7 @@ REAL = {
     "import ctypes; ctypes.CDLL('libcudart.so.12')": "libcudart.so.12",
     "import ctypes; ctypes.CDLL(None).of_another_version": "another version",
     "import none_of_this_name.part": "does not find none_of_this_name",
+    "import pkg_resources": "setuptools<81",
     "import paddle": "fleetrun help paddle",
     "raise ModuleNotFoundError(\"No module named 'llvmlite'\")": "'fleetrun[ps]'",
     "breakpoint()": "remote_pdb",

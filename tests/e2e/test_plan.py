@@ -2,6 +2,7 @@
 
 import json
 import sys
+import zipapp
 
 import pytest
 
@@ -99,6 +100,16 @@ def test_a_program(fleetrun: Fleetrun):
     launch = fleetrun.run(*TWO, "--follow", "all", "echo", "hi", "$HOME")
     assert launch.code == 0
     assert sorted(launch.out.splitlines()) == ["trainer.0 | hi $HOME", "trainer.1 | hi $HOME"]
+
+
+def test_a_folder_and_an_archive_with_a_main(fleetrun: Fleetrun):
+    """As `python FOLDER` and torchrun run them."""
+    (fleetrun.folder / "app").mkdir()
+    (fleetrun.folder / "app" / "__main__.py").write_text("print('its main')")
+    zipapp.create_archive(fleetrun.folder / "app", fleetrun.folder / "app.pyz")
+    for program in ("app", "app.pyz"):
+        launch = fleetrun.run(program)
+        assert (launch.code, launch.out) == (0, "its main\n"), launch
 
 
 def test_a_program_beside_the_command(fleetrun: Fleetrun):
