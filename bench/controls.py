@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,10 +64,13 @@ class Running:
         elif way == "run directory unusable":
             env["XDG_RUNTIME_DIR"] = str(JOB)  # no folder
         port = _free_port()
+        _taken.append(port)
         counts = [2, 1] if nodes == 2 else [RANKS]
         self.launches = []
         for node in range(nodes):
             own = ["--nproc_per_node", str(counts[node])]
+            if node:
+                _await_server(port)
             if nodes > 1:
                 own += ["--nnodes", "2", "--rank", str(node), "--master", f"127.0.0.1:{port}"]
             own += ["--log_dir", str(folder / f"log{node}")]
@@ -105,9 +109,22 @@ class Running:
         return [line for path in sorted(self.folder.glob("err*")) for line in path.read_text().splitlines()]
 
 
+_taken = [15_000]
+
+
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Below those that the kernel gives to clients, and another one each time."""
+    for port in range(_taken[-1] + 1, 20_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no port is free")
+
+
+def _await_server(port: int) -> None:
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
 
 
 def run(way: str, names: list[str], folder: Path, verbose: bool) -> Found:
