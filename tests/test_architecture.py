@@ -116,6 +116,7 @@ RUNTIME_PARTS = {
 
 # Of what is below it the console takes values, and the loop; nothing that acts.
 CONSOLE_TAKES = {
+    "fleetrun.envs.channels",
     "fleetrun.envs.contract", "fleetrun.envs.variables", "fleetrun.pod.container", "fleetrun.pod.loop",
     "fleetrun.pod.policy", "fleetrun.pod.events", "fleetrun.pod.spec",
 }  # fmt: skip

@@ -195,11 +195,13 @@ def visible_row(data: bytes, width: int) -> bytes:
 # ---- The end of a log, with the Python traceback in it.
 
 _TAIL_BYTES = 64 * 1024
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
 _CONTINUES = (
-    "The above exception was the direct cause of the following exception:",
-    "During handling of the above exception, another exception occurred:",
+    r"\s*(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):|[ |]+\+(?:-\+)?-{16} \d"
 )
+_ASIDE = r"Exception ignored |Error in atexit|--- Logging error"
+"""What comes before the traceback of an exception that ends no process."""
 
 
 @frozen
@@ -251,7 +253,8 @@ def without_native_frames(lines: Iterable[str]) -> list[str]:
 def parse_tail(lines: list[str]) -> Tail:
     """Find the last traceback, together with the ones it was raised from; without calls in C++."""
     lines = without_native_frames(lines)
-    starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
+    starts = [i for i in starts if not i or not re.match(_ASIDE, lines[i - 1])] or starts
     if not starts:
         return Tail(tuple(lines))
     first = starts[-1]
@@ -259,7 +262,7 @@ def parse_tail(lines: list[str]) -> Tail:
     bare = [line.removeprefix(prefix) for line in lines]
     end = _end_of_traceback(bare, first)
     for start in reversed(starts[:-1]):
-        if not any(line.strip() in _CONTINUES for line in bare[start:first]):
+        if not any(re.match(_CONTINUES, line) for line in bare[start:first]):
             break
         first = start
     return Tail(tuple(lines[:first]), tuple(bare[first:end]), tuple(bare[end:]))
@@ -267,16 +270,17 @@ def parse_tail(lines: list[str]) -> Tail:
 
 def _prefix(lines: list[str], start: int) -> str:
     """The prefix of every line of the traceback: torch.distributed prints `[rank0]: `."""
-    prefix = lines[start].removesuffix(_TRACEBACK)
-    return prefix if start + 1 < len(lines) and lines[start + 1].startswith(prefix) else ""
+    prefix = lines[start].removesuffix(TRACEBACK)
+    everywhere = any(line.startswith(prefix) for line in lines[start + 1 : start + 2])
+    return prefix if everywhere and prefix.strip(" |") else ""
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int:
-    """The index after the line that names the exception."""
+    """The index after the line that names the exception; after the whole of a group."""
     end = start + 1
     while end < len(lines) and (lines[end].startswith(" ") or not lines[end]):
         end += 1
-    return min(len(lines), end + 1)
+    return min(len(lines), end + (lines[start][0] != " "))
 
 
 # ---- Secrets in environment variables. Every listing of an environment goes through `masked`.
