@@ -195,6 +195,8 @@ def visible_row(data: bytes, width: int) -> bytes:
 # ---- The end of a log, with the Python traceback in it.
 
 _TAIL_BYTES = 64 * 1024
+_READ_BYTES = 4 << 20  # one line may be much longer than the tail
+_LONGEST_LINE = 16 * 1024
 TRACEBACK = "Traceback (most recent call last):"
 _CONTINUES = (
     r"\s*(?:The above exception was the direct cause of the following exception"
@@ -216,26 +218,31 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """The last 64 KiB of `path`, from the last restart on. The tail of an unreadable file is empty."""
+    """The last 64 KiB of `path`, from the last restart on, with the middle of long lines left out. The tail
+    of an unreadable file is empty.
+    """
     try:
-        lines = _decoded(*last_bytes(path, _TAIL_BYTES))
+        data, _ = last_bytes(path, _READ_BYTES)
     except OSError:
         return Tail(())
-    last_start = max(
-        (i for i, line in enumerate(lines) if line.startswith("--- fleetrun: restart ")), default=-1
-    )
-    return parse_tail(lines[last_start + 1 :])
+    lines: list[str] = []
+    room = _TAIL_BYTES
+    data = data.rstrip(b"\r\n\0 ")
+    for line in reversed(data.rsplit(b"\n", _TAIL_BYTES) if data else ()):
+        text = _decoded(line)
+        if room <= 0 or text.startswith("--- fleetrun: restart "):
+            break
+        lines.append(text)
+        room -= len(text) + 1
+    return parse_tail(lines[::-1])
 
 
-def _decoded(data: bytes, cut: bool) -> list[str]:
-    """Printable lines. If `cut`, the data begins within a line, perhaps within a character."""
-    lines = data.split(b"\n")
-    if cut and len(lines) > 1:
-        lines = lines[1:]
-    while lines and not lines[-1].strip(b"\r\0 "):
-        lines.pop()
-    shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)  # the last state of a progress bar
-    return [printable(line.lstrip(b"\0").decode("utf-8", "backslashreplace")) for line in shown]
+def _decoded(line: bytes) -> str:
+    """A printable line: the last state of a progress bar, the two ends of a long line."""
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2].lstrip(b"\0").decode("utf-8", "backslashreplace")
+    if len(shown) > _LONGEST_LINE:
+        shown = f"{shown[: _LONGEST_LINE // 2]} ... {shown[-_LONGEST_LINE // 2 :]}"
+    return printable(shown)
 
 
 _NATIVE_FRAME = (
