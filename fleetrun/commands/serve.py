@@ -14,6 +14,7 @@ import click
 
 from fleetrun import __version__
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.host.cgroups import available_cores
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
 
 _MODULE = "trainers.inference_server"
@@ -97,7 +98,7 @@ def command(
         "name": found,
         "grpc_port": grpc_port,
         "workers": workers,
-        "threads": threads or max(1, len(os.sched_getaffinity(0)) // workers),
+        "threads": threads or max(1, available_cores() // workers),
     }
     words = helper_command(_MODULE, json.dumps(settings))
     sys.stdout.flush()
