@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -100,6 +101,7 @@ def command(
         "workers": workers,
         "threads": threads or max(1, available_cores() // workers),
     }
+    Path.cwd()  # torch cannot be loaded in a folder that was deleted
     words = helper_command(_MODULE, json.dumps(settings))
     sys.stdout.flush()
     try:

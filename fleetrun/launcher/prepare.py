@@ -113,11 +113,10 @@ def _nearby(path: Path) -> str | None:
 
 
 def check_program(settings: LaunchSettings) -> None:
-    """Raises LaunchError for a script, module or program that cannot be run."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("the current directory no longer exists", hint="Try `cd .` or another.") from None
+    """Raises LaunchError for a script, module or program that cannot be run, FileNotFoundError where the
+    current directory was deleted.
+    """
+    Path.cwd()  # raises what `cli.py` reports, if that folder was deleted
     search = dict(settings.environment).get("PATH", os.environ.get("PATH", os.defpath))
     for argv in dict.fromkeys(process_command(settings, role) for role in _roles(settings)):
         if argv[:3] == (sys.executable, "-u", "-m"):
