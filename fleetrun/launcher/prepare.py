@@ -438,7 +438,7 @@ def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
         else "\n".join(dry_run.plan_as_text(spec, os.environ, told))
     )
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.buffer.write(f"{text}\n".encode("utf-8", "surrogateescape"))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
