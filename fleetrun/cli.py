@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from fleetrun import __version__, verbs
@@ -16,7 +17,7 @@ from fleetrun.envs.settings.command_line import Choice
 from fleetrun.envs.settings.options import NOTHING, JobFile, Resolved
 from fleetrun.envs.settings.resolve import EngineValues, no_engine, resolve
 from fleetrun.envs.variables import JOB_FILE
-from fleetrun.errors import LaunchError, ScriptNotFoundError
+from fleetrun.errors import LaunchError, ScriptNotFoundError, UsageError
 
 Run = Callable[[Resolved], int]
 """Launches a job and returns its exit code."""
@@ -38,9 +39,9 @@ def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineV
         _discard(sys.stdout)  # or Python would complain when it flushes at exit
         return 141
     except Exception as error:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
-        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-            _report(LaunchError(f"cannot continue: {error.strerror}", hint=_EXHAUSTED[error.errno]))
-            return LaunchError.exit_code
+        if isinstance(error, OSError) and (known := _known(error)) is not None:
+            _report(known)
+            return known.exit_code
         import traceback
 
         bug = "fleetrun: error: this is a bug in fleetrun, not in your script\n"
@@ -56,6 +57,17 @@ _EXHAUSTED = {
     errno.ENOSPC: "A disk is full: that of a file, or that of standard output.",
     errno.EDQUOT: "A disk quota is exceeded: for a file, or for standard output.",
 }
+
+
+def _known(error: OSError) -> LaunchError | None:
+    """Return the error to report for one that may come from any call."""
+    if error.errno in _EXHAUSTED:
+        return LaunchError(f"cannot continue: {error.strerror}", hint=_EXHAUSTED[error.errno])
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return UsageError("the current directory no longer exists", hint="Try `cd .` or another.")
+    return None
 
 
 def _command(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineValues) -> int:

@@ -26,9 +26,9 @@ PARTS = {
     "shadow": {"values"},
     "plugins": {"values", "errors"},
     "envs": {"plugins", "values", "errors", "proc"},
-    "host": {"values", "envs", "errors"},
+    "host": {"values", "files", "envs", "errors"},
     "plan": {"values", "host", "pod", "files", "envs", "errors"},
-    "pod": {"values", "files", "proc", "envs", "errors"},
+    "pod": {"host", "values", "files", "proc", "envs", "errors"},
     "console": {"values", "files", "pod", "envs"},
     "record": {"files", "pod"},
     "progress": {"values", "files", "pod", "envs"},
@@ -116,6 +116,7 @@ RUNTIME_PARTS = {
 
 # Of what is below it the console takes values, and the loop; nothing that acts.
 CONSOLE_TAKES = {
+    "fleetrun.envs.channels",
     "fleetrun.envs.contract", "fleetrun.envs.variables", "fleetrun.pod.container", "fleetrun.pod.loop",
     "fleetrun.pod.policy", "fleetrun.pod.events", "fleetrun.pod.spec",
 }  # fmt: skip

@@ -224,6 +224,20 @@ def test_words_that_are_not_utf8_are_told_too():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [["doctor"], ["doctor", "train.py"], ["--config", "job.toml"], ["train.py"]]
+)
+def test_a_folder_that_was_deleted_is_told(words: list[str], tmp_path: Path):
+    """No file has the name of the folder where the command was started."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = [sys.executable, "-m", "fleetrun", *words]
+    shell = ["sh", "-c", 'rmdir "$0" && exec "$@"', folder, *command]
+    done = subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    told = "fleetrun: error: the current directory no longer exists\n  Try `cd .` or another.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
 def test_a_reader_that_leaves_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)

@@ -8,12 +8,14 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from fleetrun import __version__
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.host.cgroups import available_cores
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
 
 _MODULE = "trainers.inference_server"
@@ -107,8 +109,9 @@ def command(
         "name": found,
         "grpc_port": grpc_port,
         "workers": workers,
-        "threads": threads or max(1, len(os.sched_getaffinity(0)) // workers),
+        "threads": threads or max(1, available_cores() // workers),
     }
+    Path.cwd()  # torch cannot be loaded in a folder that was deleted
     words = helper_command(_MODULE, json.dumps(settings))
     sys.stdout.flush()
     try:

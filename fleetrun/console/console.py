@@ -216,7 +216,9 @@ class Sink:
     read: the log file is the buffer, so nothing is lost.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, other: Sink | None = None) -> None:
+        """`other` reports once that output is lost."""
+        self._other = other
         self._waiting = bytearray()
         self._loop: Loop | None = None
         self._armed = False
@@ -283,6 +285,10 @@ class Sink:
         except OSError as error:
             self._waiting.clear()
             self.closed = error.errno in (errno.EPIPE, errno.EIO, errno.EBADF)
+            if not self.closed and self._other is not None:
+                why = f"LAUNCH WARNING standard output: {error.strerror}; the log files have what is lost\n"
+                self._other.write(why.encode())
+                self._other = None
             return False  # a full disk: this piece is lost, the next may fit
         del self._waiting[:written]
         return True
@@ -318,8 +324,8 @@ def _reopened(fd: int) -> tuple[int, bool]:
 
 def sinks() -> tuple[Sink, Sink]:
     """For stdout and stderr. If both are the same file they share one sink, so that lines cannot mix."""
-    out = Sink(1)
+    err = Sink(2)
     with suppress(OSError):
         if os.path.samestat(os.fstat(1), os.fstat(2)):
-            return out, out
-    return out, Sink(2)
+            return err, err
+    return Sink(1, err), err

@@ -41,7 +41,8 @@ def _container(spec: ContainerSpec, environ: Environ) -> Document:
 
 
 def plan_as_json(spec: PodSpec, environ: Environ, told: str = "") -> str:
-    return json.dumps(plan_document(spec, environ, told), indent=2, ensure_ascii=False)
+    text = json.dumps(plan_document(spec, environ, told), indent=2, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()  # what is not UTF-8, as JSON escapes it
 
 
 def plan_as_text(spec: PodSpec, environ: Environ, told: str = "") -> list[str]:

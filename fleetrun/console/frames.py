@@ -11,7 +11,7 @@ from pathlib import Path
 from fleetrun.aliases import Strings
 from fleetrun.values import frozen
 
-_FRAME = re.compile(r'( *)File "([^"]+)", line (\d+)(?:, in (.+))?$')
+_FRAME = re.compile(r'([ |]*)File "([^"]+)", line (\d+)(?:, in (.+))?$')
 _REPEATED = re.compile(r" *\[Previous line repeated \d+ more times?\]$")
 _STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python3[^/]*/(?:lib-dynload/)?")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")

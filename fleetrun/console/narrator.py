@@ -7,6 +7,7 @@ failure or a hang at its end.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from fleetrun.aliases import Callback
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import (
+    TRACEBACK,
     Tail,
     columns,
     cut,
@@ -30,6 +32,7 @@ from fleetrun.console.text import (
     without_native_frames,
     wrapped,
 )
+from fleetrun.envs.channels import NEXT_OF_GROUP, cause_in
 from fleetrun.envs.contract import Role, is_owned
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import (
@@ -104,8 +107,8 @@ class Narrator:
         self._catch_up()
         said = [failure_summary(ended, read_tail(ended.spec.log))]
         for spec, record in failure.earlier:
-            line, _, _ = record.message.partition("\n")
-            said.append(f"{spec.title} had failed before: {printable(line)}")
+            line = printable(cause_in(record.message))
+            said.append(f"{spec.title} had failed before: {line}")
         said.append(self._answer(failure))
         self._console.error("; ".join(said))
 
@@ -321,33 +324,16 @@ def _peak_memory(ended: Ended) -> list[str]:
 def error_line(ended: Ended, tail: Tail) -> str:
     """The exception's own line, if there is one; of one in C++ what it says."""
     if ended.record is not None and ended.record.message:
-        return printable(_telling_line(ended.record.message.splitlines()))
+        return printable(cause_in(ended.record.message))
     if ended.exit.signal == signal.SIGABRT:  # how one in C++ ends a process
         said = (line.partition(_WHAT)[2] for line in reversed(tail.after or tail.before))
         if found := next(filter(None, said), ""):
             return found
-    if _PADDLE_SUMMARY in tail.after:  # of a crash in C++; rules of dashes around it
-        rest = tail.after[tail.after.index(_PADDLE_SUMMARY) + 1 :]
-        return next((line for line in rest if line.strip(" -")), "")
-    found = next((line for line in reversed(tail.traceback) if line.strip(" -") and line[0] != " "), "")
-    return _telling_line([found, *takewhile(str.strip, tail.after)])
+    after = takewhile(lambda line: not line.endswith(TRACEBACK), tail.after)
+    return cause_in("\n".join([*tail.traceback, *after]))
 
 
 _WHAT = "  what():  "
-_NCCL = "Last error:"
-
-
-def _telling_line(message: Sequence[str]) -> str:
-    """The first line of a message; of NCCL's the last, which says what was wrong where the first says that
-    something was.
-    """
-    first, *rest = message
-    if _NCCL not in rest[:-1] or "NCCL error" not in first:
-        return first
-    return f"{first.partition(':')[0]}: {rest[rest.index(_NCCL) + 1]}"
-
-
-_PADDLE_SUMMARY = "Error Message Summary:"
 
 
 def format_failure(
@@ -393,7 +379,8 @@ def cause_line(result: JobResult, tail: Tail) -> str:
         return printable(result.verdict.sentence.partition(". ")[0])
     from fleetrun.console.frames import place_of  # late, as `folded`: a job that succeeds needs neither
 
-    message, place = error_line(ended, tail), place_of(_traceback(ended, tail))
+    until = takewhile(lambda line: not re.match(NEXT_OF_GROUP, line), _traceback(ended, tail))
+    message, place = error_line(ended, tail), place_of(list(until))
     if ended.killed or ended.out_of_memory or not message:
         line, at = ", ".join([failure_headline(ended), *_lack_of_memory(ended)]), ""
         last = next((row.strip() for row in reversed([*tail.before, *tail.after]) if row.strip()), "")
@@ -472,7 +459,7 @@ def _traceback(ended: Ended, tail: Tail) -> list[str]:
         lines = without_native_frames(map(printable, written))
     elif ended.record is not None and ended.hopeless:
         lines = [printable(line) for line in ended.record.message.splitlines()]  # it says everything
-    return [line for line in lines if line.strip(" ^~")]  # underlining takes a row of the screen each
+    return [line for line in lines if line.strip(" |^~")]  # underlining takes a row of the screen each
 
 
 def _rows(lines: Sequence[str], width: int) -> list[str]:

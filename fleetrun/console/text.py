@@ -195,11 +195,15 @@ def visible_row(data: bytes, width: int) -> bytes:
 # ---- The end of a log, with the Python traceback in it.
 
 _TAIL_BYTES = 64 * 1024
-_TRACEBACK = "Traceback (most recent call last):"
+_READ_BYTES = 4 << 20  # one line may be much longer than the tail
+_LONGEST_LINE = 16 * 1024
+TRACEBACK = "Traceback (most recent call last):"
 _CONTINUES = (
-    "The above exception was the direct cause of the following exception:",
-    "During handling of the above exception, another exception occurred:",
+    r"\s*(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):|[ |]+\+(?:-\+)?-{16} \d"
 )
+_ASIDE = r"Exception ignored |Error in atexit|--- Logging error"
+"""What comes before the traceback of an exception that ends no process."""
 
 
 @frozen
@@ -214,26 +218,31 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """The last 64 KiB of `path`, from the last restart on. The tail of an unreadable file is empty."""
+    """The last 64 KiB of `path`, from the last restart on, with the middle of long lines left out. The tail
+    of an unreadable file is empty.
+    """
     try:
-        lines = _decoded(*last_bytes(path, _TAIL_BYTES))
+        data, _ = last_bytes(path, _READ_BYTES)
     except OSError:
         return Tail(())
-    last_start = max(
-        (i for i, line in enumerate(lines) if line.startswith("--- fleetrun: restart ")), default=-1
-    )
-    return parse_tail(lines[last_start + 1 :])
+    lines: list[str] = []
+    room = _TAIL_BYTES
+    data = data.rstrip(b"\r\n\0 ")
+    for line in reversed(data.rsplit(b"\n", _TAIL_BYTES) if data else ()):
+        text = _decoded(line)
+        if room <= 0 or text.startswith("--- fleetrun: restart "):
+            break
+        lines.append(text)
+        room -= len(text) + 1
+    return parse_tail(lines[::-1])
 
 
-def _decoded(data: bytes, cut: bool) -> list[str]:
-    """Printable lines. If `cut`, the data begins within a line, perhaps within a character."""
-    lines = data.split(b"\n")
-    if cut and len(lines) > 1:
-        lines = lines[1:]
-    while lines and not lines[-1].strip(b"\r\0 "):
-        lines.pop()
-    shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)  # the last state of a progress bar
-    return [printable(line.lstrip(b"\0").decode("utf-8", "backslashreplace")) for line in shown]
+def _decoded(line: bytes) -> str:
+    """A printable line: the last state of a progress bar, the two ends of a long line."""
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2].lstrip(b"\0").decode("utf-8", "backslashreplace")
+    if len(shown) > _LONGEST_LINE:
+        shown = f"{shown[: _LONGEST_LINE // 2]} ... {shown[-_LONGEST_LINE // 2 :]}"
+    return printable(shown)
 
 
 _NATIVE_FRAME = (
@@ -251,7 +260,8 @@ def without_native_frames(lines: Iterable[str]) -> list[str]:
 def parse_tail(lines: list[str]) -> Tail:
     """Find the last traceback, together with the ones it was raised from; without calls in C++."""
     lines = without_native_frames(lines)
-    starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
+    starts = [i for i in starts if not i or not re.match(_ASIDE, lines[i - 1])] or starts
     if not starts:
         return Tail(tuple(lines))
     first = starts[-1]
@@ -259,7 +269,7 @@ def parse_tail(lines: list[str]) -> Tail:
     bare = [line.removeprefix(prefix) for line in lines]
     end = _end_of_traceback(bare, first)
     for start in reversed(starts[:-1]):
-        if not any(line.strip() in _CONTINUES for line in bare[start:first]):
+        if not any(re.match(_CONTINUES, line) for line in bare[start:first]):
             break
         first = start
     return Tail(tuple(lines[:first]), tuple(bare[first:end]), tuple(bare[end:]))
@@ -267,16 +277,17 @@ def parse_tail(lines: list[str]) -> Tail:
 
 def _prefix(lines: list[str], start: int) -> str:
     """The prefix of every line of the traceback: torch.distributed prints `[rank0]: `."""
-    prefix = lines[start].removesuffix(_TRACEBACK)
-    return prefix if start + 1 < len(lines) and lines[start + 1].startswith(prefix) else ""
+    prefix = lines[start].removesuffix(TRACEBACK)
+    everywhere = any(line.startswith(prefix) for line in lines[start + 1 : start + 2])
+    return prefix if everywhere and prefix.strip(" |") else ""
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int:
-    """The index after the line that names the exception."""
+    """The index after the line that names the exception; after the whole of a group."""
     end = start + 1
     while end < len(lines) and (lines[end].startswith(" ") or not lines[end]):
         end += 1
-    return min(len(lines), end + 1)
+    return min(len(lines), end + (lines[start][0] != " "))
 
 
 # ---- Secrets in environment variables. Every listing of an environment goes through `masked`.

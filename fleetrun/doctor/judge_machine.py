@@ -81,7 +81,7 @@ def _threads(facts: Cores, allowed: float, wanted: Wanted) -> Finding:
     trainers = max(1, wanted.trainers)
     fair = max(1, int(allowed) // trainers)
     if wanted.threads is None:
-        each = max(1, facts.visible // trainers)
+        each = fair
         found = f"OMP_NUM_THREADS will be {each}"
     else:
         outer = wanted.threads.partition(",")[0].strip()  # `4,2`: of loops within loops

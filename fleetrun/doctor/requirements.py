@@ -17,6 +17,7 @@ from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
 from fleetrun.launcher.prepare import check_program, equipped, locate, offer_of, take_token
 from fleetrun.plan.topology import Host, Offer, offer, process_command
+from fleetrun.pod.linux import check_pidfds
 from fleetrun.shadow import find_shadow
 from fleetrun.values import replace
 
@@ -64,6 +65,7 @@ def make_plan(
 
     for notice in resolved.notices:
         warn(notice)
+    plan.attempt("kernel", check_pidfds)
     plan.attempt("secret", lambda: take_token(settings, environ, warn))
     if names_script:
         plan.attempt("script", lambda: plan.findings.append(_script(settings)))

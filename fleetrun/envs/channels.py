@@ -19,6 +19,7 @@ Standard library only, and little of it: every script that imports `trainers` lo
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -101,14 +102,45 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 @frozen
 class ErrorRecord:
-    """`message` is one line such as `ValueError: bad input`; `time` is when it was raised, seconds since the
-    epoch. `restart_helps` is False when the process knows that its next attempt would fail in the same way.
+    """The first line of `message` is such as `ValueError: bad input`; `time` is when it was raised, seconds
+    since the epoch. `restart_helps` is False when the process knows that its next attempt would fail in the
+    same way.
     """
 
     message: str
     traceback: str
     time: float
     restart_helps: bool = True
+
+
+_BEFORE_CAUSE = (
+    r"(?m)^([ |]*+).*\(most recent call last\):\n(?:\1(?: .*)?\n)*(?=\1\S)"  # the calls that led to it
+    r"| 1 -{16}\n"  # in a group of exceptions
+    r"|^Error Message Summary:\n-+\n"  # in a report of Paddle
+)
+NEXT_OF_GROUP = r"[ |]+\+-{16}(?! 1 )"
+"""The line after the first exception of a group."""
+_NCCL = "Last error:"
+
+
+def cause_in(text: str) -> str:
+    """Return in one line what went wrong, from an exception's message, perhaps after its traceback.
+
+    If the message has the traceback of another exception, as the messages of torch's data loader workers and
+    spawned processes have, then that exception is the cause. Of a group it is the first one.
+    """
+    cause = re.split(_BEFORE_CAUSE, re.split(rf"\n{NEXT_OF_GROUP}", text)[0])[-1]
+    first, *rest = [line.strip(" |\t") for line in cause.splitlines()] or [""]
+    if "NCCL error" in first and _NCCL in rest[:-1]:  # the first line says only that something was wrong
+        return f"{first.partition(':')[0]}: {rest[rest.index(_NCCL) + 1]}"
+    if first.endswith(":"):
+        first = f"{first} {next((line for line in rest if line.strip('=-')), '')}".rstrip(": ")
+    return first
+
+
+def _cause_first(message: str, traceback: str = "") -> str:
+    cause = cause_in(traceback if re.match(r".* sub-exceptions?\)", message) else message)
+    return message if message.startswith(cause) else f"{cause}\n{message}"
 
 
 def error_file(environ: Environ) -> str:
@@ -132,19 +164,20 @@ def read_error(text: bytes, written: float) -> ErrorRecord | None:
     anything malformed: a report must not fail because of it.
 
     torch's own timestamp has whole seconds, too coarse to tell which rank failed first: without `time_ns`
-    the time of the file counts.
+    the time of the file counts. If another exception is the cause, the message begins with that one.
     """
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
-            return ErrorRecord(message, "", written)
+            return ErrorRecord(_cause_first(message), "", written)
         extra = message["extraInfo"]
         nanoseconds = extra.get("time_ns")
         when = int(nanoseconds) / 1e9 if nanoseconds is not None else written
         if not 0 <= when <= written + 1:
             when = written  # the file cannot have been written at that time
         helps = extra.get("restart_helps") is not False
-        return ErrorRecord(str(message["message"]), str(extra["py_callstack"]), when, helps)
+        traceback = str(extra["py_callstack"])
+        return ErrorRecord(_cause_first(str(message["message"]), traceback), traceback, when, helps)
     except _MALFORMED:
         return None
 

@@ -24,6 +24,7 @@ from fleetrun.envs.settings.options import NOTIFY, LaunchSettings, Resolved, nor
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_notifiers, written_ranks
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices, numa
+from fleetrun.host.cgroups import available_cores
 from fleetrun.host.network import (
     LOOPBACK,
     Ports,
@@ -119,11 +120,10 @@ def _nearby(path: Path) -> str | None:
 
 
 def check_program(settings: LaunchSettings) -> None:
-    """Raises LaunchError for a script, module or program that cannot be run."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("the current directory no longer exists", hint="Try `cd .` or another.") from None
+    """Raises LaunchError for a script, module or program that cannot be run, FileNotFoundError where the
+    current directory was deleted.
+    """
+    Path.cwd()  # raises what `cli.py` reports, if that folder was deleted
     search = dict(settings.environment).get("PATH", os.environ.get("PATH", os.defpath))
     for argv in dict.fromkeys(process_command(settings, role) for role in _roles(settings)):
         if argv[:3] == (sys.executable, "-u", "-m"):
@@ -361,7 +361,7 @@ def equipped(host: Host, resolved: Resolved, warn: Say, environ: Environ) -> Hos
     chosen = devices.choose(settings.devices, ids, settings.device_kind, environ, origin) if ids else ()
     return replace(
         host,
-        cores=len(os.sched_getaffinity(0)),
+        cores=available_cores(),
         devices=chosen,
         device_cores=(
             device_cores(settings.numa_binding, chosen, ids, warn) if settings.numa_binding != "off" else ()
@@ -448,7 +448,7 @@ def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
         else "\n".join(dry_run.plan_as_text(spec, os.environ, told))
     )
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.buffer.write(f"{text}\n".encode("utf-8", "surrogateescape"))
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetrun import __version__, files
-from fleetrun.aliases import Callback, Environ, Strings
+from fleetrun.aliases import Callback, Clock, Environ, Strings
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import (
     Narrator,
@@ -109,6 +109,12 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[s
     }
 
 
+def _steady_wall() -> Clock:
+    """Return a clock in seconds since the epoch, which goes on as before if someone sets the machine's."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return lambda: booted + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _cwd() -> str:
     try:
         return str(Path.cwd())
@@ -169,8 +175,9 @@ class LaunchSession:
         self._interrupts = interrupts
         self._runtime = files.run_folder(os.environ)
         log_dir = Path(self.settings.log_dir).absolute()
-        self.journal = Journal(journal_path(log_dir, self.settings.job_id, pod))
-        self.marks = Marks(marks_path(log_dir, self.settings.job_id, pod), loop)
+        self._wall = _steady_wall()
+        self.journal = Journal(journal_path(log_dir, self.settings.job_id, pod), self._wall)
+        self.marks = Marks(marks_path(log_dir, self.settings.job_id, pod), loop, self._wall)
         self.journal.subscribe(self.marks.heard)
         if (hear := console.listener) is not None:
             self.journal.subscribe(lambda event: hear(encoded(event)))
@@ -468,7 +475,7 @@ class LaunchSession:
         self._over = True
         self.marks.close()
         self.progress.settle()
-        goodput = goodput_fields(self.job_status.goodput.seconds(time.time()))
+        goodput = goodput_fields(self.job_status.goodput.seconds(self._wall()))
         self.journal.write(
             "over",
             code=code,

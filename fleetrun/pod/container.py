@@ -209,7 +209,7 @@ class Container:
         self._left_behind = False
         self._asked: int | None = None
         self._wall = wall
-        self._started = 0.0
+        self._began = 0.0
 
     @property
     def alive(self) -> bool:
@@ -237,7 +237,7 @@ class Container:
         try:
             if self.restarts:
                 logs.mark(self.spec.log, f"restart {self.restarts} of {self.spec.title}")
-            self._started = self._wall()
+            self._began = time.monotonic()
             self._asked = None
             env = self.spec.environment(self.restarts)
             self.process = self._warm(self.spec, env) or Process.spawn(self.spec.argv, env, output)
@@ -293,7 +293,7 @@ class Container:
             spec=self.spec,
             exit=exit,
             pid=process.pid,
-            started=self._started,
+            started=now - (time.monotonic() - self._began),  # the clock may have been set meanwhile
             ended=now,
             attempt=self.restarts,
             asked=self._asked,

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from typing import NoReturn
 
+from fleetrun.errors import SpawnError
 from fleetrun.pod import linux
 from fleetrun.pod.process import Exit, end_descendants, reap_adopted
 
@@ -204,7 +205,11 @@ def guarded(work: Callable[[Signals, Guard], int]) -> int:
     )  # none is lost before its handler is there
     guard = os.getpid()
     try:
+        linux.check_pidfds()
         launcher = os.fork()
+    except SpawnError as error:
+        sys.stderr.write(f"fleetrun: error: {error.message}\n  {error.hint}\n")
+        return error.exit_code
     except OSError as error:
         sys.stderr.write(
             f"fleetrun: error: cannot start: {error.strerror}\n"

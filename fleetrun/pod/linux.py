@@ -15,6 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from fleetrun.errors import SpawnError
+
 # ---- System calls
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,6 +33,21 @@ def _checked(result: int, what: str) -> int:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
     return result
+
+
+def check_pidfds() -> None:
+    """Raise SpawnError if this process may not watch others (pidfd_open(2), Linux 5.3; waitid(2), 5.4)."""
+    try:
+        pidfd = os.pidfd_open(os.getpid())
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        os.close(pidfd)
+    except OSError as error:
+        raise SpawnError(
+            f"the kernel refuses pidfd_open: {error.strerror}",
+            hint="fleetrun needs Linux 5.4 or newer. An old container runtime forbids pidfd_open: "
+            "update it, or its seccomp profile.",
+        ) from None
 
 
 def become_subreaper() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.aliases import Fields, Strings
+from fleetrun.envs.channels import cause_in
 from fleetrun.frozen import frozen
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
@@ -294,7 +295,7 @@ def read_state(said: Fields) -> RankState:
         node=str(said.get("node", "")),
         alive=bool(said["alive"]) and not ending,
         ok=bool(said.get("ok")),
-        how=f"failed ({error.splitlines()[0]})" if ending else str(said.get("how", "")),
+        how=f"failed ({cause_in(error)})" if ending else str(said.get("how", "")),
         symptom=symptom
         and (
             bool(timeouts)

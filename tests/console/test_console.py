@@ -280,6 +280,16 @@ def test_a_full_disk_loses_output_and_no_more(loop):
         assert sink.room
 
 
+def test_a_full_disk_is_told_once_on_the_other_output(loop, tmp_path):
+    with open("/dev/full", "wb", buffering=0) as full, (tmp_path / "err").open("wb") as err:  # noqa: PTH123
+        sink = Sink(full.fileno(), Sink(err.fileno()))
+        sink.attach(loop, loop.stop)
+        for _ in range(3):
+            sink.write(b"lost\n")
+    (line,) = (tmp_path / "err").read_text().splitlines()
+    assert line.startswith("LAUNCH WARNING standard output: No space left on device; ")
+
+
 def test_a_socket_whose_reader_is_slow(loop):
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -356,7 +366,18 @@ def two_files():
     assert out is not err
 
 
+def a_full_disk():
+    """Between an output and an error that differ."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    read, write = os.pipe()
+    os.dup2(full, 1)
+    os.dup2(write, 2)
+    out, _ = sinks()
+    out.write(b"lost\n")
+    assert b"No space left on device" in os.read(read, 1000)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [one_file_for_both, two_files])
+@pytest.mark.parametrize("case", [one_file_for_both, two_files, a_full_disk])
 def test_two_outputs_that_are_one_file_have_one_writer(case):
     isolated(case)

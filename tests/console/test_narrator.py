@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from fleetrun.console.narrator import (
     hang_report,
 )
 from fleetrun.console.text import MASK, Tail, columns, format_bytes, parse_tail
+from fleetrun.envs import channels
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import read
@@ -667,6 +671,135 @@ def test_the_report_of_a_usual_failure_fits_an_old_terminal_with_its_cause_at_th
 )  # fmt: skip
 def test_the_last_line_is_the_cause(ended, changes, tail, cause):
     assert " ".join(lines_of(ended(**changes), tail)[-1].split()) == " ".join(cause.split())
+
+
+LOADER = """\
+Traceback (most recent call last):
+  File "/job/train.py", line 7, in <module>
+    for x in loader:
+  File "/usr/lib/python3.11/site-packages/torch/_utils.py", line 794, in reraise
+    raise exception
+KeyError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/usr/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch
+    data = self.dataset[index]
+  File "/job/train.py", line 3, in __getitem__
+    return rows["missing"]
+KeyError: 'missing'
+"""
+SPAWN = """\
+Traceback (most recent call last):
+  File "/job/train.py", line 9, in <module>
+    mp.spawn(f, nprocs=2)
+torch.multiprocessing.spawn.ProcessRaisedException: \n
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 87, in _wrap
+    fn(i, *args)
+  File "/job/train.py", line 3, in f
+    rows["missing"]
+KeyError: 'missing'
+"""
+ELASTIC = """\
+Traceback (most recent call last):
+  File "/job/train.py", line 3, in <module>
+    launch()
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  traceback : Traceback (most recent call last):
+    File "/job/train.py", line 3, in f
+      rows["missing"]
+  KeyError: 'missing'
+\x20\x20
+============================================================
+"""
+SCRIPTED = """\
+Traceback (most recent call last):
+  File "/job/train.py", line 3, in <module>
+    f(x)
+RuntimeError: The following operation failed in the TorchScript interpreter.
+Traceback of TorchScript (most recent call last):
+  File "/job/train.py", line 3, in f
+    return x @ x
+           ~~~~~ <--- HERE
+KeyError: 'missing'
+"""
+LATE = "\nthe disk is gone\nmore"
+WAYS = {
+    "data loader": LOADER,
+    "mp.spawn": SPAWN,
+    "torchrun inside": ELASTIC,
+    "TorchScript": SCRIPTED,
+    "an empty line first": BOOM[0] + '\n  File "/job/train.py", line 3\nOSError: \n' + LATE,
+    "a list": BOOM[0] + '\n  File "/job/train.py", line 3\nOSError: 2 errors:\n\ta.bin is missing\n',
+    "nothing but an empty line": BOOM[0] + '\n  File "/job/train.py", line 3\nOSError: \n\n',
+}
+SAID = {
+    "an empty line first": "OSError: the disk is gone",
+    "a list": "OSError: 2 errors: a.bin is missing",
+    "nothing but an empty line": "OSError",
+}
+
+
+@pytest.mark.parametrize("wrote_it_down", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cause_of_an_exception_that_names_another_or_begins_with_an_empty_line(ended, way, wrote_it_down):
+    text = WAYS[way]
+    message = re.sub(r"^Traceback .*\n(?: .*\n)+", "", text)
+    written = channels.read_error(channels.write_error(message, text, 1).encode(), NOON)
+    failed = ended(code=1, record=written if wrote_it_down else None)
+    lines = lines_of(failed, parse_tail(text.splitlines()))
+    assert lines[-1] == f"trainer 1: {SAID.get(way, KEY_ERROR)} at train.py:3"
+
+
+KEY_ERROR = "KeyError: 'missing'"
+RAISE = "def f(error):\n    try:\n        raise error\n    except Exception:\n        return error\n"
+GROUPS = {
+    "one": "raise ExceptionGroup('many', [f(KeyError('missing')), f(OSError('late'))])",
+    "nested": "raise ExceptionGroup('many', [ExceptionGroup('two', [f(KeyError('missing'))])])",
+    "never raised": "raise ExceptionGroup('many', [KeyError('missing'), f(OSError('late'))])",
+    "of a chain": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+    "    raise ExceptionGroup('many', [f(KeyError('missing'))]) from error",
+}
+
+
+@pytest.mark.parametrize("wrote_it_down", [True, False])
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_cause_of_a_group_is_its_first_exception(ended, tmp_path, group, wrote_it_down):
+    text = printed(RAISE + GROUPS[group], tmp_path)
+    written = channels.read_error(
+        channels.write_error("ExceptionGroup: many (2 sub-exceptions)", text, 1).encode(), NOON
+    )
+    failed = ended(code=1, record=written if wrote_it_down else None)
+    last = lines_of(failed, parse_tail(["epoch 1", *text.splitlines(), "closing"]))[-1]
+    place = 10 if group == "of a chain" else 6
+    assert last == f"trainer 1: {KEY_ERROR} at script.py:{place if group == 'never raised' else 3}"
+
+
+def printed(code: str, folder: Path) -> str:
+    """What Python prints of the exception that ends this script."""
+    script = folder / "script.py"
+    script.write_text(code)
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=False).stderr
+
+
+ASIDES = {
+    "__del__": "class A:\n    def __del__(self):\n        1 / 0\na = A()\n",
+    "atexit": "import atexit\natexit.register(lambda: 1 / 0)\n",
+    "logging": "import atexit, logging\natexit.register(lambda: logging.error('%d', 'x'))\n",
+}
+
+
+@pytest.mark.parametrize("aside", ASIDES)
+def test_what_python_prints_at_its_exit_is_not_the_cause(ended, tmp_path, aside):
+    text = printed(ASIDES[aside] + "raise KeyError('missing')", tmp_path)
+    last = lines_of(ended(code=1), parse_tail(text.splitlines()))[-1]
+    assert last.startswith(f"trainer 1: {KEY_ERROR} at script.py:")
 
 
 def test_the_cause_of_a_cause(ended):

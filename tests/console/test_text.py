@@ -341,8 +341,36 @@ def test_empty_lines_within_stay(tail_of):
 @pytest.mark.parametrize("offset", range(6))
 def test_a_cut_inside_a_character(tail_of, offset):
     """The piece that is read begins anywhere: in the middle of a line, and of a character."""
-    text = "错误" * LOOK_BACK + "x" * offset + "\n" + "最后一行\n"
-    assert tail_of(text) == Tail(("最后一行",))
+    text = "错误" * 12 * LOOK_BACK + "x" * offset + "\n" + "最后一行\n"
+    first, last = tail_of(text).before
+    assert first.endswith("错误" + "x" * offset)
+    assert last == "最后一行"
+
+
+LONG_LINES = {
+    "a message": ("import sys\nraise KeyError('x' * 3_000_000)", "KeyError: 'xxx"),
+    "a message and its last words": ("raise KeyError('x' * 100_000 + '\\n')", "KeyError: 'xxx"),
+    "a progress bar": (
+        "import sys\nfor step in range(70_000):\n    sys.stderr.write(f'\\rstep {step} |' + '#' * 57)\n"
+        "raise KeyError('x')",
+        "KeyError: 'x'",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LONG_LINES)
+def test_one_long_line_hides_no_exception(tmp_path, tail_of, way):
+    code, cause = LONG_LINES[way]
+    tail = tail_of("epoch 1\n" + python(code, tmp_path))
+    assert tail.traceback[0].endswith(TRACEBACK)
+    assert tail.traceback[-1].startswith(cause)
+    assert sum(map(len, tail.traceback)) < LOOK_BACK
+
+
+def test_a_long_last_line_without_an_exception_is_shown_by_its_ends(tail_of):
+    (line,) = tail_of("no data in " + "x" * 200_000 + ".bin\n").before
+    assert line.startswith("no data in xxx")
+    assert line.endswith("xxx.bin")
 
 
 def test_one_line_longer_than_the_piece(tail_of):
@@ -355,7 +383,7 @@ def test_only_the_end_is_read(tail_of):
     lines = tail_of("".join(f"{number:07}\n" for number in range(100_000))).before
     assert lines[-1] == "0099999"
     assert lines[0] == f"{100_000 - len(lines):07}", "the first line is whole"
-    assert len(lines) == LOOK_BACK // 8 - 1
+    assert len(lines) == LOOK_BACK // 8
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def wanted(processes: int = 1, **more: object) -> Wanted:
     [
         (Cores(visible=8, total=8), 8, None, {"cores": PASS, "OMP threads": PASS}),
         (Cores(visible=8, total=8), 9, None, {"cores": WARN, "OMP threads": PASS}),
-        (Cores(visible=8, total=8, quota=2.0), 4, None, {"cores": WARN, "OMP threads": WARN}),
+        (Cores(visible=8, total=8, quota=2.0), 4, None, {"cores": WARN, "OMP threads": PASS}),
         (Cores(visible=8, total=8, quota=64.0), 8, None, {"cores": PASS, "OMP threads": PASS}),
         (Cores(visible=8, total=8), 4, "2", {"cores": PASS, "OMP threads": PASS}),
         (Cores(visible=8, total=8), 4, "3", {"cores": PASS, "OMP threads": WARN}),
@@ -43,7 +43,7 @@ def test_cores(facts: Cores, processes: int, threads: str | None, expected: dict
 
 
 def test_the_mend_of_threads_can_be_typed() -> None:
-    _, finding = judge_machine.cores(Cores(visible=8, total=16, quota=4.0), wanted(2))
+    _, finding = judge_machine.cores(Cores(visible=8, total=16, quota=4.0), wanted(2, threads="4"))
     assert finding.mend == "export OMP_NUM_THREADS=2"
     assert "the cgroup gives 4" in finding.found
 

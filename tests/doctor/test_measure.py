@@ -12,8 +12,8 @@ import pytest
 
 from fleetrun.doctor import measure
 from fleetrun.doctor.facts import Torch
-from fleetrun.doctor.measure import Groups
 from fleetrun.doctor.visit import at_once
+from fleetrun.host.cgroups import Groups
 
 
 def test_a_folder_that_is_there_and_one_that_will_be_made(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The plan without the start, help and version, and what may be started: scripts, modules, programs."""
 
 import json
+import os
 import sys
 import zipapp
 
@@ -163,3 +164,13 @@ def test_options_in_every_spelling(fleetrun: Fleetrun):
 def test_an_empty_script_and_a_name_with_spaces(fleetrun: Fleetrun):
     (fleetrun.folder / "my first script.py").write_text("")
     assert fleetrun.run(*TWO, "my first script.py").code == 0
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_word_that_is_not_utf8(fleetrun: Fleetrun, errors: str):
+    """The plan has it as the script gets it; in JSON it is escaped, so that it can be read and used."""
+    script, env = fleetrun.script(""), {"PYTHONIOENCODING": f"utf-8:{errors}"}
+    launch = fleetrun.run("--dry_run", "--json", script, os.fsdecode(b"\xff"), env=env)
+    assert launch.code == 0, launch.err
+    assert json.loads(launch.out)["containers"][0]["command"][-1] == os.fsdecode(b"\xff")
+    assert fleetrun.run("--dry_run", script, os.fsdecode(b"\xff"), env=env).code == 0

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from tests.support.command import Fleetrun
+from tests.support.command import CHILD_MODULES, Fleetrun
 from tests.support.traces import wait_until
 
 TWO = ("--nproc_per_node", "2", "--job_id", "night")
@@ -143,3 +143,47 @@ def test_times_are_noted_while_a_job_prints(fleetrun: Fleetrun):
     assert launch.wait() == 143
     names, rest, *_, last = marks(fleetrun).splitlines()
     assert (names, rest, last.split()[1]) == ("# trainer.0", "rest 0.01", "0:4")
+
+
+STEPS = """
+import time
+from pathlib import Path
+
+_real = time.time
+time.time = lambda: _real() - 3600 * Path({stepped!r}).exists()
+"""
+BACK = """
+import time
+if RANK:
+    wait_for_go()
+print("line", RANK, flush=True)
+if not RANK:
+    Path({stepped!r}).touch()
+    print("after the step", flush=True)
+    wait_for_go()
+raise ValueError("bad luck")
+"""
+
+
+def test_a_step_of_the_clock_changes_no_duration_and_no_order(fleetrun: Fleetrun):
+    """As when a machine boots with a wrong time, and the network's arrives while a job runs."""
+    stepped = str(fleetrun.folder / "stepped")
+    (fleetrun.folder / "steps").mkdir()
+    (fleetrun.folder / "steps" / "sitecustomize.py").write_text(STEPS.format(stepped=stepped))
+    path = f"{fleetrun.folder / 'steps'}{os.pathsep}{CHILD_MODULES}"
+    script = fleetrun.script("from pathlib import Path" + BACK.format(stepped=stepped))
+    launch = fleetrun.start(*TWO, "--max_restart", "0", script, env={"PYTHONPATH": path})
+    wait_until(lambda: " 0:" in marks(fleetrun), "a note of the first line")
+    wait_until(lambda: "after the step" in fleetrun.log("trainer.0"), "the step")
+    launch.go()
+    assert launch.wait() == 1
+    times = [each["time"] for each in events(fleetrun)]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 600
+    assert all(each["seconds"] < 600 for each in events(fleetrun) if each["event"] == "exited")
+    assert "First failure: trainer 0 exited with code 1, after 0.0 s" not in launch.err
+    lines = fleetrun.run("logs").out.splitlines()
+    assert [each.partition("|")[2].strip() for each in lines if "line" in each or "after" in each][:2] == [
+        "line 0",
+        "after the step",
+    ]

@@ -27,7 +27,7 @@ from typing import IO, Any
 from tests.support.traces import BOUND, cgroup_of, left_behind, wait_until
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
-_CHILD_MODULES = Path(__file__).parent / "child"
+CHILD_MODULES = Path(__file__).parent / "child"
 _TOKEN = "FLEETTEST_TOKEN"
 
 
@@ -35,7 +35,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A plain login's; not the variables that the tests themselves run under."""
     kept = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
     plain = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
-    return {**kept, **plain, "PYTHONPATH": str(_CHILD_MODULES), **(extra or {})}
+    return {**kept, **plain, "PYTHONPATH": str(CHILD_MODULES), **(extra or {})}
 
 
 class Launch:
@@ -259,7 +259,7 @@ class Fleetrun:
         self._command = command
         self._user = user
         self._env = {
-            "PYTHONPATH": ":".join(map(str, (_CHILD_MODULES, *path))),
+            "PYTHONPATH": ":".join(map(str, (CHILD_MODULES, *path))),
             "XDG_RUNTIME_DIR": str(folder / "run"),  # one test's jobs are not another's
         }
         self._launches: list[Launch] = []

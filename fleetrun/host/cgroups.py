@@ -1,0 +1,85 @@
+"""What control groups leave to this process, of version 1 and 2: its own group and the groups around it. In a
+container, whose groups seem to be elsewhere, what is mounted there. Reads only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleetrun.aliases import Strings
+from fleetrun.files import read_file
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+class Groups:
+    """`membership` has a line for each hierarchy: `0::/path` of version 2, `4:memory:/path` of version 1."""
+
+    def __init__(self, root: Path = ROOT, membership: Path = MEMBERSHIP) -> None:
+        self._root = root
+        self._lines = [
+            line.split(":", 2) for line in read_file(membership).splitlines() if line.count(":") > 1
+        ]
+
+    def processors(self) -> float | None:
+        """How many of them these groups give at most; None: no limit."""
+        pairs = [read_file(group / "cpu.max").partition(" ")[::2] for group in self._groups("")]
+        pairs += [
+            (read_file(group / "cpu.cfs_quota_us"), read_file(group / "cpu.cfs_period_us"))
+            for group in self._groups("cpu")
+        ]
+        found = [
+            int(quota) / int(period)
+            for quota, period in pairs
+            if quota.isdecimal() and period.isdecimal() and int(period) > 0
+        ]
+        return min(found, default=None)
+
+    def memory(self) -> Iterator[tuple[int, int]]:
+        """Limits, and how much of each is left. Pages of files are given back before anything is killed: they
+        count as free, as they do in the kernel's own MemAvailable.
+        """
+        for group in self._groups(""):
+            yield from _left(
+                group, "memory.max", "memory.current", ("active_file", "inactive_file", "slab_reclaimable")
+            )
+        for group in self._groups("memory"):
+            yield from _left(
+                group, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                ("total_active_file", "total_inactive_file"),
+            )  # fmt: skip
+
+    def tasks(self) -> Iterator[tuple[int, int]]:
+        """Limits on processes and threads, and how many are left of each."""
+        for group in (*self._groups(""), *self._groups("pids")):
+            yield from _left(group, "pids.max", "pids.current", ())
+
+    def _groups(self, controller: str) -> Iterator[Path]:
+        """Innermost first. Version 2 is mounted at the root, or next to those of version 1."""
+        for _, names, path in self._lines:
+            if controller in names.split(","):
+                for mount in (
+                    [self._root / controller] if controller else [self._root, self._root / "unified"]
+                ):
+                    here = mount / path.lstrip("/")
+                    yield from (each for each in (here, *here.parents) if each.is_relative_to(mount))
+
+
+def available_cores(groups: Groups | None = None) -> int:
+    """Return how many cores this process has: the cores that it may run on, but not more than its groups give
+    it time for.
+    """
+    quota = (groups or Groups()).processors()
+    visible = len(os.sched_getaffinity(0))
+    return visible if quota is None else max(1, min(visible, int(quota)))
+
+
+def _left(group: Path, limit: str, used: str, given_back: Strings) -> Iterator[tuple[int, int]]:
+    most, taken = read_file(group / limit), read_file(group / used)
+    if most.isdecimal() and taken.isdecimal():
+        rows = (line.split() for line in read_file(group / "memory.stat").splitlines()) if given_back else ()
+        free = sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in given_back)
+        yield int(most), max(0, int(most) - max(0, int(taken) - free))
