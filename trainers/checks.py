@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from fleetrun.aliases import Fields
 from trainers.errors import UsageError
@@ -35,16 +35,26 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a whole number or a float."""
+    return is_whole(value) or isinstance(value, float)
+
+
 def positive(name: str, value: Any) -> float:
     """A number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if not is_number(value) or not value > 0:
         raise UsageError(f"{name} is {value!r}; it must be a number above 0")
     return float(value)
 
 
 def whole(name: str, value: Any, least: int) -> int:
     """A whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value) or value < least:
         raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     return value
 

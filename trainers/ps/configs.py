@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
-from trainers.checks import flag, keys, one_of, positive, whole
+from trainers.checks import flag, is_number, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.rules import ON_ROWS, RULES, AnyRule, wrong_option
 from trainers.ps.tables.spec import Bound, Entry, Initializer
@@ -100,7 +100,7 @@ class PsConfigs:
         flag("ps_configs slice_var_up", self.slice_var_up)
         flag("ps_configs read_ahead", self.read_ahead)
         number = self.table_mb_per_server
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+        if not is_number(number) or not 0 <= number < math.inf:
             raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
         for field in fields(self):
             if field.name.endswith("_s"):
