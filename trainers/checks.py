@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from fleetrun.aliases import Fields
 from trainers.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
@@ -19,6 +23,13 @@ def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
         if key not in known:
             raise UsageError(f"strategy.{name} has no key {key!r}{nearest(str(key), known)}")
     return MappingProxyType(dict(value))
+
+
+def accepted(name: str, value: Any, kind: type[DataclassInstance]) -> Fields:
+    """A read-only copy of a dict that `kind`, which has a field for each key, accepts."""
+    configs = keys(name, value, [field.name for field in fields(kind)])
+    kind(**configs)
+    return configs
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

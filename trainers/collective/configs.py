@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.aliases import Fields, Strings
 from fleetrun.frozen import frozen
-from trainers.checks import flag, is_number, keys, one_of, positive, whole
+from trainers.checks import accepted, flag, is_number, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -178,9 +178,7 @@ def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Fields]:
                 raise NotSupportedError(
                     f"NotSupported: strategy.{name} {key} has no meaning here: {_PADDLES[key]}; leave it out"
                 )
-        configs = keys(name, value, [field.name for field in fields(make)])
-        make(**configs)
-        return configs
+        return accepted(name, value, make)
 
     return check
 
