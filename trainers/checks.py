@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from fleetrun.aliases import Fields
 from trainers.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
@@ -19,6 +23,13 @@ def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
         if key not in known:
             raise UsageError(f"strategy.{name} has no key {key!r}{nearest(str(key), known)}")
     return MappingProxyType(dict(value))
+
+
+def accepted(name: str, value: Any, kind: type[DataclassInstance]) -> Fields:
+    """A read-only copy of a dict that `kind`, which has a field for each key, accepts."""
+    configs = keys(name, value, [field.name for field in fields(kind)])
+    kind(**configs)
+    return configs
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -35,16 +46,26 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a whole number or a float."""
+    return is_whole(value) or isinstance(value, float)
+
+
 def positive(name: str, value: Any) -> float:
     """A number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if not is_number(value) or not value > 0:
         raise UsageError(f"{name} is {value!r}; it must be a number above 0")
     return float(value)
 
 
 def whole(name: str, value: Any, least: int) -> int:
     """A whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value) or value < least:
         raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     return value
 

@@ -139,7 +139,7 @@ class Auc(PointwiseMetric):
 
     def value(self) -> float:
         """nan unless there are examples of both labels."""
-        others, clicks = self.state.view(2, self.buckets)
+        others, clicks = self.state.view(-1, 2, self.buckets).sum(dim=0)
         return area_under(others, clicks)
 
 
@@ -164,11 +164,6 @@ class WindowedAuc(Auc):
         self.state[0] += self._histograms(predictions, labels)
         sizes = self.state.sum(dim=1)
         self.state[sizes.cumsum(0) - sizes >= self.examples] = 0.0
-
-    def value(self) -> float:
-        """nan unless there are examples of both labels."""
-        others, clicks = self.state.sum(dim=0).view(2, self.buckets)
-        return area_under(others, clicks)
 
 
 class _Mean(PointwiseMetric):

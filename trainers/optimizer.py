@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from trainers import progress
@@ -66,6 +67,19 @@ class _Backwards:
 _backwards = functools.cache(_Backwards)
 
 # ---- The optimizers
+
+
+def parameters_of(optimizer: Optimizer) -> list[Parameter]:
+    """Return the parameters of all groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def loss_of(closure: Callable[[], float] | None) -> float | None:
+    """Return what the closure of a step returns, if there is one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 class WrappingOptimizer(Optimizer):
@@ -169,7 +183,7 @@ class DistributedOptimizer(WrappingOptimizer):
     def has_gradients(self) -> bool:
         """Whether a backward pass has left gradients that no step has used."""
         with torch._C.DisableTorchFunctionSubclass():  # asking a weight that is served takes much longer
-            return any(param.grad is not None for group in self.param_groups for param in group["params"])
+            return any(param.grad is not None for param in parameters_of(self))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -177,7 +191,7 @@ class DistributedOptimizer(WrappingOptimizer):
 
     def is_cleared(self) -> bool:
         """Return whether each gradient is None or zero, as the model's `zero_grad` leaves them."""
-        every = [param.grad for group in self.param_groups for param in group["params"]]
+        every = [param.grad for param in parameters_of(self)]
         return all(grad is None or not grad.norm() for grad in every)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

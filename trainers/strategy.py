@@ -56,62 +56,59 @@ class Unsupported:
     off: Any = None
 
 
-_PIPELINE = "use torch.distributed.pipelining in the model"
 _TENSOR = "use torch.distributed.tensor.parallel in the model"
 _CUDNN = "use torch.backends.cudnn in the script"
-_NCCL = "NCCL decides that; its NCCL_* environment variables may be set for fleetrun"
 _BUCKETS = "gradients are reduced in groups of strategy.fuse_grad_size_in_MB"
-_ELASTIC = "use fleetrun --nnodes=LEAST:MOST and fleet.save_checkpoint"
-_COMPILE = "use strategy.compile"
-_USE_SERVERS = "use fleet.init(is_collective=False), strategy.ps_configs and strategy.sparse_table_configs"
-_AUTO = "no strategy is chosen automatically; set the fields that you want"
+
+_INSTEAD: Mapping[str, Fields] = {
+    "use torch.distributed.pipelining in the model": {"pipeline": False, "pipeline_configs": None},
+    _TENSOR: {"tensor_parallel": False, "tensor_parallel_configs": None},
+    f"all processes train data parallel; use strategy.sharding, or {_TENSOR[4:]}": {
+        "hybrid_configs": None
+    },
+    "all processes train data parallel; use strategy.sharding": {"hybrid_parallel_order": None},
+    "use strategy.fp16_allreduce, or torch's PowerSGD hook on the model": {
+        "dgc": False, "dgc_configs": None,
+    },
+    "use strategy.localsgd with localsgd_configs k_steps": {
+        "adaptive_localsgd": False, "adaptive_localsgd_configs": None,
+    },
+    "use torch.sparse.semi_structured": {"asp": False},
+    "use torchao's quantization": {"qat": False, "qat_configs": None},
+    "use the optimizer that you want": {"adam_d2sum": False},
+    "use fleetrun --nnodes=LEAST:MOST and fleet.save_checkpoint": {"elastic": False},
+    "no strategy is chosen automatically; set the fields that you want": {
+        "auto": False, "semi_auto": False, "auto_search": False,
+    },
+    "use strategy.compile": {
+        "build_strategy": None, "execution_strategy": None, "without_graph_optimization": True,
+    },
+    f"{_CUDNN}: torch.backends.cudnn.benchmark = True": {"cudnn_exhaustive_search": False},
+    _CUDNN: {"cudnn_batchnorm_spatial_persistent": False, "conv_workspace_size_limit": 512},
+    "NCCL decides that; its NCCL_* environment variables may be set for fleetrun": {
+        "nccl_comm_num": 1, "sync_nccl_allreduce": True, "use_hierarchical_allreduce": False,
+        "hierarchical_allreduce_inter_nranks": 1, "heter_ccl_mode": False,
+        "calc_comm_same_stream": False,
+    },
+    f"{_BUCKETS}; make that small": {"fuse_all_reduce_ops": True},
+    _BUCKETS: {
+        "fuse_grad_size_in_num": 8, "fuse_grad_size_in_TFLOPS": 50, "last_comm_group_size_MB": 1,
+    },
+    "strategy.gradient_merge adds up where gradients are": {"fuse_grad_merge": False},
+    "use fleet.init(is_collective=False), strategy.ps_configs and strategy.sparse_table_configs": {
+        "trainer_desc_configs": None, "downpour_table_param": None,
+    },
+    "give URLs that fsspec knows to fleet.save_persistables": {"fs_client_param": None},
+    "federated training is not supported": {
+        "is_fl_ps_mode": False, "with_coordinator": False, "is_with_coordinator": False,
+    },
+    "each process reads its own part; use trainers.data's samplers": {"split_data": True},
+    "use fleet.init(is_collective=True or False)": {"mode": None},
+}  # fmt: skip
+"""What to do instead, and for which fields, each with its `off`."""
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "pipeline": Unsupported(_PIPELINE, False),
-    "pipeline_configs": Unsupported(_PIPELINE),
-    "tensor_parallel": Unsupported(_TENSOR, False),
-    "tensor_parallel_configs": Unsupported(_TENSOR),
-    "hybrid_configs": Unsupported(
-        f"all processes train data parallel; use strategy.sharding, or {_TENSOR[4:]}"
-    ),
-    "hybrid_parallel_order": Unsupported("all processes train data parallel; use strategy.sharding"),
-    "dgc": Unsupported("use strategy.fp16_allreduce, or torch's PowerSGD hook on the model", False),
-    "dgc_configs": Unsupported("use strategy.fp16_allreduce, or torch's PowerSGD hook on the model"),
-    "adaptive_localsgd": Unsupported("use strategy.localsgd with localsgd_configs k_steps", False),
-    "adaptive_localsgd_configs": Unsupported("use strategy.localsgd with localsgd_configs k_steps"),
-    "asp": Unsupported("use torch.sparse.semi_structured", False),
-    "qat": Unsupported("use torchao's quantization", False),
-    "qat_configs": Unsupported("use torchao's quantization"),
-    "adam_d2sum": Unsupported("use the optimizer that you want", False),
-    "elastic": Unsupported(_ELASTIC, False),
-    "auto": Unsupported(_AUTO, False),
-    "semi_auto": Unsupported(_AUTO, False),
-    "auto_search": Unsupported(_AUTO, False),
-    "build_strategy": Unsupported(_COMPILE),
-    "execution_strategy": Unsupported(_COMPILE),
-    "without_graph_optimization": Unsupported(_COMPILE, True),
-    "cudnn_exhaustive_search": Unsupported(_CUDNN + ": torch.backends.cudnn.benchmark = True", False),
-    "cudnn_batchnorm_spatial_persistent": Unsupported(_CUDNN, False),
-    "conv_workspace_size_limit": Unsupported(_CUDNN, 512),
-    "nccl_comm_num": Unsupported(_NCCL, 1),
-    "sync_nccl_allreduce": Unsupported(_NCCL, True),
-    "use_hierarchical_allreduce": Unsupported(_NCCL, False),
-    "hierarchical_allreduce_inter_nranks": Unsupported(_NCCL, 1),
-    "heter_ccl_mode": Unsupported(_NCCL, False),
-    "calc_comm_same_stream": Unsupported(_NCCL, False),
-    "fuse_all_reduce_ops": Unsupported(f"{_BUCKETS}; make that small", True),
-    "fuse_grad_size_in_num": Unsupported(_BUCKETS, 8),
-    "fuse_grad_size_in_TFLOPS": Unsupported(_BUCKETS, 50),
-    "last_comm_group_size_MB": Unsupported(_BUCKETS, 1),
-    "fuse_grad_merge": Unsupported("strategy.gradient_merge adds up where gradients are", False),
-    "trainer_desc_configs": Unsupported(_USE_SERVERS),
-    "fs_client_param": Unsupported("give URLs that fsspec knows to fleet.save_persistables"),
-    "downpour_table_param": Unsupported(_USE_SERVERS),
-    "is_fl_ps_mode": Unsupported("federated training is not supported", False),
-    "with_coordinator": Unsupported("federated training is not supported", False),
-    "is_with_coordinator": Unsupported("federated training is not supported", False),
-    "split_data": Unsupported("each process reads its own part; use trainers.data's samplers", True),
-    "mode": Unsupported("use fleet.init(is_collective=True or False)"),
+    name: Unsupported(instead, off) for instead, names in _INSTEAD.items() for name, off in names.items()
 }
 
 

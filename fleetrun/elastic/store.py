@@ -348,15 +348,12 @@ def _as_expected(entry: Entry | None, expect: int | None) -> bool:
     return expect is None or expect == (ABSENT if entry is None else entry.revision)
 
 
-class Mirror:
-    """A client's copy of the entries that it watches. `stale`: changed since this was last set to False."""
+class Watched:
+    """A client's copy of the entries under the prefixes that it watches."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        self.closed: set[str] = set()
-        """Keys that were deleted because their client's connection was closed."""
         self.prefixes: dict[str, None] = {}
-        self.stale = False
 
     def watch(self, prefix: str) -> None:
         self.prefixes[prefix] = None
@@ -365,6 +362,22 @@ class Mirror:
         self.prefixes.pop(prefix, None)
         for key in [key for key in self.entries if not self._watched(key)]:
             del self.entries[key]
+
+    def _watched(self, key: str) -> bool:
+        return any(covers(prefix, key) for prefix in self.prefixes)
+
+
+class Mirror(Watched):
+    """The copy of a client that gets changes in order. `stale`: changed since this was last set to False."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: set[str] = set()
+        """Keys that were deleted because their client's connection was closed."""
+        self.stale = False
+
+    def unwatch(self, prefix: str) -> None:
+        super().unwatch(prefix)
         self.closed = {key for key in self.closed if self._watched(key)}
 
     def note(self, news: Outbox) -> None:
@@ -389,6 +402,3 @@ class Mirror:
         self.entries |= entries
         self.closed -= entries.keys()
         self.stale = True
-
-    def _watched(self, key: str) -> bool:
-        return any(covers(prefix, key) for prefix in self.prefixes)

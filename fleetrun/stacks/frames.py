@@ -137,15 +137,7 @@ class Target:
         words = {name: str(said[name]) for name in ("role", "title", "log", "mark")}
         node = said.get("node")
         node = None if node is None else int(node)
-        return cls(
-            rank=int(said["rank"]),
-            pid=int(said["pid"]),
-            role=words["role"],
-            title=words["title"],
-            log=words["log"],
-            mark=words["mark"],
-            node=node,
-        )
+        return cls(rank=int(said["rank"]), pid=int(said["pid"]), node=node, **words)
 
 
 @frozen_by_name

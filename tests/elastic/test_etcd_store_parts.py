@@ -107,11 +107,11 @@ def test_an_etcd_that_lost_its_data_before_the_watch_reported(mirror):
 def test_a_prefix_that_is_no_longer_mirrored(mirror):
     mirror.prefixes["k/1"] = None
     mirror.replace({"k/1": entry(3), "k/2": entry(4)}, 5)
-    mirror.forget("k/")
+    mirror.unwatch("k/")
     assert mirror.entries == {"k/1": entry(3)}
     assert not mirror.answered(at(9, "k/2"))
-    mirror.forget("k/1")
-    mirror.forget("k/1")
+    mirror.unwatch("k/1")
+    mirror.unwatch("k/1")
     assert mirror.entries == {}
 
 

@@ -32,6 +32,7 @@ from trainers.checkpoints.manifest import CheckpointError, Manifest, step_of
 from trainers.checkpoints.ranks import Ranks, done
 from trainers.checkpoints.state import Contents
 from trainers.checkpoints.tensors import Staging
+from trainers.checks import is_whole
 from trainers.errors import FleetError, UsageError
 from trainers.process.hooks import at_exit, failed
 from trainers.process.log import glog
@@ -139,7 +140,7 @@ def save(
     wait()
     ranks = Ranks(_background.group() if background else None)
     contents = Contents(model, optimizer, state or {})
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+    if not is_whole(step) or step < 0:
         raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
     if keep < 1:
         raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")

@@ -35,6 +35,7 @@ from trainers.checkpoints.manifest import CheckpointError, put_values
 from trainers.checkpoints.neighbour import Neighbour, NoNeighbour, neighbours, place_on_node
 from trainers.checkpoints.ranks import Ranks
 from trainers.checkpoints.slots import Head, Packed, Slot, Store, meshes_of
+from trainers.checks import is_whole
 from trainers.errors import UsageError
 from trainers.process.log import glog
 
@@ -136,7 +137,7 @@ class Keeper:
         ranks = Ranks()
         if self._own is None:
             self._begin(ranks, self._held())
-        if isinstance(step, bool) or not isinstance(step, int) or step <= self._last:
+        if not is_whole(step) or step <= self._last:
             raise UsageError(f"the step is {step!r}; it must be a whole number above the last, {self._last}")
         packed = Packed(state)
         self._number += 1

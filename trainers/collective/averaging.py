@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers.collective.group import group_of
+from trainers.optimizer import parameters_of
 
 MESSAGE_BYTES = 25 << 20
 """Tensors travel in messages of about this size, as DDP sends gradients."""
@@ -31,7 +32,7 @@ def average_state(optimizer: torch.optim.Optimizer) -> None:
     """The same for the state of an optimizer, as far as all ranks have it: a checkpoint has only one."""
     mine = {
         (place, key): value
-        for place, param in enumerate(param for group in optimizer.param_groups for param in group["params"])
+        for place, param in enumerate(parameters_of(optimizer))
         for key, value in optimizer.state.get(param, {}).items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.aliases import Fields, Strings
 from fleetrun.frozen import frozen
-from trainers.checks import flag, keys, one_of, positive, whole
+from trainers.checks import accepted, flag, is_number, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -178,15 +178,13 @@ def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Fields]:
                 raise NotSupportedError(
                     f"NotSupported: strategy.{name} {key} has no meaning here: {_PADDLES[key]}; leave it out"
                 )
-        configs = keys(name, value, [field.name for field in fields(make)])
-        make(**configs)
-        return configs
+        return accepted(name, value, make)
 
     return check
 
 
 def _share(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise UsageError(f"{name} is {value!r}; it must be a number from 0 to 1")
 
 

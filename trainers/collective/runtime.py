@@ -38,7 +38,7 @@ from trainers.collective.sharding import rewire, shard, zero_optimizer
 from trainers.collective.stepping import DistributedScaler, SteppingOptimizer, scaler_of
 from trainers.errors import UsageError
 from trainers.notice import Notice
-from trainers.optimizer import DistributedOptimizer
+from trainers.optimizer import DistributedOptimizer, parameters_of
 from trainers.roles.identity import Identity
 from trainers.runtime import StandIns, check_model, check_optimizer
 from trainers.storage.folder import Where
@@ -131,9 +131,7 @@ def stepping(
         return DistributedOptimizer(optimizer)
     scaler = None
     if settings.float16 and settings.amp is not None:
-        scaler = scaler_of(
-            settings.amp, device_of(each for group in optimizer.param_groups for each in group["params"])
-        )
+        scaler = scaler_of(settings.amp, device_of(parameters_of(optimizer)))
     return SteppingOptimizer(optimizer, cadence, average, scaler=scaler, own_backward=own_backward)
 
 

@@ -25,7 +25,7 @@ from trainers.collective.averaging import messages_of, put_back
 from trainers.collective.configs import ShardingConfigs
 from trainers.collective.modules import matching_modules
 from trainers.errors import NotSupportedError, UsageError
-from trainers.optimizer import WrappingOptimizer
+from trainers.optimizer import WrappingOptimizer, loss_of, parameters_of
 
 # ---- Stage 1: the state of each parameter's update is on one rank, which sends the result to all
 
@@ -45,21 +45,18 @@ class ZeroOptimizer(WrappingOptimizer):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._owners: dict[Tensor, int] = {}
         self._bytes = [0] * self._world
-        self._give_owners(self._params())
+        self._give_owners(parameters_of(self))
         inner.register_load_state_dict_post_hook(self._share)
         if self.state:
             self.load_state_dict(inner.state_dict())
 
     def owned_params(self) -> list[Tensor]:
         """The parameters that this rank updates and whose state it has."""
-        return [param for param in self._params() if self._owners[param] == self._rank]
+        return [param for param in parameters_of(self) if self._owners[param] == self._rank]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        changed = [param for param in self._params() if param.grad is not None]
+        loss = loss_of(closure)
+        changed = [param for param in parameters_of(self) if param.grad is not None]
         with self._only_mine():
             self.inner.step()
         self._send(changed)
@@ -68,19 +65,16 @@ class ZeroOptimizer(WrappingOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         if "inner" in self.__dict__:
-            self._give_owners(param for param in self._params() if param not in self._owners)
+            self._give_owners(param for param in parameters_of(self) if param not in self._owners)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps this rank's part of what may be the whole."""
         owned = {
             index: entry
-            for index, param in enumerate(self._params())
+            for index, param in enumerate(parameters_of(self))
             if self._owners[param] == self._rank and (entry := state_dict["state"].get(index)) is not None
         }
         self.inner.load_state_dict({**state_dict, "state": owned})
-
-    def _params(self) -> list[Tensor]:
-        return [param for group in self.param_groups for param in group["params"]]
 
     def _give_owners(self, params: Iterable[Tensor]) -> None:
         """The largest first, each to the rank with least: equal on all ranks."""

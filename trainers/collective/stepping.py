@@ -20,7 +20,7 @@ from trainers import progress
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import Cadence
 from trainers.errors import NotSupportedError, UsageError
-from trainers.optimizer import DistributedOptimizer
+from trainers.optimizer import DistributedOptimizer, parameters_of
 
 # ---- Loss scaling for float16 among ranks
 
@@ -173,11 +173,7 @@ class SteppingOptimizer(DistributedOptimizer):
 
     def has_gradients(self) -> bool:
         """Whether there has been a backward pass since the last step."""
-        return any(
-            param.grad is not None and not self._is_kept(param)
-            for group in self.param_groups
-            for param in group["params"]
-        )
+        return any(param.grad is not None and not self._is_kept(param) for param in parameters_of(self))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         if closure is not None:

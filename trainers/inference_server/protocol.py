@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
+from trainers.checks import is_whole
 from trainers.storage.safetensors import view_of
 
 DATATYPES = {
@@ -310,7 +311,7 @@ def _list(body: Fields, key: str) -> Iterator[Any]:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
+    return is_whole(value) and 0 <= value < 1 << 48
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
-from trainers.checks import flag, keys, one_of, positive, whole
+from trainers.checks import accepted, flag, is_number, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.rules import ON_ROWS, RULES, AnyRule, wrong_option
 from trainers.ps.tables.spec import Bound, Entry, Initializer
@@ -100,7 +100,7 @@ class PsConfigs:
         flag("ps_configs slice_var_up", self.slice_var_up)
         flag("ps_configs read_ahead", self.read_ahead)
         number = self.table_mb_per_server
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+        if not is_number(number) or not 0 <= number < math.inf:
             raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
         for field in fields(self):
             if field.name.endswith("_s"):
@@ -198,12 +198,12 @@ def a_sync_configs(name: str, value: Any) -> Fields:
                 f"NotSupported: strategy.{name} {key} has no effect here ({_WITHOUT_EFFECT[key]}); remove it"
             )
         value = {_ALIASES.get(key, key): each for key, each in value.items()}
-    return _checked(name, value, AsyncConfigs)
+    return accepted(name, value, AsyncConfigs)
 
 
 def ps_configs(name: str, value: Any) -> Fields:
     """The mapping, read-only and checked; raises UsageError."""
-    return _checked(name, value, PsConfigs)
+    return accepted(name, value, PsConfigs)
 
 
 EVERY_TABLE = "*"
@@ -274,14 +274,7 @@ def sparse_table_configs(name: str, value: Any) -> Fields:
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict of dicts")
     return MappingProxyType(
         {
-            str(table): _checked(f"{name}[{table!r}]", configs, TableConfigs)
+            str(table): accepted(f"{name}[{table!r}]", configs, TableConfigs)
             for table, configs in value.items()
         }
     )
-
-
-def _checked(name: str, value: Any, kind: type[AsyncConfigs | PsConfigs | TableConfigs]) -> Fields:
-    """The mapping, once `kind`, a class with a field for each key, has accepted it."""
-    configs = keys(name, value, [field.name for field in fields(kind)])
-    kind(**configs)
-    return configs

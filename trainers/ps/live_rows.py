@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from trainers.checks import nearest
-from trainers.errors import FleetError, UsageError
+from trainers.errors import UsageError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
-from trainers.ps.saves.inspection import key_of
+from trainers.ps.saves.inspection import key_of, print_document
 from trainers.ps.transport import keys_of
 from trainers.ps.wire import NO_TRAINER, Field, Kind, Part, text_part
 
@@ -48,14 +48,8 @@ def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> dict
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the document, or `{"error": ..., "usage": ...}` and returns 1, as `saves.inspection` does."""
     endpoints, name, *words = argv
-    try:
-        document = live_rows(endpoints.split(","), name, words)
-    except FleetError as error:
-        document = {"error": str(error), "usage": isinstance(error, UsageError)}
-    sys.stdout.write(json.dumps(document) + "\n")
-    return 1 if "error" in document else 0
+    return print_document(lambda: live_rows(endpoints.split(","), name, words))
 
 
 if __name__ == "__main__":

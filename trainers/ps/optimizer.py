@@ -17,7 +17,7 @@ from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.collective.stepping import DistributedScaler, not_scaled
 from trainers.errors import NotSupportedError, UsageError
-from trainers.optimizer import DistributedOptimizer
+from trainers.optimizer import DistributedOptimizer, loss_of, parameters_of
 from trainers.ps.trainer.exchange import same_bits
 from trainers.ps.trainer.layout import options_snapshot
 from trainers.ps.trainer.weight import ServedWeight, hidden_gradients, without_overrides
@@ -150,10 +150,7 @@ class ServedOptimizer(DistributedOptimizer):
             )
         if self._stepper.scaler is not None and not self._unscaled:
             raise not_scaled("step()")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
             raise NotSupportedError(
                 f"an option of {type(self.inner).__name__} other than lr has changed since "
@@ -304,8 +301,10 @@ class _Kept:
         cls, optimizer: ServedOptimizer, rows: object, dense: Container[int], *, copy: bool = False
     ) -> _Kept:
         values: list[tuple[Tensor, Tensor]] = []
-        every = [each for group in optimizer.param_groups for each in group["params"]]
-        own = [(each, each.grad) for each in every if not isinstance(each, ServedWeight)]
+        every = parameters_of(optimizer)
+        own: list[tuple[Tensor, Tensor | None]] = [
+            (each, each.grad) for each in every if not isinstance(each, ServedWeight)
+        ]
         if copy:
             trained = [each for each, grad in own if grad is not None and id(each) in dense]
             values = [(each, each.detach().clone()) for each in trained]

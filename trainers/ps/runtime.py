@@ -29,7 +29,7 @@ from trainers.collective.stepping import scaler_of
 from trainers.data.loop import AnyBatch, prefetched
 from trainers.data.stream import Source, Stream, Streaming
 from trainers.errors import FleetError, NotSupportedError, ServerError, UsageError
-from trainers.optimizer import DistributedOptimizer
+from trainers.optimizer import DistributedOptimizer, parameters_of
 from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.process.log import glog
 from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
@@ -276,10 +276,6 @@ def _enough_memory() -> Iterator[None]:
             f"this server has no memory left ({error or 'MemoryError'}); start more servers, or give them "
             "more memory"
         ) from error
-
-
-def parameters_of(optimizer: Optimizer) -> list[Parameter]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 class _Phase(Enum):

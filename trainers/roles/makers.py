@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from fleetrun.aliases import Environ
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.frozen import frozen
-from trainers.checks import flag, whole
+from trainers.checks import flag, is_whole, whole
 from trainers.errors import FleetError, UsageError
 from trainers.roles.environment import (
     MpiProcess,
@@ -359,7 +359,7 @@ class UserDefinedRoleMaker:
         return count
 
     def _place(self, current_id: int) -> int:
-        if isinstance(current_id, bool) or not isinstance(current_id, int):
+        if not is_whole(current_id):
             raise UsageError(f"{_WHO} current_id is {current_id!r}; it must be a whole number")
         count = len(self._servers) if self._role is Role.SERVER else self._worker_num
         if not 0 <= current_id < count:

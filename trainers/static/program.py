@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen
 from trainers import progress
+from trainers.checks import is_whole
 from trainers.data.slots import Bag, Batch, Slot
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
@@ -154,7 +155,7 @@ def data(
 
 
 def _is_size(size: object) -> bool:
-    return size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= -1)
+    return size is None or (is_whole(size) and size >= -1)
 
 
 def _tensor(value: Any, feed: Data) -> Tensor:

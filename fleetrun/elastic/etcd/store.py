@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from fleetrun.aliases import Callback, Environ
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
-from fleetrun.elastic.store import Entries, Entry, Found, Listener, Written, covers
+from fleetrun.elastic.store import Entries, Entry, Found, Listener, Watched, Written
 from fleetrun.errors import LaunchError, NotSupportedError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -60,7 +60,7 @@ class Mailbox:
             self._emptied()
 
 
-class EtcdMirror:
+class EtcdMirror(Watched):
     """The mirror, from three sources: reads of all prefixes, the changes that the watch reports after them,
     and answers to own writes, which may come before the watch reports them.
 
@@ -68,18 +68,11 @@ class EtcdMirror:
     """
 
     def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
-        self.prefixes: dict[str, None] = {}
+        super().__init__()
         self._revision = 0  # up to which the watch has reported everything
         self._ahead: dict[str, int] = {}  # keys of which an answer is newer, and its revision
         self._before = 0  # the next read must be at least as new: the newest revision when it began
         self._since: set[str] = set()  # keys of which answers came after that
-
-    def forget(self, prefix: str) -> None:
-        """Stop mirroring this prefix."""
-        self.prefixes.pop(prefix, None)
-        for key in [key for key in self.entries if not self._covers(key)]:
-            del self.entries[key]
 
     def reading(self) -> None:
         """A read of all prefixes begins."""
@@ -92,7 +85,7 @@ class EtcdMirror:
             self._ahead = {key: self._ahead[key] for key in self._since & self._ahead.keys()}
         self._revision = revision
         self._ahead = {key: until for key, until in self._ahead.items() if until > revision}
-        now = {key: entry for key, entry in found.items() if self._covers(key) and key not in self._ahead}
+        now = {key: entry for key, entry in found.items() if self._watched(key) and key not in self._ahead}
         now |= {key: self.entries[key] for key in self._ahead if key in self.entries}
         if now == self.entries:
             return False
@@ -112,23 +105,20 @@ class EtcdMirror:
 
     def answered(self, change: Change) -> bool:
         """The key after an own write. Whether anything has changed."""
-        if not self._covers(change.key) or change.revision <= self._revision:
+        if not self._watched(change.key) or change.revision <= self._revision:
             return False
         self._since.add(change.key)
         self._ahead[change.key] = max(change.revision, self._ahead.get(change.key, 0))
         return self._set(change)
 
     def _set(self, change: Change) -> bool:
-        if not self._covers(change.key) or self.entries.get(change.key) == change.entry:
+        if not self._watched(change.key) or self.entries.get(change.key) == change.entry:
             return False
         if change.entry is None:
             del self.entries[change.key]
         else:
             self.entries[change.key] = change.entry
         return True
-
-    def _covers(self, key: str) -> bool:
-        return any(covers(prefix, key) for prefix in self.prefixes)
 
 
 try:
@@ -233,12 +223,12 @@ class EtcdStore:
         return threading.Thread(target=run, name=name, daemon=True)
 
     def watch(self, prefix: str) -> None:
-        self._mirror.prefixes[prefix] = None
+        self._mirror.watch(prefix)
         self._different = True
         self._read_again()
 
     def unwatch(self, prefix: str) -> None:
-        self._mirror.forget(prefix)
+        self._mirror.unwatch(prefix)
         self._read_again()
 
     def put(

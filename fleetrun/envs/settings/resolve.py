@@ -69,7 +69,7 @@ def resolve(
     """
     readable, notices = _without_leftovers(environ)
     notices += _misplaced(line)
-    choices = _from_command_line(line.options)
+    choices = _one_each(line.options)
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
     if any(name in TORCHRUN or choice.origin.startswith(PET) for name, choice in choices.items()):
@@ -138,10 +138,10 @@ def _misplaced(line: CommandLine) -> list[str]:
 # ---- Values by source: command line, environment, job file, and the engine that started this process
 
 
-def _from_command_line(typed: Iterable[Choice]) -> Choices:
+def _one_each(given: Iterable[Choice]) -> Choices:
     """One choice per option. Of one spelling the last counts; different spellings must agree."""
     choices: Choices = {}
-    for choice in typed:
+    for choice in given:
         name = choice.option.name
         choices[name] = _combined(choices[name], choice) if name in choices else choice
     return {name: choice for name, choice in choices.items() if choice.text or choice.value != ()}
@@ -180,14 +180,12 @@ _SCRIPT_OPTIONS = ("module", "no_python")
 
 def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
     """The options of a job file that nothing stronger has set."""
-    choices: Choices = {}
+    choices = []
     for given in options:
         for text in given.texts:
-            name, origin = given.option.name, f"{given.where}: {given.alias}"
-            value = parsed(given.option, origin, text, PREFIXES.get(given.alias, ""))
-            choice = Choice(given.option, value, given.where, text, given.alias, Source.FILE)
-            choices[name] = _combined(choices[name], choice) if name in choices else choice
-    return {name: c for name, c in choices.items() if name not in but and (c.text or c.value != ())}
+            value = parsed(given.option, f"{given.where}: {given.alias}", text, PREFIXES.get(given.alias, ""))
+            choices.append(Choice(given.option, value, given.where, text, given.alias, Source.FILE))
+    return {name: choice for name, choice in _one_each(choices).items() if name not in but}
 
 
 _LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")

@@ -17,12 +17,16 @@ from fleetrun.aliases import Callback
 from trainers.kernels.compiled import Keys, Scalar, compiled
 
 
+def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """The address of array[index], of the arguments (array, index, ...)."""
+    view = context.make_array(signature.args[0])(context, builder, value=arguments[0])
+    return builder.gep(view.data, [arguments[1]])
+
+
 def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_type, _ = signature.args
-        view = context.make_array(array_type)(context, builder, value=arguments[0])
-        place = builder.bitcast(builder.gep(view.data, [arguments[1]]), cgutils.voidptr_t)
+        place = builder.bitcast(_place(context, builder, signature, arguments), cgutils.voidptr_t)
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]  # numba's
@@ -44,9 +48,8 @@ def _fence(typingctx: Any) -> Any:
 def _key_at(typingctx: Any, array: Any, index: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        view = context.make_array(signature.args[0])(context, builder, value=arguments[0])
-        place = builder.bitcast(builder.gep(view.data, [arguments[1]]), ir.IntType(64).as_pointer())
-        return builder.load(place, align=4)
+        place = _place(context, builder, signature, arguments)
+        return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=4)
 
     return types.int64(array, index), build
 
@@ -54,36 +57,29 @@ def _key_at(typingctx: Any, array: Any, index: Any) -> Any:
 def _set_key(typingctx: Any, array: Any, index: Any, key: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        view = context.make_array(signature.args[0])(context, builder, value=arguments[0])
-        place = builder.bitcast(builder.gep(view.data, [arguments[1]]), ir.IntType(64).as_pointer())
-        builder.store(arguments[2], place, align=4)
+        place = _place(context, builder, signature, arguments)
+        builder.store(arguments[2], builder.bitcast(place, ir.IntType(64).as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(array, index, types.int64), build
 
 
 def _bits_of(typingctx: Any, value: Any) -> Any:
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), build
+    return types.uint32(types.float32), lambda _, builder, __, given: builder.bitcast(
+        given[0], ir.IntType(32)
+    )
 
 
 def _float_of(typingctx: Any, bits: Any) -> Any:
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), build
+    return types.float32(types.uint32), lambda _, builder, __, given: builder.bitcast(
+        given[0], ir.FloatType()
+    )
 
 
 def _touch(typingctx: Any, array: Any, index: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_type, _ = signature.args
-        view = context.make_array(array_type)(context, builder, value=arguments[0])
-        place = builder.gep(view.data, [arguments[1]])
+        place = _place(context, builder, signature, arguments)
         zero = ir.IntType(64)(0)  # compilers drop the simpler ways to write what is there
         builder.cmpxchg(place, zero, zero, "monotonic", "monotonic")
         return context.get_dummy_value()
@@ -92,20 +88,14 @@ def _touch(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 def _fma(typingctx: Any, first: Any, second: Any, third: Any) -> Any:
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
     single = types.float32
-    return single(single, single, single), build
+    return single(single, single, single), lambda _, builder, __, given: builder.fma(*given)
 
 
 def _pointer(typingctx: Any, address: Any) -> Any:
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), build
+    return types.voidptr(types.int64), lambda _, builder, __, given: builder.inttoptr(
+        given[0], cgutils.voidptr_t
+    )
 
 
 prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))

@@ -351,10 +351,16 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the document, or `{"error": ..., "usage": ...}` and returns 1; `usage`: it was asked wrongly."""
     command, *words = argv
+    return print_document(lambda: COMMANDS[command](*words))
+
+
+def print_document(make: Callable[[], dict[str, Any]]) -> int:
+    """Print the document that `make` returns and return 0. For a FleetError print `{"error": ..., "usage":
+    ...}` and return 1; `usage`: the command line was wrong.
+    """
     try:
-        document = COMMANDS[command](*words)
+        document = make()
     except FleetError as error:
         document = {"error": str(error), "usage": isinstance(error, UsageError)}
     sys.stdout.write(json.dumps(document) + "\n")

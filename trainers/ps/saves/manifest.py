@@ -21,6 +21,7 @@ from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
+from trainers.checks import is_whole
 from trainers.process.log import glog
 from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
@@ -286,7 +287,7 @@ def _list(body: Fields, key: str) -> list[Fields]:
 
 def _count(body: Fields, key: str) -> int:
     value = body.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not is_whole(value) or value < 0:
         raise ManifestError(f"{key!r} is {value!r}; it must be a whole number of at least 0")
     return value
 

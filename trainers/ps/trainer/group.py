@@ -292,10 +292,6 @@ class RemoteTable:
         direct = self.group.embeds[self.place] or self.group.pools[self.place]
         return self.group.call(self.place, ids) if direct else None
 
-    def add_gradient(self, keys: Tensor, grad: Tensor) -> None:
-        """Collect the gradient of these rows."""
-        self.group.collected.add(self.place, keys, grad)
-
     def collect(self, keys: Tensor, grad: Tensor) -> Tensor | None:
         """See `RowSource`."""
         return self.group.collected.collect(self.place, keys, grad)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch.nn import Module, Parameter
 
+from trainers.checks import is_whole
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.spec import Bound, Entry, EntryKind, Initializer, InitKind, RowOptions, RowType
 
@@ -43,7 +44,7 @@ def ProbabilityEntry(probability: float) -> Entry:
 
 def CountFilterEntry(count_filter: int) -> Entry:
     """A new key gets a row once it has been pulled in training this many times."""
-    if isinstance(count_filter, bool) or not isinstance(count_filter, int) or count_filter < 1:
+    if not is_whole(count_filter) or count_filter < 1:
         raise UsageError(f"CountFilterEntry({count_filter!r}): it must be a whole number of at least 1")
     return Entry(EntryKind.COUNT, float(count_filter))
 
@@ -88,7 +89,7 @@ class SparseEmbedding(Module):
         ttl_s: float | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= 512:
+        if not is_whole(dim) or not 1 <= dim <= 512:
             raise UsageError(f"SparseEmbedding dim is {dim!r}; it must be a whole number from 1 to 512")
         if not low < high:
             raise UsageError(f"SparseEmbedding bounds are {low!r} and {high!r}; low must be below high")
@@ -114,7 +115,7 @@ class SparseEmbedding(Module):
 
 
 def _seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+    if not is_whole(seed) or not 0 <= seed < 2**64:
         raise UsageError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1")
     return seed
 

@@ -142,7 +142,7 @@ class Trainer:
                 self.push()
 
     def push(self) -> None:
-        self.table.add_gradient(SHARED, torch.ones(len(SHARED), 1))
+        self.table.group.collected.add(self.table.place, SHARED, torch.ones(len(SHARED), 1))
         self.exchange.push()
         self.table.group.drop_gradients()
 
@@ -265,8 +265,10 @@ def test_ids_that_changed_and_batches_that_were_left_out_are_asked_for_anew() ->
 def test_gradients_in_any_order_reach_the_servers_of_their_keys() -> None:
     trainer = Trainer(AsyncConfigs())
     keys = torch.randperm(50)
-    trainer.table.add_gradient(keys, keys[:, None].float())
-    trainer.table.add_gradient(SHARED.flip(0), torch.full((len(SHARED), 1), 100.0))
+    trainer.table.group.collected.add(trainer.table.place, keys, keys[:, None].float())
+    trainer.table.group.collected.add(
+        trainer.table.place, SHARED.flip(0), torch.full((len(SHARED), 1), 100.0)
+    )
     trainer.exchange.push()
     wanted = keys.float() + 100 * (keys < len(SHARED))
     assert torch.equal(trainer.table.pull_rows(keys, insert=False)[:, 0], wanted)
@@ -295,7 +297,7 @@ def geo(batches: Sequence[torch.Tensor], k_steps: int = 100) -> tuple[Servers, l
     for ids in prefetched(batches, lambda ids: exchange.prefetch({table: [ids]}), exchange.ahead):
         lookup, found = table.look_up(ids, insert=True)
         rows.append(found.clone())
-        table.add_gradient(lookup.keys, torch.ones(len(lookup.keys), 1))
+        table.group.collected.add(table.place, lookup.keys, torch.ones(len(lookup.keys), 1))
         exchange.push()
         group.drop_gradients()
     return servers, rows

@@ -83,7 +83,7 @@ def test_rows_of_one_key_are_merged_over_steps_and_each_key_goes_once(rule: AnyR
     merging = GradientMerger(DenseParameters([], 1), [table.group])
     for keys, row, shows in ([7, 9], [1.0, 2.0], 3.0), ([9, -1], [10.0, 20.0], 4.0):
         table.add_stats(torch.tensor(keys), torch.tensor([[shows, 1.0]] * 2))
-        table.add_gradient(torch.tensor(keys), torch.tensor([row] * 2))
+        table.group.collected.add(table.place, torch.tensor(keys), torch.tensor([row] * 2))
         merging.add({})
         table.group.drop_gradients()
     push: list[list[Part]] = [[]]
@@ -104,7 +104,7 @@ def test_steps_of_different_rates_are_scaled_for_plain_sgd_only(rates: tuple[flo
             group: Any = table.sparse.group
             group["lr"] = rate
             assert merging.fits() is (not merging.steps or rates[0] == rates[1] or rule == SGD())
-            table.add_gradient(torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
+            table.group.collected.add(table.place, torch.tensor([7]), torch.tensor([[1.0, 2.0]]))
             merging.add({})
             table.group.drop_gradients()
         group["lr"] = 9.0  # a scheduler, before the push leaves
@@ -118,7 +118,7 @@ def test_steps_of_different_rates_are_scaled_for_plain_sgd_only(rates: tuple[flo
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rows_go_as_short_as_asked_for_and_dense_values_do_not(dtype: torch.dtype) -> None:
     table = rows_of(SGD(), dtype)
-    table.add_gradient(torch.tensor([1]), torch.tensor([[0.3, -2.0]]))
+    table.group.collected.add(table.place, torch.tensor([1]), torch.tensor([[0.3, -2.0]]))
     merging = GradientMerger(DenseParameters([parameter(SGD(), "plain", 1)], 1), [table.group])
     merging.add({"plain": torch.tensor([0.1, 0.2])})
     push: list[list[Part]] = [[]]

@@ -135,7 +135,7 @@ def test_an_id_out_of_range_is_named_and_gets_no_row(wrong: int) -> None:
 def test_shows_follow_the_order_of_the_gradients_keys() -> None:
     _, table = remote()
     table.add_stats(torch.tensor([9, 4, 7]), torch.tensor([[1.0, 0.0], [2.0, 1.0], [5.0, 5.0]]))
-    table.add_gradient(torch.tensor([4, 9]), torch.ones(2, 1))
+    table.group.collected.add(table.place, torch.tensor([4, 9]), torch.ones(2, 1))
     table.add_stats(torch.tensor([4]), torch.tensor([[1.0, 1.0]]))
     merged = table.group.take_gradients()
     assert merged is not None
