@@ -21,7 +21,7 @@ from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy
 from tests.elastic.test_embedded_store import SECRET, ZmqWorld
-from tests.support.flood import HANDSHAKE, Flood
+from tests.support.flood import EMPTY_PARTS, ENDLESS, HANDSHAKE, Flood
 
 Dealer = zmq.Socket[bytes]
 HELLO = wire.Hello(wire.PROTOCOL, __version__, "job", "raw", "5" * 32)
@@ -141,6 +141,14 @@ def test_a_handshake_of_a_stranger_takes_no_memory(loop: Loop, guarded: ZmqWorld
     assert flood.cut == 6
     assert flood.taken < 150 << 20, "of 360 MiB"
     works(loop, guarded)
+
+
+def test_a_message_without_end_takes_no_memory(loop: Loop, world: ZmqWorld) -> None:
+    flood = Flood(world.server.endpoint, 1, ENDLESS, EMPTY_PARTS, 256)
+    until(loop, lambda: flood.over)
+    assert flood.cut == 1
+    assert flood.taken < 100 << 20, "of 8 million parts, which take 512 MiB"
+    works(loop, world)
 
 
 @pytest.mark.slow
