@@ -12,8 +12,13 @@ last, even with the NULL mechanism and without a handler: 0 of 2,000.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
-from collections.abc import Sequence
+import itertools
+import socket as tcp
+import struct
+import time
+from collections.abc import Callable, Sequence
 
 import zmq
 from zmq.utils import z85
@@ -25,6 +30,15 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 HANDSHAKE_MS = 5000
+_STRANGER_BYTES = 64 << 10  # a handshake and a greeting have about a kilobyte
+_CHECK_S, _CHECKS_A_SECOND = 0.01, 10_000
+_COUNTS = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received in linux/tcp.h
+_RESET = struct.pack("ii", 1, 0)
+MONITOR_EVENT = struct.Struct("=HI")
+"""The first frame of a message of `monitor_socket`: the event, and its descriptor or errno."""
+CURVE_READY_BYTES = 247
+"""At most 246 bytes are sent to a peer without the keys: 64 of greeting, 170 of WELCOME and 12 of ERROR."""
+_monitor_numbers = itertools.count()
 _DOMAIN = b"fleetrun"
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ZAP_VERSION = b"1.0"
@@ -110,3 +124,50 @@ def zap_reply(request: Sequence[bytes], keys: CurveKeys) -> list[bytes]:
         and hmac.compare_digest(credentials[0], z85.decode(keys.client.public))
     )
     return [*request[:start], _ZAP_VERSION, number, b"200" if accepted else b"400", b"", b"", b""]
+
+
+def monitor_socket(socket: Socket, events: int) -> Socket:
+    """Receives what happens to the connections of a socket, in order. Call `socket.disable_monitor()` before
+    you close either.
+    """
+    address = f"inproc://monitor-{next(_monitor_numbers)}"
+    socket.monitor(address, events)
+    pair: Socket = socket.context.socket(zmq.PAIR)
+    pair.setsockopt(zmq.RCVHWM, 0)  # else libzmq's thread blocks while many events wait
+    pair.setsockopt(zmq.LINGER, 0)
+    pair.connect(address)
+    return pair
+
+
+class Strangers:
+    """Connections of a server whose peers are not `known(fd, acked)` yet: each may send 64 KiB.
+
+    libzmq limits frames only. A frame of that size may be a handshake, and a message may have parts without
+    end, each of which takes 64 bytes of memory at least.
+    """
+
+    EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
+    def __init__(self, known: Callable[[int, int], bool]) -> None:
+        self._known = known
+        self._fds: set[int] = set()
+        self._due = 0.0
+
+    def happened(self, event: int, fd: int) -> None:
+        """Note one of EVENTS of the server's socket. Call `check` then."""
+        (self._fds.add if event == zmq.EVENT_ACCEPTED else self._fds.discard)(fd)
+
+    def check(self) -> float:
+        """Close connections that sent more. Return the seconds until the next check; 0: none is needed."""
+        now = time.monotonic()
+        if now >= self._due:
+            for fd in tuple(self._fds):
+                with contextlib.suppress(OSError), tcp.fromfd(fd, tcp.AF_INET, tcp.SOCK_STREAM) as peer:
+                    acked, received = _COUNTS.unpack(peer.getsockopt(tcp.IPPROTO_TCP, tcp.TCP_INFO, 136))
+                    if self._known(fd, acked):
+                        self._fds.discard(fd)
+                    elif received > _STRANGER_BYTES:
+                        peer.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _RESET)
+                        peer.shutdown(tcp.SHUT_RDWR)  # libzmq closes it then
+            self._due = now + max(_CHECK_S, len(self._fds) / _CHECKS_A_SECOND)
+        return self._due - now if self._fds else 0.0

@@ -21,6 +21,7 @@ from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy
 from tests.elastic.test_embedded_store import SECRET, ZmqWorld
+from tests.support.flood import EMPTY_PARTS, ENDLESS, HANDSHAKE, Flood
 
 Dealer = zmq.Socket[bytes]
 HELLO = wire.Hello(wire.PROTOCOL, __version__, "job", "raw", "5" * 32)
@@ -132,6 +133,22 @@ def test_those_who_are_turned_away_are_told_of_rarely(loop: Loop) -> None:
         assert len(notices) == 1
         assert world.server.endpoint in notices[0]
         assert "token" in notices[0]
+
+
+def test_a_handshake_of_a_stranger_takes_no_memory(loop: Loop, guarded: ZmqWorld) -> None:
+    flood = Flood(guarded.server.endpoint, 6, HANDSHAKE, bytes(1 << 20), 60)
+    until(loop, lambda: flood.over)
+    assert flood.cut == 6
+    assert flood.taken < 150 << 20, "of 360 MiB"
+    works(loop, guarded)
+
+
+def test_a_message_without_end_takes_no_memory(loop: Loop, world: ZmqWorld) -> None:
+    flood = Flood(world.server.endpoint, 1, ENDLESS, EMPTY_PARTS, 256)
+    until(loop, lambda: flood.over)
+    assert flood.cut == 1
+    assert flood.taken < 100 << 20, "of 8 million parts, which take 512 MiB"
+    works(loop, world)
 
 
 @pytest.mark.slow

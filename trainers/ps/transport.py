@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket as socket_module
 import threading
@@ -11,11 +12,15 @@ import zmq
 
 from fleetrun.envs.contract import TOKEN, join_endpoint, split_endpoint
 from fleetrun.envs.curve import (
+    CURVE_READY_BYTES,
+    MONITOR_EVENT,
     Context,
     CurveKeys,
     Socket,
+    Strangers,
     curve_keys,
     limit,
+    monitor_socket,
     secure_client,
     secure_server,
     zap_reply,
@@ -77,58 +82,67 @@ def _own_address(endpoint: str) -> str:
     return f"tcp://{join_endpoint(str(found[0][4][0]), port)}"
 
 
-class CurveAuthenticator:
-    """Lets only trainers with the job's keys connect to the sockets of a context. Make it before they bind.
+class Authenticator:
+    """Lets only trainers with the job's keys connect to a socket. Make it before the socket is bound, and
+    close the socket by it.
 
     It answers from its own thread: a server that is busy with a request would delay the handshakes.
     """
 
-    def __init__(self, context: Context, keys: CurveKeys) -> None:
+    def __init__(self, socket: Socket, keys: CurveKeys) -> None:
+        self._socket = socket
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        asked, told = zap_socket(socket.context), monitor_socket(socket, Strangers.EVENTS)
         self._thread = threading.Thread(
-            target=self._run, args=(zap_socket(context), keys), name="authenticator", daemon=True
+            target=self._run, args=(asked, told, keys), name="authenticator", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close()
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._stop)
 
-    def _run(self, socket: Socket, keys: CurveKeys) -> None:
+    def _run(self, asked: Socket, told: Socket, keys: CurveKeys) -> None:
+        strangers = Strangers(lambda fd, acked: acked >= CURVE_READY_BYTES)
         poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._stop, zmq.POLLIN)
-        while self._stop not in dict(poller.poll()):
-            socket.send_multipart(zap_reply(socket.recv_multipart(), keys))
-        socket.close()
+        for each in (self._stop, asked, told):
+            poller.register(each, zmq.POLLIN)
+        while self._stop not in (ready := dict(poller.poll(math.ceil(strangers.check() * 1000) or None))):
+            if asked in ready:
+                asked.send_multipart(zap_reply(asked.recv_multipart(), keys))
+            if told in ready:
+                strangers.happened(*MONITOR_EVENT.unpack(told.recv_multipart()[0]))
+        asked.close()
+        told.close()
 
 
-def server_socket(
-    context: Context,
-    endpoint: str,
-    keys: CurveKeys | None = None,
-) -> Socket:
-    """A ROUTER bound to `endpoint` (host:port) and no other interface. With `keys` only trainers that have
-    them can connect, checked by a CurveAuthenticator.
+def server_socket(context: Context, keys: CurveKeys | None = None) -> Socket:
+    """A ROUTER for `bind_to`. With `keys` only trainers that have them can connect, checked by an
+    Authenticator.
     """
-    address = _own_address(endpoint)
     socket = context.socket(zmq.ROUTER)
     _harden(socket)
     secure_server(socket, keys)
-    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a disconnected peer is an error
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a trainer that reconnects keeps its routing id
     socket.setsockopt(zmq.LINGER, 2000)  # the last reply is sent
+    return socket
+
+
+def bind_to(socket: Socket, endpoint: str) -> None:
+    """Bind to `endpoint` (host:port) and no other interface. Raises ServerError."""
+    address = _own_address(endpoint)
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
-        socket.close(linger=0)
         raise ServerError(
             f"this server cannot listen on {endpoint}: {error.strerror}; "
             "another process may have the port, or the address is not this host's"
         ) from error
-    return socket
 
 
 def client_socket(

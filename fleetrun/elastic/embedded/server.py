@@ -31,9 +31,9 @@ from fleetrun.elastic.embedded.sockets import (
 from fleetrun.elastic.memory_store import Expiry
 from fleetrun.elastic.store import Ledger, Session, reconnect_grace
 from fleetrun.envs.contract import join_endpoint, split_endpoint
-from fleetrun.envs.curve import Context, CurveKeys
+from fleetrun.envs.curve import Context, CurveKeys, Strangers
 from fleetrun.errors import StoreError
-from fleetrun.pod.loop import Loop
+from fleetrun.pod.loop import Loop, Timer
 
 
 class Peer:
@@ -185,8 +185,12 @@ class Service:
         self._when_idle.append(call)
         self._wake()
 
-    def fd_matters(self, address: bytes) -> bool:
-        return self._peers.at(address) is None
+    def knows(self, fd: int, _: int) -> bool:
+        """Whether the client of this connection has a session. A descriptor whose connection has just ended
+        may belong to another client.
+        """
+        peer = self._peers.on(fd)
+        return peer is not None and not peer.suspected
 
     # ---- receiving
 
@@ -436,7 +440,9 @@ class StoreServer:
             raise
         self._service = Service(ledger, loop, self._send, job_id=job_id, version=__version__, lease=lease)
         self._watched = Watched(loop, socket, self._receive, self._service.flush)
-        self._monitor = Monitor(loop, socket, zmq.EVENT_DISCONNECTED | _FAILURES, self._happened)
+        self._monitor = Monitor(loop, socket, Strangers.EVENTS | _FAILURES, self._happened)
+        self._strangers = Strangers(self._service.knows)
+        self._checking = Timer()
         self._expiry = Expiry(ledger, loop, lease)
         self._pulse = Pulse(loop, lease, self._beat, self._watched.look_again)
 
@@ -460,6 +466,7 @@ class StoreServer:
         """The last messages have 0.2 s to be sent. May be called twice."""
         self._pulse.close()
         self._expiry.close()
+        self._checking.cancel()
         self._monitor.close()
         self._watched.close(_LINGER_MS)
         self._close_context()
@@ -471,8 +478,7 @@ class StoreServer:
 
     def _receive(self, frames: Frames) -> None:
         address, *rest = [frame.bytes for frame in frames]
-        fd = int(frames[-1].get(zmq.SRCFD)) if self._service.fd_matters(address) else -1
-        self._service.receive(address, fd, rest)
+        self._service.receive(address, int(frames[-1].get(zmq.SRCFD)), rest)
         self._watched.look_again()
 
     def _send(self, address: bytes, frames: Sequence[bytes]) -> Sent:
@@ -500,9 +506,17 @@ class StoreServer:
                 self._large.popitem(last=False)
         return known[1]
 
+    def _check(self) -> None:
+        self._checking.cancel()
+        if wait := self._strangers.check():
+            self._checking = self._loop.after(wait, self._check)
+
     def _happened(self, event: int, value: int) -> None:
-        if event == zmq.EVENT_DISCONNECTED:
-            self._service.broken(value)
+        if event & Strangers.EVENTS:
+            self._strangers.happened(event, value)
+            self._check()
+            if event == zmq.EVENT_DISCONNECTED:
+                self._service.broken(value)
             return
         self._refused += 1
         now = self._loop.clock()

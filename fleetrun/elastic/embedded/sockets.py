@@ -9,8 +9,6 @@ kernel closes connections that no longer lead anywhere.
 
 from __future__ import annotations
 
-import itertools
-import struct
 import threading
 from collections.abc import Callable, Sequence
 
@@ -19,11 +17,13 @@ import zmq
 from fleetrun.aliases import Callback
 from fleetrun.elastic.embedded.wire import MAX_FRAME_BYTES
 from fleetrun.envs.curve import (
+    MONITOR_EVENT,
     Context,
     CurveKeys,
     Socket,
     curve_keys,
     limit,
+    monitor_socket,
     secure_client,
     secure_server,
     zap_reply,
@@ -35,8 +35,6 @@ from fleetrun.pod.loop import Loop, Timer
 _BACKLOG = 4096
 _WAITING_MESSAGES = 10_000
 _MESSAGES_AT_ONCE = 1000
-_EVENT = struct.Struct("=HI")
-_monitor_numbers = itertools.count()
 
 Frames = list[zmq.Frame]
 
@@ -186,13 +184,7 @@ class Monitor:
     def __init__(self, loop: Loop, socket: Socket, events: int, tell: Callable[[int, int], None]) -> None:
         self._socket = socket
         self._tell = tell
-        address = f"inproc://monitor-{next(_monitor_numbers)}"
-        socket.monitor(address, events)
-        pair = socket.context.socket(zmq.PAIR)
-        pair.setsockopt(zmq.RCVHWM, 0)  # else libzmq's thread blocks while many events wait
-        pair.setsockopt(zmq.LINGER, 0)
-        pair.connect(address)
-        self._watched = Watched(loop, pair, self._receive)
+        self._watched = Watched(loop, monitor_socket(socket, events), self._receive)
 
     def close(self) -> None:
         """Call it before the socket is closed."""
@@ -201,7 +193,7 @@ class Monitor:
             self._watched.close()
 
     def _receive(self, frames: Frames) -> None:
-        self._tell(*_EVENT.unpack(frames[0].bytes))
+        self._tell(*MONITOR_EVENT.unpack(frames[0].bytes))
 
 
 class CurveAuthenticator:

@@ -32,7 +32,7 @@ from trainers.ps.server.table_meter import Numbers, TableMeter, Tell
 from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
-from trainers.ps.transport import CurveAuthenticator, CurveKeys, receive, send, server_socket
+from trainers.ps.transport import Authenticator, CurveKeys, bind_to, receive, send, server_socket
 from trainers.ps.wire import ROW_DTYPES, Kind, Message, WireError, decode, encode
 from trainers.storage.folder import absolute_path
 
@@ -134,10 +134,10 @@ class Server:
         self._terminated = False
         with contextlib.ExitStack() as undo:
             undo.callback(self._close)
-            self._authenticator = (
-                CurveAuthenticator(self._context, plan.keys) if plan.keys is not None else None
-            )
-            self._socket = server_socket(self._context, self._endpoint, plan.keys)
+            self._socket = server_socket(self._context, plan.keys)
+            if plan.keys is not None:
+                self._authenticator = Authenticator(self._socket, plan.keys)
+            bind_to(self._socket, self._endpoint)
             self._state_saver = self._make_state_saver()
             self._make_service()
             self._meter = None if tell is None else TableMeter(self._store, self._steps, tell, self._numbers)
@@ -357,7 +357,7 @@ class Server:
         return True
 
     def _close(self) -> None:
-        for name in ("_socket", "_authenticator"):  # missing after a failed construction
+        for name in ("_authenticator", "_socket"):  # missing after a failed construction
             made = getattr(self, name, None)
             if made is not None:
                 made.close()

@@ -13,13 +13,22 @@ import torch
 import zmq
 
 from tests.support.cluster import reserved_endpoints
+from tests.support.flood import HANDSHAKE, Flood
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.spec import TableKind, TableSpec, describe_job
-from trainers.ps.transport import TOKEN, CurveKeys, keys_of
+from trainers.ps.transport import (
+    TOKEN,
+    Authenticator,
+    CurveKeys,
+    bind_to,
+    client_socket,
+    keys_of,
+    server_socket,
+)
 from trainers.ps.wire import Field, Kind, Message, Part, bytes_part
 
 SECRET = "correct horse battery"
@@ -132,6 +141,33 @@ def test_garbage_on_a_guarded_port_changes_nothing(guarded: Guarded) -> None:
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(rng.choice(greetings) + rng.randbytes(rng.randrange(1, 300)))
     assert guarded.values() == [0, 1, 2]
+
+
+def test_a_handshake_of_a_stranger_takes_no_memory(guarded: Guarded) -> None:
+    flood = Flood(guarded.endpoint, 6, HANDSHAKE, bytes(1 << 20), 60)
+    while not flood.over:
+        time.sleep(0.01)
+    assert flood.cut == 6
+    assert flood.taken < 150 << 20, "of 360 MiB"
+    assert guarded.values() == [0, 1, 2]
+
+
+def test_the_first_message_of_a_trainer_may_be_large() -> None:
+    """It sends what it waits for again when its connection was lost."""
+    ours = keys(SECRET)
+    assert ours is not None
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    server = server_socket(context, ours)
+    authenticator = Authenticator(server, ours)
+    with reserved_endpoints(1) as (endpoint,):
+        bind_to(server, endpoint)
+        client = client_socket(context, endpoint, b"trainer-0", 60, ours)
+        for _ in range(5):
+            client.send(bytes(20 << 20))
+        assert [len(server.recv_multipart()[1]) for _ in range(5)] == [20 << 20] * 5
+        client.close()
+        authenticator.close()
+    context.term()
 
 
 def test_a_secret_that_can_be_guessed_is_refused() -> None:
