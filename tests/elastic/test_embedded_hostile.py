@@ -202,7 +202,7 @@ OFF_SCHEMA = [
     [b'{"is":"put","n":1,"key":"k","expect":null,"leased":0}', b"x"],
     [b'{"is":"put","n":1e400,"key":"k","expect":null,"leased":false}', b"x"],
     [b'{"is":"put","n":' + b"9" * 30 + b',"key":"k","expect":null,"leased":false}', b"x"],
-    [b'{"is":"alive","got":"' + b"x" * 100_000 + b'"}'],
+    [b'{"is":"alive","got":"' + b"x" * 10_000 + b'"}'],
     [b'{"is":"watch","n":1,"prefix":null}'], [b'{"is":"bye"}', b"x"],
 ]  # fmt: skip
 
