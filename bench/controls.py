@@ -1,6 +1,6 @@
 """False alarms: healthy but unusual jobs, and what the launcher says of them.
 
-    python bench/controls.py                          # all jobs at once, five ways, 3 ranks; 20 minutes
+    python bench/controls.py                          # all jobs, five ways, 3 ranks; 40 minutes
     python bench/controls.py --ways default --jobs 'evaluates;pipeline' -v
     python bench/controls.py --write docs/benchmarks-launcher.md
 
@@ -26,6 +26,7 @@ from _marks import publish
 
 JOB = Path(__file__).with_name("_controls_job.py")
 RANKS = 3
+LONGEST = 420  # seconds of a job
 WAYS = ["default", "two nodes", "--hang_timeout 60", "without py-spy", "run directory unusable"]
 """The last three with --hang_timeout 60, as root for `without py-spy`."""
 SAYS = "see `fleetrun why`"
@@ -50,13 +51,14 @@ class Running:
         self.folder = folder
         folder.mkdir()
         self.begun = time.monotonic()
+        self.watched = way not in ("default", "two nodes")
         self.took = 0.0
-        seconds = 100 if way in ("default", "two nodes") else 45
+        seconds = 45 if self.watched else 100
         nodes = 2 if way == "two nodes" else 1
         options = ["--max_restart", "0", "--stop_timeout", "1"]
         env = dict(os.environ)
         enter: list[str] = []
-        if seconds < 60:
+        if self.watched:
             options += ["--hang_timeout", "60"]
         if way == "without py-spy":
             enter = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null "$0"; exec "$@"']
@@ -91,16 +93,14 @@ class Running:
         if self.resume_at is not None and now >= self.resume_at:
             self.resume_at = None
             self._signal(signal.SIGCONT)
-        if all(launch.poll() is not None for launch in self.launches):
-            self.took = now - self.begun
-            return True
-        return False
+        return all(launch.poll() is not None for launch in self.launches)
 
     def _signal(self, number: int) -> None:
         for launch in self.launches:
             launch.send_signal(number)
 
     def end(self) -> None:
+        self.took = time.monotonic() - self.begun
         self._signal(signal.SIGTERM)
         for launch in self.launches:
             launch.wait()
@@ -127,27 +127,21 @@ def _await_server(port: int) -> None:
         time.sleep(0.1)
 
 
-def run(way: str, names: list[str], folder: Path, verbose: bool) -> Found:
+def run(way: str, names: list[str], folder: Path, at_once: int, verbose: bool) -> Found:
     found = Found()
     broken = {job.__name__ for job in BROKEN}
-    deadline = time.monotonic() + 600
-    waiting = [Running(name, way, folder / name) for name in names]
-    while waiting and time.monotonic() < deadline:
-        for job in [job for job in waiting if job.look()]:
-            waiting.remove(job)
-            _count(found, job, ended=True, broken=job.name in broken)
-        for job in [
-            job for job in waiting if job.name in broken and any(SAYS in line for line in job.said())
-        ]:
-            if "two nodes" in way or way == "default":  # else --hang_timeout ends it
-                waiting.remove(job)
+    waiting, running = list(names), []
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            running.append(Running(waiting[0], way, folder / waiting.pop(0)))
+        for job in tuple(running):
+            ended, late = job.look(), time.monotonic() - job.begun > LONGEST
+            found_it = job.name in broken and not job.watched and any(SAYS in line for line in job.said())
+            if ended or late or found_it:
+                running.remove(job)
                 job.end()
-                _count(found, job, ended=False, broken=True)
+                _count(found, job, ended=ended, broken=job.name in broken)
         time.sleep(0.5)
-    for job in waiting:
-        job.took = time.monotonic() - job.begun
-        job.end()
-        _count(found, job, ended=False, broken=job.name in broken)
     if verbose:
         for title, lines in (
             ("warning", found.warnings),
@@ -204,13 +198,14 @@ def main() -> None:
     every = [job.__name__ for job in (*HEALTHY, *BROKEN)]
     parser.add_argument("--jobs", metavar="NAMES", default=";".join(every), help="separated by semicolons")
     parser.add_argument("--ways", metavar="WAYS", default=";".join(WAYS), help="separated by semicolons")
+    parser.add_argument("--at_once", metavar="N", type=int, default=6, help="jobs; each has 3 processes")
     parser.add_argument("-v", "--verbose", action="store_true", help="what was said")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
     results = {}
     for way in options.ways.split(";"):
         with tempfile.TemporaryDirectory() as folder:
-            results[way] = run(way, options.jobs.split(";"), Path(folder), options.verbose)
+            results[way] = run(way, options.jobs.split(";"), Path(folder), options.at_once, options.verbose)
         print(table({way: results[way]})[-1], flush=True)
     lines = table(results)
     publish("\n".join(lines), options.write, "controls.py")

@@ -70,6 +70,16 @@ def test_a_second_ctrl_c_kills_at_once(fleetrun: Fleetrun):
     assert "killing" in launch.out
 
 
+@pytest.mark.parametrize(("words", "passed"), [(("--display", "plain"), True), (("-q",), True), ((), False)])
+def test_escape_sequences_of_a_script(fleetrun: Fleetrun, words: tuple[str, ...], passed: bool):
+    """As `python train.py` passes them on; above a status line only colours."""
+    script = fleetrun.script("print('\\x1b]0;a title\\x07\\x1b[?1049h\\x1b[31mred\\x1b[0m')")
+    launch, _ = fleetrun.at_terminal(*words, script, env={"TERM": "xterm"})
+    assert launch.wait() == 0, launch
+    assert ("\x1b]0;a title\x07\x1b[?1049h" in launch.out) == passed
+    assert "\x1b[31mred\x1b[0m" in launch.out
+
+
 def test_ctrl_backslash_ends_the_job(fleetrun: Fleetrun):
     launch, _ = fleetrun.at_terminal(*TWO, fleetrun.script("leave_on_term()\nstay()"))
     launch.until_ready(2)
