@@ -679,7 +679,7 @@ def _report_end(
     elif cause is not None and asked:
         why = headline_on_node(cause.node, cause.rank, cause.headline)
         tell = console.info if outcome.requested or cause.requested else console.error
-        tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}")
+        tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}, {summary()}")
     else:
         console.error(f"Pod failed: {pod}, exit code {outcome.code}")
     if cause is not None and outcome.code and not asked:

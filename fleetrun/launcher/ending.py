@@ -57,12 +57,12 @@ def _gpu_hints(cause: Ended) -> list[str]:
 def report_end(result: JobResult, spec: PodSpec, console: Console, summary: Callable[..., str]) -> list[str]:
     """Print how a pod ended. Return its report, if there is one. `summary`: see `LaunchSession.summary`."""
     tell_strays(result, console)
-    lines = _report(result, spec)
+    lines, reached = _report(result, spec), summary(spec, result.restarts)
     if result.code == 0:
-        console.info(f"Pod completed: {spec.name}, {summary(spec, result.restarts)}")
+        console.info(f"Pod completed: {spec.name}, {reached}")
     elif result.cause is None:
         tell = console.info if result.requested else console.error
-        tell(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
+        tell(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}, {reached}")
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")
     if lines:

@@ -443,7 +443,7 @@ class LaunchSession:
         self.marks.start(logs_of(pod.spec))
 
     def summary(self, spec: PodSpec, restarts: int = 0) -> str:
-        """Of a job that ended well on this machine."""
+        """Of a job that ended on this machine, well or because it was stopped."""
         return f"{self.reached(spec, restarts)}; logs: {logs_pattern(spec, self.settings.log_dir)}"
 
     def reached(self, spec: PodSpec, restarts: int = 0) -> str:
