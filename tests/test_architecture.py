@@ -5,9 +5,12 @@ import functools
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import distributions
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tools.house import ROOT, cycles, folder_graph, imports, module_name, picture, product_files
 
@@ -503,3 +506,15 @@ def test_every_module_has_a_docstring():
         if path.name != "__init__.py" and not ast.get_docstring(modules()[name])
     ]
     assert not silent
+
+
+def test_the_tested_versions_of_packages_run_in_the_oldest_python() -> None:
+    """Debian 12 has 3.11.2, and pip refuses a package that wants 3.11.5."""
+    oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    newer = {
+        each.metadata["Name"]: wanted
+        for each in distributions()
+        if (wanted := each.metadata["Requires-Python"])
+        and not SpecifierSet(wanted).contains(f"{oldest.removeprefix('>=')}.0")
+    }
+    assert newer == {}
