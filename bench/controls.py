@@ -4,8 +4,8 @@
     python bench/controls.py --ways default --jobs 'evaluates;pipeline' -v
     python bench/controls.py --write docs/benchmarks-launcher.md
 
-A job waits for 100 seconds in a phase that is not training, and for 45 with --hang_timeout 60, which is to be
-longer than the longest silence of a healthy job. Counted are warnings, sentences of information (`trainer 0
+A job waits for 100 seconds in a phase that is not training, and for 30 with --hang_timeout 60, which is to be
+longer than the longest silence of a healthy job, its start included. Counted are warnings, sentences of information (`trainer 0
 has not come to ...`) and jobs that were ended or started again. The last column has jobs that are broken.
 """
 
@@ -53,7 +53,7 @@ class Running:
         self.begun = time.monotonic()
         self.watched = way not in ("default", "two nodes")
         self.took = 0.0
-        seconds = 45 if self.watched else 100
+        seconds = 30 if self.watched else 100
         nodes = 2 if way == "two nodes" else 1
         options = ["--max_restart", "0", "--stop_timeout", "1"]
         env = dict(os.environ)

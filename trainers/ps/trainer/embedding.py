@@ -258,6 +258,11 @@ class ServedEmbedding:
         return self._module._parameters.get("weight") is self._weight
 
     def check(self) -> None:
+        """Raises UsageError if the script has replaced the weight, or written into the rows of a state."""
+        self.check_place()
+        self.check_given()
+
+    def check_place(self) -> None:
         """Raises UsageError if the script has put another weight in the place of the served one."""
         if not self._in_place:
             raise UsageError(
@@ -265,8 +270,6 @@ class ServedEmbedding:
                 "the weight of fleet.init_worker(): write values by load_state_dict(), or put the former "
                 "weight back"
             )
-
-        self.check_given()
 
     def check_given(self) -> None:
         """Raises UsageError if the script has written into the rows of a state dict."""

@@ -352,6 +352,8 @@ class Worker:
         have no push under way; then the dense values here are the servers'. The rows in `state` are kept for
         `end_load`, and torch gets the weight that it finds in the module. Raises UsageError.
         """
+        for each in self._servings:
+            each.check_place()
         modules = dict(module.named_modules(remove_duplicate=False))  # a state has a key for each name
         self._loaded = []
         for serving, table in zip(self._servings, self._tables, strict=True):
