@@ -5,8 +5,9 @@
     python bench/controls.py --write docs/benchmarks-launcher.md
 
 A job waits for 100 seconds in a phase that is not training, and for 30 with --hang_timeout 60, which is to be
-longer than the longest silence of a healthy job, its start included. Counted are warnings, sentences of information (`trainer 0
-has not come to ...`) and jobs that were ended or started again. The last column has jobs that are broken.
+longer than the longest silence of a healthy job, its start included. Counted are warnings, sentences of
+information (`trainer 0 has not come to ...`) and jobs that were ended or started again. The last column has
+jobs that are broken.
 """
 
 import argparse
