@@ -39,7 +39,7 @@ def main(argv: Sequence[str], environ: Environ, run: Run, engine_values: EngineV
         _discard(sys.stdout)  # or Python would complain when it flushes at exit
         return 141
     except Exception as error:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
-        if isinstance(error, OSError) and (known := _known(error)) is not None:
+        if isinstance(error, OSError) and (known := _known(error)):
             _report(known)
             return known.exit_code
         import traceback

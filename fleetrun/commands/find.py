@@ -21,7 +21,8 @@ from typing import TypeVar
 import click
 
 from fleetrun.aliases import Strings
-from fleetrun.console.text import format_date, printable
+from fleetrun.commands.output import remark
+from fleetrun.console.text import describe_duration, format_date, printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError, similar
@@ -71,10 +72,10 @@ def find_running(word: str | None = None) -> Running:
     The launcher of the job may not answer; then `silence` is set.
     """
     there = running_launches(os.environ)
-    found = matching_jobs(word, there)
-    if not found:
+    found = _running_match(word, there)
+    if found is None:
         raise _none(word, there)
-    return _only(word, (word is None and list(filter(started_here, found))) or found)
+    return found
 
 
 def find_ended(word: str | None = None, log_dir: Path | None = None) -> EndedJob:
@@ -105,9 +106,7 @@ def find_any(word: str | None = None, log_dir: Path | None = None) -> EndedJob |
     try:
         return find_ended(word, log_dir)
     except NoJobError as none:
-        where = None
-        if log_dir is None:
-            where = "Use --log_dir to name the folder with the logs of a job that has ended."
+        where = "" if log_dir else "Use --log_dir to name the folder with the logs of a job that has ended."
         near = _did_you_mean(word, [*there, *ended_jobs(log_dir or LOG_DIR, set())])
         hint = "\n".join(filter(None, (near, _listing(there), where))) or None
         raise NoJobError(f"no such job is running here, and {none.message}", hint=hint) from None
@@ -118,9 +117,9 @@ def still_running(word: str | None, log_dir: Path | None = None) -> Running | No
     return _running_match(word, _running_in(log_dir), log_dir)
 
 
-def _running_match(word: str | None, there: Sequence[Running], log_dir: Path | None) -> Running | None:
+def _running_match(word: str | None, there: Sequence[Running], log_dir: Path | None = None) -> Running | None:
     """If `word` is the full name of an ended job, it does not abbreviate the name of a running one. Without a
-    word a job that has ended here comes before one that runs elsewhere.
+    word a job that has ended here comes before one that runs elsewhere, which is named.
     """
     found = matching_jobs(word, there)
     if word is None and log_dir is None:
@@ -128,7 +127,10 @@ def _running_match(word: str | None, there: Sequence[Running], log_dir: Path | N
         found = here or ([] if records(LOG_DIR) else found)
     if not found or (word is not None and not _whole(word, found) and _has_record(word, log_dir or LOG_DIR)):
         return None
-    return _only(word, found)
+    only = _only(word, found)
+    if word is None and log_dir is None and not started_here(only):
+        remark(f"fleetrun: {job_title(only)} was started in {printable(only.cwd)}")
+    return only
 
 
 def started_here(job: Running) -> bool:
@@ -271,13 +273,15 @@ def _node(job: EndedJob | Running) -> int:
 
 
 def _none(word: str | None, there: Sequence[Running]) -> NoJobError:
-    what = f"no job {_quoted(word)}is running here"
-    if word is None or not there:
+    what, shown = f"no job {_quoted(word)}is running here", ""
+    if word is None and (past := records(LOG_DIR)):
+        ago = describe_duration(time.time() - (modified(past[0]) or 0.0))
+        what = f"the job of this folder ended {ago} ago"
+    if word is None or not there or _has_record(word, LOG_DIR):
         report = " ".join(filter(None, ("fleetrun report", word and shlex.quote(printable(word)))))
-        return NoJobError(what, hint=f"`{report}` shows how a job ended.")
-    if _has_record(word, LOG_DIR):
-        return NoJobError(what, hint=f"`fleetrun report {shlex.quote(word)}` shows how it ended.")
-    return NoJobError(what, hint="\n".join(filter(None, (_did_you_mean(word, there), _listing(there)))))
+        shown = f"`{report}` shows how a job ended."
+    hints = filter(None, (shown, _did_you_mean(word, there), _listing(there)))
+    return NoJobError(what, hint="\n".join(hints))
 
 
 def _did_you_mean(word: str | None, jobs: Sequence[EndedJob | Running]) -> str | None:

@@ -15,7 +15,7 @@ import click
 
 from fleetrun import __version__
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.host.cgroups import available_cores
+from fleetrun.host.cgroups import Groups
 from fleetrun.host.interpreter import check_package, helper_command, helper_environment
 
 _MODULE = "trainers.inference_server"
@@ -109,7 +109,7 @@ def command(
         "name": found,
         "grpc_port": grpc_port,
         "workers": workers,
-        "threads": threads or max(1, available_cores() // workers),
+        "threads": threads or max(1, Groups().cores() // workers),
     }
     Path.cwd()  # torch cannot be loaded in a folder that was deleted
     words = helper_command(_MODULE, json.dumps(settings))

@@ -73,10 +73,9 @@ def command(job: str | None, now: bool, **options: Any) -> int:
 
 def _confirm(found: Running) -> None:
     """It was started elsewhere, and may not be the one that is meant. Raises UsageError."""
-    what = f"{job_title(found)} was started in {printable(found.cwd)}"
     if not (sys.stdin and sys.stdin.isatty()):
-        raise UsageError(f"{what}, not here", hint=f"To stop it: fleetrun stop {found.pod}")
-    click.confirm(f"{what}. Stop it?", abort=True)
+        raise UsageError("the job was not started here", hint=f"To stop it: fleetrun stop {found.pod}")
+    click.confirm("Stop it?", abort=True)
 
 
 def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:

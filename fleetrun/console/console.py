@@ -286,8 +286,7 @@ class Sink:
             self._waiting.clear()
             self.closed = error.errno in (errno.EPIPE, errno.EIO, errno.EBADF)
             if not self.closed and self._other is not None:
-                why = f"LAUNCH WARNING standard output: {error.strerror}; the log files have what is lost\n"
-                self._other.write(why.encode())
+                self._other.write(f"LAUNCH WARNING stdout: {error.strerror}; see the log files\n".encode())
                 self._other = None
             return False  # a full disk: this piece is lost, the next may fit
         del self._waiting[:written]

@@ -17,7 +17,6 @@ from pathlib import Path
 from fleetrun.aliases import Callback
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import (
-    TRACEBACK,
     Tail,
     columns,
     cut,
@@ -329,8 +328,7 @@ def error_line(ended: Ended, tail: Tail) -> str:
         said = (line.partition(_WHAT)[2] for line in reversed(tail.after or tail.before))
         if found := next(filter(None, said), ""):
             return found
-    after = takewhile(lambda line: not line.endswith(TRACEBACK), tail.after)
-    return cause_in("\n".join([*tail.traceback, *after]))
+    return cause_in("\n".join([*tail.traceback, *tail.after]))
 
 
 _WHAT = "  what():  "

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fleetrun.aliases import Environ, Strings
+from fleetrun.envs.channels import ASIDE
 from fleetrun.envs.variables import looks_secret
 from fleetrun.files import last_bytes
 from fleetrun.values import frozen
@@ -197,13 +198,11 @@ def visible_row(data: bytes, width: int) -> bytes:
 _TAIL_BYTES = 64 * 1024
 _READ_BYTES = 4 << 20  # one line may be much longer than the tail
 _LONGEST_LINE = 16 * 1024
-TRACEBACK = "Traceback (most recent call last):"
+_TRACEBACK = "Traceback (most recent call last):"
 _CONTINUES = (
     r"\s*(?:The above exception was the direct cause of the following exception"
     r"|During handling of the above exception, another exception occurred):|[ |]+\+(?:-\+)?-{16} \d"
 )
-_ASIDE = r"Exception ignored |Error in atexit|--- Logging error"
-"""What comes before the traceback of an exception that ends no process."""
 
 
 @frozen
@@ -260,8 +259,8 @@ def without_native_frames(lines: Iterable[str]) -> list[str]:
 def parse_tail(lines: list[str]) -> Tail:
     """Find the last traceback, together with the ones it was raised from; without calls in C++."""
     lines = without_native_frames(lines)
-    starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
-    starts = [i for i in starts if not i or not re.match(_ASIDE, lines[i - 1])] or starts
+    starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    starts = [i for i in starts if not i or not re.match(ASIDE, lines[i - 1])] or starts
     if not starts:
         return Tail(tuple(lines))
     first = starts[-1]
@@ -277,9 +276,9 @@ def parse_tail(lines: list[str]) -> Tail:
 
 def _prefix(lines: list[str], start: int) -> str:
     """The prefix of every line of the traceback: torch.distributed prints `[rank0]: `."""
-    prefix = lines[start].removesuffix(TRACEBACK)
-    everywhere = any(line.startswith(prefix) for line in lines[start + 1 : start + 2])
-    return prefix if everywhere and prefix.strip(" |") else ""
+    prefix = lines[start].removesuffix(_TRACEBACK)
+    follows = "".join(lines[start + 1 : start + 2])
+    return prefix if prefix.strip(" |") and follows.startswith(prefix) else ""
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int:

@@ -120,6 +120,8 @@ _BEFORE_CAUSE = (
 )
 NEXT_OF_GROUP = r"[ |]+\+-{16}(?! 1 )"
 """The line after the first exception of a group."""
+ASIDE = r"Exception ignored |Error in atexit|--- Logging error"
+"""What comes before the traceback of an exception that ends no process."""
 _NCCL = "Last error:"
 
 
@@ -129,18 +131,13 @@ def cause_in(text: str) -> str:
     If the message has the traceback of another exception, as the messages of torch's data loader workers and
     spawned processes have, then that exception is the cause. Of a group it is the first one.
     """
-    cause = re.split(_BEFORE_CAUSE, re.split(rf"\n{NEXT_OF_GROUP}", text)[0])[-1]
+    cause = re.split(_BEFORE_CAUSE, re.split(rf"\n(?:{NEXT_OF_GROUP}|{ASIDE})", text)[0])[-1]
     first, *rest = [line.strip(" |\t") for line in cause.splitlines()] or [""]
     if "NCCL error" in first and _NCCL in rest[:-1]:  # the first line says only that something was wrong
         return f"{first.partition(':')[0]}: {rest[rest.index(_NCCL) + 1]}"
     if first.endswith(":"):
         first = f"{first} {next((line for line in rest if line.strip('=-')), '')}".rstrip(": ")
     return first
-
-
-def _cause_first(message: str, traceback: str = "") -> str:
-    cause = cause_in(traceback if re.match(r".* sub-exceptions?\)", message) else message)
-    return message if message.startswith(cause) else f"{cause}\n{message}"
 
 
 def error_file(environ: Environ) -> str:
@@ -169,15 +166,16 @@ def read_error(text: bytes, written: float) -> ErrorRecord | None:
     try:
         message = json.loads(text)["message"]
         if isinstance(message, str):
-            return ErrorRecord(_cause_first(message), "", written)
+            return ErrorRecord(message, "", written)
         extra = message["extraInfo"]
         nanoseconds = extra.get("time_ns")
         when = int(nanoseconds) / 1e9 if nanoseconds is not None else written
         if not 0 <= when <= written + 1:
             when = written  # the file cannot have been written at that time
         helps = extra.get("restart_helps") is not False
-        traceback = str(extra["py_callstack"])
-        return ErrorRecord(_cause_first(str(message["message"]), traceback), traceback, when, helps)
+        said, traceback = str(message["message"]), str(extra["py_callstack"])
+        cause = cause_in(traceback if re.match(r".* sub-exceptions?\)", said) else said)
+        return ErrorRecord(said if said.startswith(cause) else f"{cause}\n{said}", traceback, when, helps)
     except _MALFORMED:
         return None
 

@@ -38,6 +38,13 @@ class Groups:
         ]
         return min(found, default=None)
 
+    def cores(self) -> int:
+        """Return how many cores this process has: the cores that it may run on, but not more than these
+        groups give it time for.
+        """
+        quota, visible = self.processors(), len(os.sched_getaffinity(0))
+        return visible if quota is None else max(1, min(visible, int(quota)))
+
     def memory(self) -> Iterator[tuple[int, int]]:
         """Limits, and how much of each is left. Pages of files are given back before anything is killed: they
         count as free, as they do in the kernel's own MemAvailable.
@@ -66,15 +73,6 @@ class Groups:
                 ):
                     here = mount / path.lstrip("/")
                     yield from (each for each in (here, *here.parents) if each.is_relative_to(mount))
-
-
-def available_cores(groups: Groups | None = None) -> int:
-    """Return how many cores this process has: the cores that it may run on, but not more than its groups give
-    it time for.
-    """
-    quota = (groups or Groups()).processors()
-    visible = len(os.sched_getaffinity(0))
-    return visible if quota is None else max(1, min(visible, int(quota)))
 
 
 def _left(group: Path, limit: str, used: str, given_back: Strings) -> Iterator[tuple[int, int]]:

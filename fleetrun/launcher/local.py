@@ -36,6 +36,7 @@ from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.guard import Guard, Signals
+from fleetrun.pod.linux import check_pidfds
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 
@@ -53,6 +54,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     loop, interrupts = Loop(), Interrupts(signals, guard)
     ports = Ports(settings.port_range)
     try:
+        check_pidfds()
         take_token(settings, os.environ, console.warning)
         take_notify(settings, os.environ)
         passed_on = _passed_on(settings, console) if settings.env else {}

@@ -24,7 +24,7 @@ from fleetrun.envs.settings.options import NOTIFY, LaunchSettings, Resolved, nor
 from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_notifiers, written_ranks
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices, numa
-from fleetrun.host.cgroups import available_cores
+from fleetrun.host.cgroups import Groups
 from fleetrun.host.network import (
     LOOPBACK,
     Ports,
@@ -361,7 +361,7 @@ def equipped(host: Host, resolved: Resolved, warn: Say, environ: Environ) -> Hos
     chosen = devices.choose(settings.devices, ids, settings.device_kind, environ, origin) if ids else ()
     return replace(
         host,
-        cores=available_cores(),
+        cores=Groups().cores(),
         devices=chosen,
         device_cores=(
             device_cores(settings.numa_binding, chosen, ids, warn) if settings.numa_binding != "off" else ()

@@ -109,12 +109,6 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[s
     }
 
 
-def _steady_wall() -> Clock:
-    """Return a clock in seconds since the epoch, which goes on as before if someone sets the machine's."""
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return lambda: booted + time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def _cwd() -> str:
     try:
         return str(Path.cwd())
@@ -175,7 +169,9 @@ class LaunchSession:
         self._interrupts = interrupts
         self._runtime = files.run_folder(os.environ)
         log_dir = Path(self.settings.log_dir).absolute()
-        self._wall = _steady_wall()
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._wall: Clock = lambda: booted + time.clock_gettime(time.CLOCK_BOOTTIME)
+        """Seconds since the epoch. It goes on as before if someone sets the clock of the machine."""
         self.journal = Journal(journal_path(log_dir, self.settings.job_id, pod), self._wall)
         self.marks = Marks(marks_path(log_dir, self.settings.job_id, pod), loop, self._wall)
         self.journal.subscribe(self.marks.heard)

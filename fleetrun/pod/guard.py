@@ -23,7 +23,6 @@ import sys
 from collections.abc import Callable, MutableMapping
 from typing import NoReturn
 
-from fleetrun.errors import SpawnError
 from fleetrun.pod import linux
 from fleetrun.pod.process import Exit, end_descendants, reap_adopted
 
@@ -128,6 +127,8 @@ class Guard:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return cls(pid, _readable())
+        except OSError:  # no launch begins here (`check_pidfds`): never readable
+            return cls(pid, os.pipe()[0])
         if os.getppid() != pid:  # it died before, and that was the pid of another
             os.close(descriptor)
             return cls(pid, _readable())
@@ -205,11 +206,7 @@ def guarded(work: Callable[[Signals, Guard], int]) -> int:
     )  # none is lost before its handler is there
     guard = os.getpid()
     try:
-        linux.check_pidfds()
         launcher = os.fork()
-    except SpawnError as error:
-        sys.stderr.write(f"fleetrun: error: {error.message}\n  {error.hint}\n")
-        return error.exit_code
     except OSError as error:
         sys.stderr.write(
             f"fleetrun: error: cannot start: {error.strerror}\n"

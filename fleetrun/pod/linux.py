@@ -36,12 +36,9 @@ def _checked(result: int, what: str) -> int:
 
 
 def check_pidfds() -> None:
-    """Raise SpawnError if this process may not watch others (pidfd_open(2), Linux 5.3; waitid(2), 5.4)."""
+    """Raise SpawnError if this process may not watch others (pidfd_open(2), Linux 5.3)."""
     try:
-        pidfd = os.pidfd_open(os.getpid())
-        with suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-        os.close(pidfd)
+        os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
         raise SpawnError(
             f"the kernel refuses pidfd_open: {error.strerror}",

@@ -47,7 +47,7 @@ from fleetrun.envs.progress_report import Report
 from fleetrun.errors import LaunchError
 from fleetrun.files import replace_file
 from fleetrun.frozen import frozen
-from fleetrun.host.cgroups import available_cores
+from fleetrun.host.cgroups import Groups
 from fleetrun.pod import logs
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.loop import Loop, Timer
@@ -112,7 +112,7 @@ class Standbys:
         self._timers: dict[str, Timer] = {}
         self._queue: list[_Wanted] = []
         self._standbys: dict[str, _Standby] = {}
-        self._most = max(1, available_cores() // _CORES_EACH)
+        self._most = max(1, Groups().cores() // _CORES_EACH)
 
     def set_pod(self, pod: Pod) -> None:
         """This pod is next."""

@@ -300,6 +300,34 @@ def test_several_are_listed_with_what_tells_them_apart(runs):
     assert find_running("gh").pod == "ghijkl"
 
 
+def test_a_job_of_another_folder_is_named(runs, capsys):
+    runs("default", "abcdef", script="train.py", cwd="/home/me/exp")
+    named = "fleetrun: default (train.py, pod abcdef) was started in /home/me/exp\n"
+    for find in (find_running, find_any):
+        assert find().pod == "abcdef"
+        assert capsys.readouterr().err == named
+    find_running("default")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_job_of_this_folder_is_not_named(folder, runs, capsys):
+    runs("default", "abcdef", cwd=str(Path.cwd()))
+    assert find_running().pod == find_any().pod == "abcdef"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_where_the_job_of_this_folder_has_ended_no_other_is_meant(folder, runs, others):
+    ran(Path("log"), "night", "aaaaaa", 100, code=0)
+    for number in range(others):
+        runs("default", "abcde" + "xyz"[number], cwd="/elsewhere")
+    with pytest.raises(NoJobError, match=r"^the job of this folder ended .+ ago$") as error:
+        find_running()
+    assert error.value.hint.startswith("`fleetrun report` shows how a job ended.")
+    assert error.value.hint.count("default (pod abcde") == others
+    assert find_any().pod == "aaaaaa"
+
+
 def test_a_job_is_called_by_its_script_too(runs):
     """`default` alone tells nothing."""
     runs("default", "abcdef", script="src/train.py")
@@ -423,7 +451,7 @@ def test_one_that_has_ended_while_others_run(folder, runs, tmp_path):
     runs("resnet", "bbbbbb")
     with pytest.raises(NoJobError, match="no job 'night'") as error:
         find_running("night")
-    assert error.value.hint == "`fleetrun report night` shows how it ended."
+    assert error.value.hint.splitlines()[0] == "`fleetrun report night` shows how a job ended."
     with pytest.raises(NoJobError) as error:
         find_running("restnet")
     assert error.value.hint.splitlines()[:2] == ["Did you mean resnet?", "Jobs:"]

@@ -287,7 +287,7 @@ def test_a_full_disk_is_told_once_on_the_other_output(loop, tmp_path):
         for _ in range(3):
             sink.write(b"lost\n")
     (line,) = (tmp_path / "err").read_text().splitlines()
-    assert line.startswith("LAUNCH WARNING standard output: No space left on device; ")
+    assert line.startswith("LAUNCH WARNING stdout: No space left on device; ")
 
 
 def test_a_socket_whose_reader_is_slow(loop):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fleetrun
-from fleetrun.host.cgroups import Groups, available_cores
+from fleetrun.host.cgroups import Groups
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from fleetrun.host.cgroups import Groups, available_cores
 def test_a_quota_counts_as_cores(tmp_path: Path, quota: str, cores: int) -> None:
     (tmp_path / "cpu.max").write_text(quota)
     (tmp_path / "membership").write_text("0::/\n")
-    assert available_cores(Groups(tmp_path, tmp_path / "membership")) == cores
+    assert Groups(tmp_path, tmp_path / "membership").cores() == cores
 
 
 def test_the_quota_counts_wherever_cores_are_counted() -> None:
