@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ import pytest
 import torch
 
 from tests.support.command import FLEETRUN, environment
-from tests.support.inference import Served, Tensors, encoded, equal, served
+from tests.support.inference import Served, Tensors, encoded, equal, in_json, served
 from tests.support.traces import wait_until
 from trainers.export import save_program
 from trainers.inference_server.over_http import LAST_S
@@ -165,6 +167,12 @@ def test_limits(server: Served) -> None:
     status, _, content = server.ask("POST", f"{server.path}/infer", b"x" * 20_001)
     assert status == 413
     assert b'"error"' in content
+    body = gzip.compress(json.dumps({"inputs": in_json(batch(1))}).encode())
+    status, _, content = server.ask("POST", f"{server.path}/infer", body, {"Content-Encoding": "gzip"})
+    assert (status, json.loads(content)["error"].split(":")[0]) == (
+        415,
+        "Content-Encoding 'gzip' is not read",
+    )
     with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
         slow.sendall(f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode())
         said = slow.makefile("rb").read()
@@ -174,6 +182,21 @@ def test_limits(server: Served) -> None:
         with socket.create_connection(("127.0.0.1", server.port), 60) as silent:
             silent.sendall(head)
             assert silent.recv(100) == b"", "after --keepalive"
+
+
+def test_bodies_that_arrive_have_a_limit_together(server: Served) -> None:
+    """Each connection leaves its body without the last byte."""
+    head = f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)) for _ in range(60)
+        ]
+        for each in made:  # a worker takes 16
+            each.sendall(head + b" " * 19_999)
+        said = [each.recv(1 << 16) for each in made]
+    assert {each.split()[1] for each in said} == {b"408", b"503"}, "after --timeout, and at once"
+    assert any(b"bytes are waiting already: try again" in each for each in said)
+    wait_until(lambda: server.ask("POST", f"{server.path}/infer", b"{}")[0] == 400)
 
 
 def test_a_killed_worker_is_replaced(server: Served) -> None:
