@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from trainers.inference_server.answers import Answers, first_line
 from trainers.inference_server.protocol import RefusedError, encode_answer
+from trainers.process.log import glog
 
 JSON_SIZE = "Inference-Header-Content-Length"
 LAST_S = 1.0
@@ -134,10 +137,20 @@ def _completed(answers: Answers) -> Any:
     return answer
 
 
+def _one_line(record: logging.LogRecord) -> bool:
+    """Report what clients did wrong in one line. Errors of this server keep their traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError)):
+        return True
+    glog(f"{record.getMessage()}: {' '.join(str(error).split())[:200]}")
+    return False
+
+
 async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
     """What answers at its sites. `grace_s`: how long `cleanup` waits for answers that have begun."""
     app = web.Application(middlewares=[_completed(answers)])
     app[_ASKED] = WeakSet()
+    logging.getLogger("aiohttp.server").addFilter(_one_line)
     app.add_routes(_Routes(answers).all())
     runner = web.AppRunner(
         app,

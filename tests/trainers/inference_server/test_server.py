@@ -199,6 +199,21 @@ def test_bodies_that_arrive_have_a_limit_together(server: Served) -> None:
     wait_until(lambda: server.ask("POST", f"{server.path}/infer", b"{}")[0] == 400)
 
 
+def test_a_client_that_leaves_or_sends_no_http_is_one_line_of_the_log(server: Served) -> None:
+    before = len(server.log.read_text().splitlines())
+    heads = ("Content-Length: 9", "Transfer-Encoding: chunked", "Host x")
+    for number, head in enumerate(heads, 1):
+        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+            client.sendall(f"POST {server.path}/infer HTTP/1.1\r\n{head}\r\n\r\nzz\r\n".encode())
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1000):
+                pass
+        wait_until(lambda number=number: len(server.log.read_text().splitlines()) >= before + number)
+    lines = server.log.read_text().splitlines()[before:]
+    assert len(lines) == 3, lines
+    assert all("Error handling request from 127.0.0.1: " in line for line in lines), lines
+
+
 def test_a_killed_worker_is_replaced(server: Served) -> None:
     before = server.workers()
     assert len(before) == 2
