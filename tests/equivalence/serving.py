@@ -15,7 +15,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -189,12 +189,12 @@ async def _together(
     async def ask(number: int) -> dict[str, torch.Tensor]:
         body, headers = _body(asked[number], number)
 
-        async def read() -> bytes:
-            return body
+        async def pieces() -> AsyncIterator[bytes]:
+            yield body
 
-        answer = await answers.infer("model", None, read, headers.get(JSON_SIZE))
-        pieces, size = encode_answer("model", answer)
-        return decoded(b"".join(pieces), None if size is None else str(size))[1]
+        answer = await answers.infer("model", None, pieces(), headers.get(JSON_SIZE))
+        found, size = encode_answer("model", answer)
+        return decoded(b"".join(found), None if size is None else str(size))[1]
 
     found = [list(await asyncio.gather(*map(ask, order))) for order in orders]
     answers.close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from trainers.inference_server.batching import Batcher, BusyError
+from trainers.inference_server.batching import Batcher, BusyError, Value
 from trainers.inference_server.metrics import Metrics
 from trainers.inference_server.model import ModelVersion, ServedModel
 from trainers.inference_server.protocol import (
@@ -20,6 +21,11 @@ from trainers.inference_server.protocol import (
 from trainers.inference_server.settings import ServeSettings
 from trainers.process.log import glog
 
+_LARGE = 1 << 16
+"""Bytes or numbers that take milliseconds to read from JSON or to write."""
+_BODIES = 16
+"""In one worker, bodies that wait for their answers may have as many bytes as so many of the largest ones."""
+
 
 class Answers:
     """Without a model, requests are refused. `closing`: no connection has another request, and this process
@@ -30,6 +36,8 @@ class Answers:
         self.settings, self.metrics = settings, metrics
         self._model: ServedModel | None = None
         self._batcher: Batcher | None = None
+        self._bytes = 0
+        self._aside = ThreadPoolExecutor(1, "json")
         self.closing = False
 
     @property
@@ -49,6 +57,7 @@ class Answers:
         self.metrics.serves(version)
 
     def close(self) -> None:
+        self._aside.shutdown(wait=False)
         if self._batcher is not None:
             self._batcher.close()
 
@@ -64,13 +73,14 @@ class Answers:
         return self._model
 
     async def infer(
-        self, name: str, version: str | None, read: Callable[[], Awaitable[bytes]], json_size: str | None
+        self, name: str, version: str | None, pieces: AsyncIterable[bytes], json_size: str | None
     ) -> InferAnswer:
-        """`read`: the body, as HTTP has it; `json_size`: see `decode_request`. Raises RefusedError."""
+        """`pieces`: the body, as HTTP has it; `json_size`: see `decode_request`. Raises RefusedError."""
         started = time.perf_counter()
         model = self.served(name, version)
+        body = bytearray()
         try:
-            answer = await self._computed(model, read, json_size)
+            answer = await self._computed(model, pieces, body, json_size)
         except BusyError:
             raise RefusedError(
                 503, f"{self.settings.max_waiting} requests are waiting already (--max_waiting): try again"
@@ -82,20 +92,39 @@ class Answers:
         except Exception as error:  # noqa: BLE001  (a program may raise anything)
             glog(f"a request failed: {error}")
             raise RefusedError(500, f"the program failed: {first_line(error)}") from None
+        finally:
+            self._bytes -= len(body)
         if version not in (None, answer.version):
             raise RefusedError(404, f"version {version!r} is not served any more")
         self.metrics.answered(_rows(answer.request), time.perf_counter() - started)
         return answer
 
+    async def aside(self, size: int, call: Callable[[], Value]) -> Value:
+        """Call it, in a thread if it has much to do: other requests are answered meanwhile."""
+        if size < _LARGE:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._aside, call)
+
+    async def _read(self, pieces: AsyncIterable[bytes], body: bytearray) -> None:
+        most = self.settings.max_body
+        async for piece in pieces:
+            body += piece
+            self._bytes += len(piece)
+            if len(body) > most:
+                hint = "send fewer rows, or start the server with a larger --max_body"
+                raise RefusedError(413, f"the body has more than {most} bytes: {hint}")
+            if self._bytes > _BODIES * most:
+                raise RefusedError(503, f"requests of {self._bytes} bytes are waiting already: try again")
+
     async def _computed(
-        self, model: ServedModel, read: Callable[[], Awaitable[bytes]], json_size: str | None
+        self, model: ServedModel, pieces: AsyncIterable[bytes], body: bytearray, json_size: str | None
     ) -> InferAnswer:
         limit, arrived = f"{self.settings.timeout_s:g} s (--timeout)", False
         try:
             async with asyncio.timeout(self.settings.timeout_s):
-                body = await read()
+                await self._read(pieces, body)
                 arrived = True
-                asked = self._decoded(model, body, json_size)
+                asked = await self.aside(len(body), lambda: self._decoded(model, bytes(body), json_size))
                 assert self._batcher is not None
                 version, outputs = await self._batcher.submit(asked.inputs)
                 return InferAnswer(asked, version.version, outputs)
@@ -110,7 +139,9 @@ class Answers:
 
     def _decoded(self, model: ServedModel, body: bytes, json_size: str | None) -> InferRequest:
         program = model.program
-        asked = decode_request(body, json_size, program.inputs, [spec.name for spec in program.outputs])
+        most = {"most": self.settings.max_rows} if program.joins else {}  # else rows of inputs may differ
+        names = [spec.name for spec in program.outputs]
+        asked = decode_request(body, json_size, program.inputs, names, **most)
         rows = _rows(asked)
         if not 0 < rows <= self.settings.max_rows:
             raise RequestError(

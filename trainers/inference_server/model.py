@@ -87,6 +87,11 @@ class ServedProgram:
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype not in DATATYPES:
                 raise LoadError(f"{spec.name!r} is {spec.dtype}, for which the protocol has no name")
+        self._rows = {  # of embeddings, by the place that their ids have in the graph
+            str(node.args[1]): len(node.args[0].meta["val"])
+            for node in exported.graph.nodes
+            if node.target is torch.ops.aten.embedding.default
+        }
         sizes = [size for spec in self.inputs for size in spec.shape[1:]]
         self._checked = bool(self.mixes) or None in sizes or _bounded(exported)
         self._module = exported.module() if self._checked else _unchecked(exported)
@@ -99,6 +104,14 @@ class ServedProgram:
             else:
                 found = self._module(*weights, *inputs)
         return {spec.name: found[place] for spec, place in zip(self.outputs, self._places, strict=True)}
+
+    def named(self, error: Exception, inputs: Given) -> Exception:
+        """The error, or, for an id that is not in its table, one that names the input."""
+        for place, ids in enumerate(inputs):
+            if (rows := self._rows.get(f"inputs_{place}")) and len(wrong := ids[(ids < 0) | (ids >= rows)]):
+                who = f"{self.inputs[place].name} has the id {int(wrong[0])}"
+                return IndexError(f"{who}; its table has {rows} rows, 0 to {rows - 1}")
+        return error
 
     @property
     def joins(self) -> bool:
@@ -206,7 +219,7 @@ class ServedModel:
         try:
             return self.program(self.weights, inputs)
         except Exception as error:  # noqa: BLE001  (a program may raise anything)
-            return error
+            return self.program.named(error, inputs)
 
 
 def _followed(body: Fields) -> Followed:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,17 +117,13 @@ class _Service:
         try:
             self._answers.served(name, version)
             raw = _raw(request)
-            size, most = sum(map(len, raw)), self._answers.settings.max_body
-            if size > most:
-                raise RefusedError(
-                    413, f"the inputs have {size} bytes; --max_body is {most}: send fewer rows"
-                )
             head = json.dumps(_as_json(request, raw)).encode()
 
-            async def body() -> bytes:
-                return b"".join([head, *raw])
+            async def body() -> AsyncIterator[bytes]:
+                for piece in (head, *raw):
+                    yield piece
 
-            answer = await self._answers.infer(name, version, body, str(len(head)))
+            answer = await self._answers.infer(name, version, body(), str(len(head)))
         except RefusedError as error:
             await self._abort("infer", context, error)
         self._answers.metrics.request("infer", 200)

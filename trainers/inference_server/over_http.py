@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from trainers.inference_server.answers import Answers, first_line
 from trainers.inference_server.protocol import RefusedError, encode_answer
+from trainers.process.log import glog
 
 JSON_SIZE = "Inference-Header-Content-Length"
 LAST_S = 1.0
@@ -70,17 +73,19 @@ class _Routes:
     async def _infer(self, request: web.Request) -> web.Response:
         name, version = _place(request)
 
-        async def read() -> bytes:
+        if encoding := request.headers.get("Content-Encoding"):
+            raise RefusedError(415, f"Content-Encoding {encoding!r} is not read: send the body without it")
+
+        async def body() -> AsyncIterator[bytes]:
             try:
-                return await request.read()
+                async for piece in request.content.iter_any():
+                    yield piece
             except web.RequestPayloadError as error:
                 raise RefusedError(400, f"the body cannot be read: {first_line(error)}") from None
-            except web.HTTPRequestEntityTooLarge as error:
-                hint = "send fewer rows, or start the server with a larger --max_body"
-                raise RefusedError(error.status, f"{error.text}: {hint}") from None
 
-        answer = await self._answers.infer(name, version, read, request.headers.get(JSON_SIZE))
-        pieces, json_size = encode_answer(name, answer)
+        answer = await self._answers.infer(name, version, body(), request.headers.get(JSON_SIZE))
+        size = sum(tensor.numel() for tensor in answer.outputs.values())
+        pieces, json_size = await self._answers.aside(size, lambda: encode_answer(name, answer))
         headers: dict[str, str] = {"Content-Type": "application/json"}
         if json_size is not None:
             headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(json_size)}
@@ -132,14 +137,25 @@ def _completed(answers: Answers) -> Any:
     return answer
 
 
+def _one_line(record: logging.LogRecord) -> bool:
+    """Report what clients did wrong in one line. Errors of this server keep their traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError)):
+        return True
+    glog(f"{record.getMessage()}: {' '.join(str(error).split())[:200]}")
+    return False
+
+
 async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
     """What answers at its sites. `grace_s`: how long `cleanup` waits for answers that have begun."""
-    app = web.Application(client_max_size=answers.settings.max_body, middlewares=[_completed(answers)])
+    app = web.Application(middlewares=[_completed(answers)])
     app[_ASKED] = WeakSet()
+    logging.getLogger("aiohttp.server").addFilter(_one_line)
     app.add_routes(_Routes(answers).all())
     runner = web.AppRunner(
         app,
         access_log=None,
+        auto_decompress=False,  # a few kilobytes may stand for more than --max_body
         shutdown_timeout=grace_s,
         handle_signals=False,
         keepalive_timeout=answers.settings.keepalive_s,

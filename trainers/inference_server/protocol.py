@@ -34,6 +34,9 @@ DATATYPES = {
     torch.float32: "FP32",
     torch.float64: "FP64",
 }
+_ANY_SIZE = 1 << 48
+_JSON_BYTES, _NUMBER_BYTES = 1 << 16, 40
+"""Enough for the JSON around numbers, and for a number of 24 digits with its comma and white space."""
 
 
 class RefusedError(Exception):
@@ -88,10 +91,21 @@ class InferAnswer:
 
 
 def decode_request(
-    body: bytes, json_size: str | None, inputs: Sequence[TensorSpec], outputs: Sequence[str]
+    body: bytes,
+    json_size: str | None,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[str],
+    most: int = _ANY_SIZE,
 ) -> InferRequest:
-    """`json_size`: the header Inference-Header-Content-Length. Raises RequestError."""
+    """`json_size`: the header Inference-Header-Content-Length; `most`: of a size that may be any. Raises
+    RequestError.
+    """
     head, binary = _divided(body, json_size)
+    numbers = sum(math.prod(most if size is None else size for size in spec.shape) for spec in inputs)
+    if len(head) > _JSON_BYTES + numbers * _NUMBER_BYTES:
+        raise RequestError(
+            f"the body has {len(head)} bytes of JSON; all inputs have at most {numbers} numbers together"
+        )
     request = _object(_parsed(head), "the body")
     given = {}
     wanted = {spec.name: spec for spec in inputs}
@@ -215,14 +229,15 @@ def _shape(where: str, shape: Any, wanted: TensorSpec) -> tuple[int, ...]:
 def _from_json(where: str, data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if not isinstance(data, list):
         raise RequestError(f"{where}.data is {_shown(data)}; it must be a list")
+    size = math.prod(shape)
+    if len(data) > size:  # before a look at each
+        raise RequestError(f"{where}.data has {len(data)} elements; shape {list(shape)} has {size}")
     try:
         found = np.array(data)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise RequestError(f"{where}.data is not a list of {math.prod(shape)} numbers: {error}") from error
-    if found.size != math.prod(shape):
-        raise RequestError(
-            f"{where}.data has {found.size} elements; shape {list(shape)} has {math.prod(shape)}"
-        )
+        raise RequestError(f"{where}.data is not a list of {size} numbers: {error}") from error
+    if found.size != size:
+        raise RequestError(f"{where}.data has {found.size} elements; shape {list(shape)} has {size}")
     if found.ndim > 1 and found.shape != shape:
         raise RequestError(f"{where}.data is nested as {list(found.shape)}; shape is {list(shape)}")
     if found.size:
@@ -311,7 +326,7 @@ def _list(body: Fields, key: str) -> Iterator[Any]:
 
 
 def _is_count(value: Any) -> bool:
-    return is_whole(value) and 0 <= value < 1 << 48
+    return is_whole(value) and 0 <= value < _ANY_SIZE
 
 
 def _shown(value: Any) -> str:

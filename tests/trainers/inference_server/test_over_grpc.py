@@ -124,7 +124,7 @@ def test_refusals_name_the_field(client: Client) -> None:
     assert client.refused(batch(65))[0] == "INVALID_ARGUMENT"
     assert client.refused(batch(1 << 15))[0] == "RESOURCE_EXHAUSTED"
     code, text = client.refused(batch(1000))
-    assert (code, text.split(";")[0]) == ("RESOURCE_EXHAUSTED", "the inputs have 40000 bytes")
+    assert (code, text.split(":")[0]) == ("RESOURCE_EXHAUSTED", "the body has more than 20000 bytes")
     wide = messages.ModelInferRequest(model_name="model")
     wide.inputs.add(name="ids", datatype="INT64", shape=[1, 3]).contents.int_contents.extend([1, 2, 3])
     with pytest.raises(grpc.RpcError, match=r"inputs\[0\].contents.int64_contents has 0 elements; shape"):

@@ -142,6 +142,24 @@ def test_a_body_that_is_no_request(body):
         decode_request(body, None, INPUTS, OUTPUTS)
 
 
+def test_more_json_than_the_inputs_need_is_not_parsed():
+    body, headers = encoded({"ids": torch.zeros(9, 2, dtype=torch.int64), "x": torch.zeros(9)})
+    space, (size,) = b" " * 70_000, headers.values()
+    for each, json_size in ((b"[" + space, None), (space + body, str(len(space) + int(size)))):
+        with pytest.raises(RequestError, match="bytes of JSON; all inputs have at most 30 numbers together"):
+            decode_request(each, json_size, INPUTS, OUTPUTS, 10)
+    decode_request(space + body, str(len(space) + int(size)), INPUTS, OUTPUTS)
+    decode_request(body, size, INPUTS, OUTPUTS, 10)
+
+
+def test_a_number_may_have_all_its_digits_and_a_line_of_its_own():
+    numbers = torch.full((5000, 2), -(1 << 62))
+    entries = in_json({"ids": numbers, "x": torch.full((5000,), -2.2250738585072014e-38)})
+    text = json.dumps({"inputs": entries}, indent=2).encode()
+    assert len(text) > 1 << 18
+    assert torch.equal(decode_request(text, None, INPUTS, OUTPUTS, 5000).inputs[0], numbers)
+
+
 @pytest.mark.parametrize(
     ("size", "more", "field"),
     [

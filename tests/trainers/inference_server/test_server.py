@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ import pytest
 import torch
 
 from tests.support.command import FLEETRUN, environment
-from tests.support.inference import Served, Tensors, encoded, equal, served
+from tests.support.inference import Served, Tensors, encoded, equal, in_json, served
 from tests.support.traces import wait_until
 from trainers.export import save_program
 from trainers.inference_server.over_http import LAST_S
@@ -147,7 +149,7 @@ def test_a_bad_request_is_told_its_field_and_does_not_spoil_others(server: Serve
     with ThreadPoolExecutor(16) as clients:
         answers = [clients.submit(wrong if number % 4 == 0 else right, number) for number in range(100)]
         assert all(answer.result() for answer in answers)
-    assert "inputs: index out of range" in wrong(1)
+    assert "inputs: ids has the id 50; its table has 50 rows, 0 to 49" in wrong(1)
     status, answer = server.json("POST", f"{server.path}/infer", {"inputs": [{"name": "y"}]})
     assert status == 400
     assert answer["error"].startswith("inputs[0].name")
@@ -165,6 +167,12 @@ def test_limits(server: Served) -> None:
     status, _, content = server.ask("POST", f"{server.path}/infer", b"x" * 20_001)
     assert status == 413
     assert b'"error"' in content
+    body = gzip.compress(json.dumps({"inputs": in_json(batch(1))}).encode())
+    status, _, content = server.ask("POST", f"{server.path}/infer", body, {"Content-Encoding": "gzip"})
+    assert (status, json.loads(content)["error"].split(":")[0]) == (
+        415,
+        "Content-Encoding 'gzip' is not read",
+    )
     with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
         slow.sendall(f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode())
         said = slow.makefile("rb").read()
@@ -174,6 +182,36 @@ def test_limits(server: Served) -> None:
         with socket.create_connection(("127.0.0.1", server.port), 60) as silent:
             silent.sendall(head)
             assert silent.recv(100) == b"", "after --keepalive"
+
+
+def test_bodies_that_arrive_have_a_limit_together(server: Served) -> None:
+    """Each connection leaves its body without the last byte."""
+    head = f"POST {server.path}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)) for _ in range(60)
+        ]
+        for each in made:  # a worker takes 16
+            each.sendall(head + b" " * 19_999)
+        said = [each.recv(1 << 16) for each in made]
+    assert {each.split()[1] for each in said} == {b"408", b"503"}, "after --timeout, and at once"
+    assert any(b"bytes are waiting already: try again" in each for each in said)
+    wait_until(lambda: server.ask("POST", f"{server.path}/infer", b"{}")[0] == 400)
+
+
+def test_a_client_that_leaves_or_sends_no_http_is_one_line_of_the_log(server: Served) -> None:
+    before = len(server.log.read_text().splitlines())
+    heads = ("Content-Length: 9", "Transfer-Encoding: chunked", "Host x")
+    for number, head in enumerate(heads, 1):
+        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+            client.sendall(f"POST {server.path}/infer HTTP/1.1\r\n{head}\r\n\r\nzz\r\n".encode())
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1000):
+                pass
+        wait_until(lambda number=number: len(server.log.read_text().splitlines()) >= before + number)
+    lines = server.log.read_text().splitlines()[before:]
+    assert len(lines) == 3, lines
+    assert all("Error handling request from 127.0.0.1: " in line for line in lines), lines
 
 
 def test_a_killed_worker_is_replaced(server: Served) -> None:

@@ -28,6 +28,7 @@ import xxhash
 
 from fleetrun.frozen import frozen
 from trainers.errors import FleetError
+from trainers.process.log import glog
 from trainers.storage.errors import NO_SPACE
 from trainers.storage.folder import Buffer, write_all, write_file
 
@@ -475,6 +476,8 @@ class _FileReader:
             raise DamagedError(
                 _damaged(self._path, self.end, f"{error}, and a later file follows")
             ) from error
+        rest = os.fstat(file.fileno()).st_size - self.end
+        glog(f"dropped the last {rest} bytes of the journal file {self._path}: {error}, as a crash leaves it")
 
 
 def _missing(path: Path) -> str:

@@ -129,15 +129,19 @@ def test_a_tail_torn_at_any_byte_is_cut_off(tmp_path):
         assert opened(whole)[1][expected:] == [[b"next"]]
 
 
-def test_a_tail_of_zeros_is_cut_off(tmp_path):
+def test_a_tail_of_zeros_is_cut_off_with_a_line_in_the_log(tmp_path, capfd):
     """What some file systems leave of an append that a power failure met."""
     written(tmp_path, 6)
     ((_, path),) = journal_files(tmp_path)
     size = path.stat().st_size
     with path.open("ab") as file:
         file.write(bytes(5000))
-    assert opened(tmp_path)[1] == [frames(number) for number in range(6)]
+    for _ in range(2):
+        assert opened(tmp_path)[1] == [frames(number) for number in range(6)]
     assert path.stat().st_size == size
+    (line,) = capfd.readouterr().err.splitlines()
+    why = "the head of a record is damaged, as a crash leaves it"
+    assert line.endswith(f"] dropped the last 5000 bytes of the journal file {path}: {why}")
 
 
 @pytest.mark.slow
