@@ -16,7 +16,7 @@ from fleetrun.aliases import Fields, Texts
 from fleetrun.display import Display, display_of
 from fleetrun.envs.contract import is_owned
 from fleetrun.envs.settings.job_file import option_texts
-from fleetrun.envs.settings.options import ACTIONS, OPTIONS, TORCHRUN, by_spelling, normal
+from fleetrun.envs.settings.options import ACTIONS, OF_JOBS, by_spelling, normal
 from fleetrun.envs.settings.parsing import InvalidValue
 from fleetrun.envs.settings.show import FUNCTION
 from fleetrun.errors import UsageError
@@ -192,8 +192,8 @@ def _added(env: Environment) -> Texts:
 
 # ---- The command line
 
-_VARIABLES = {name for option in (*OPTIONS.values(), *TORCHRUN.values()) for name in option.env}
-_KEYWORDS = by_spelling((*OPTIONS.values(), *TORCHRUN.values()))
+_VARIABLES = {name for option in OF_JOBS for name in option.env}
+_KEYWORDS = by_spelling(OF_JOBS)
 _NOT_HERE = {
     "display": "launch shows nothing; run shows the output, and events() has what happens",
     "quiet": 'use display="quiet" of run',

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 from fleetrun import plugins, verbs
-from fleetrun.envs.settings.options import ACTIONS, OPTIONS, SHORTHANDS, Option, Takes
+from fleetrun.envs.settings.options import OWN, Option, Takes
 from fleetrun.errors import PluginError
 
 VARIABLE = "_FLEETRUN_COMPLETE"
@@ -41,9 +41,7 @@ class _Launcher(click.Command):
 
 
 def _command() -> click.Command:
-    options: list[click.Parameter] = [
-        _option(option) for option in (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
-    ]
+    options: list[click.Parameter] = [_option(option) for option in OWN]
     return _Launcher(
         "fleetrun",
         params=[

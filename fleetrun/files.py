@@ -31,6 +31,11 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+def new_file(path: str | Path, mode: int) -> int:
+    """A descriptor to write to it. Raises OSError, also where a link has the name."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
 def read_file(path: Path) -> str:
     """Read a short text; empty for what is not there, or may not be read."""
     try:
@@ -79,8 +84,7 @@ def replace_file(path: Path, text: str) -> None:
     """Replace the file, or whatever has its name, atomically. Raises OSError."""
     aside = path.with_suffix(".new")
     aside.unlink(missing_ok=True)
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    with os.fdopen(fd, "w") as file:
+    with os.fdopen(new_file(aside, 0o666), "w") as file:
         file.write(text)
     aside.replace(path)
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from fleetrun import plugins
 from fleetrun.envs.settings.options import (
-    ACTIONS,
-    OPTIONS,
+    OWN,
     PET,
-    SHORTHANDS,
     TORCHRUN,
     Group,
     Option,
@@ -104,8 +102,7 @@ def _options() -> Iterable[Option]:
 
 
 def _of_group(group: Group) -> list[Option]:
-    options = (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
-    return [option for option in options if option.group is group]
+    return [option for option in OWN if option.group is group]
 
 
 # ---- The long help

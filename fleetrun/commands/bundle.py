@@ -31,7 +31,7 @@ from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable, without_secrets
 from fleetrun.control.client import NoAnswer, Running
 from fleetrun.errors import LaunchError
-from fleetrun.files import end_of, replacing
+from fleetrun.files import end_of, new_file, replacing
 from fleetrun.record.history import History
 from fleetrun.record.journal import plain
 from fleetrun.stacks.collect import collect, find_pyspy
@@ -141,18 +141,20 @@ def _write_bundle(to: Path, folder: str, parts: Iterator[Part]) -> list[str]:
     """Return what could not be had. Only its owner can read the file. Raises LaunchError."""
     missing: list[str] = []
     try:
-        with replacing(to) as aside:
-            made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(made, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-                for name, make in parts:
-                    try:
-                        text = make()
-                    except (LaunchError, NoAnswer, OSError, subprocess.SubprocessError) as error:
-                        missing.append(f"{name}: {error}")
-                    else:
-                        data = text if isinstance(text, bytes) else without_secrets(text, os.environ).encode()
-                        _add(archive, f"{folder}/{name}", data)
-                _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
+        with (
+            replacing(to) as aside,
+            os.fdopen(new_file(aside, 0o600), "wb") as file,
+            tarfile.open(fileobj=file, mode="w:gz") as archive,
+        ):
+            for name, make in parts:
+                try:
+                    text = make()
+                except (LaunchError, NoAnswer, OSError, subprocess.SubprocessError) as error:
+                    missing.append(f"{name}: {error}")
+                else:
+                    data = text if isinstance(text, bytes) else without_secrets(text, os.environ).encode()
+                    _add(archive, f"{folder}/{name}", data)
+            _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
     except OSError as error:
         raise LaunchError(f"cannot write {to}: {error.strerror}") from None
     return missing

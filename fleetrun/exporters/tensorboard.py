@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from fleetrun.aliases import Numbers
 from fleetrun.exporters.base import Context
 from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded
+from fleetrun.files import new_file
 from fleetrun.frozen import frozen
 
 LOSS = "loss"
@@ -228,9 +229,8 @@ class EventFile:
         name = (
             f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         )
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.path = folder / name
-        self._file = _AtomicFile(os.open(self.path, flags, 0o644))
+        self._file = _AtomicFile(new_file(self.path, 0o644))
         self._writer = RecordWriter(self._file)
         source = event_pb2.SourceMetadata(writer=_WRITER)
         try:

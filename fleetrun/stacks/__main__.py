@@ -7,7 +7,6 @@ each trainer (where it is: `state`) and one for all (where they are).
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 
 from fleetrun.aliases import Document
 from fleetrun.envs.contract import Role
-from fleetrun.files import open_plain, short_socket_path
+from fleetrun.files import last_bytes, short_socket_path
 from fleetrun.host.interpreter import helper_command
 from fleetrun.probe.states import nccl_timeouts
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
@@ -148,9 +147,9 @@ _readers: list[threading.Thread] = []
 
 def _ending(log: str) -> str:
     """The end of the log of the last attempt; empty if it cannot be read."""
-    with suppress(OSError), os.fdopen(open_plain(Path(log)), "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        return file.read(_TAIL).rpartition(b"\n--- fleetrun: restart ")[2].decode(errors="replace")
+    with suppress(OSError):
+        end, _ = last_bytes(Path(log), _TAIL)
+        return end.rpartition(b"\n--- fleetrun: restart ")[2].decode(errors="replace")
     return ""
 
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote
 
 from fleetrun.aliases import Document, Environ, Fields, Strings
 from fleetrun.elastic.store import Entry
-from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list
+from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list, parts_of
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen
 
@@ -211,9 +211,8 @@ def parse_address(url: str) -> EtcdAddress:
 
 
 def _endpoints(text: str) -> Strings:
-    parts = [part.strip() for part in text.split(",")]
     try:
-        return endpoint_list(",".join(map(_with_port, parts)) or ",")
+        return endpoint_list(",".join(map(_with_port, parts_of(text))) or ",")
     except InvalidValue as error:
         raise UsageError(
             f"the address of the etcd has {text!r}: {error}", hint=f"such as {SCHEME}h1:2379,h2:2379"

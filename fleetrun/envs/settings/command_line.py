@@ -11,13 +11,13 @@ from typing import Any
 from fleetrun.aliases import Strings
 from fleetrun.envs.settings.options import (
     ACTIONS,
+    OF_JOBS,
     OPTIONS,
     PREFIXES,
     RETIRED,
     RETIRED_SCRIPTS,
     SHORT_FOR,
     SHORTHANDS,
-    TORCHRUN,
     Option,
     Takes,
     by_spelling,
@@ -29,12 +29,9 @@ from fleetrun.values import frozen
 
 _DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 
-_SPELLINGS = by_spelling((*OPTIONS.values(), *TORCHRUN.values(), *SHORTHANDS.values(), *ACTIONS.values()))
-_SUGGESTED = tuple(
-    word
-    for option in (*OPTIONS.values(), *TORCHRUN.values(), *SHORTHANDS.values(), *ACTIONS.values())
-    for word in (option.name, *option.aliases)
-)
+_ALL = (*OF_JOBS, *SHORTHANDS.values(), *ACTIONS.values())
+_SPELLINGS = by_spelling(_ALL)
+_SUGGESTED = tuple(word for option in _ALL for word in (option.name, *option.aliases))
 
 
 # ---- Choices: options, their values, and where they were set

@@ -667,6 +667,12 @@ TORCHRUN: Mapping[str, Option] = {
 }
 """The help of each is the second half of a sentence about it."""
 
+OF_JOBS = (*OPTIONS.values(), *TORCHRUN.values())
+"""All that say something of a job."""
+
+OWN = (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
+"""All that are not torchrun's alone."""
+
 
 @frozen_by_name
 class Resolved:

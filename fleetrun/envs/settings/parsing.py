@@ -69,6 +69,11 @@ def closest(word: str, words: Iterable[str]) -> Strings:
     return tuple(similar(word, known, most=2, cutoff=0.5))
 
 
+def parts_of(text: str, joint: str = ",") -> Strings:
+    """The parts of a list, without the blanks around them."""
+    return tuple(part.strip() for part in text.split(joint))
+
+
 def whole(low: int, high: int | None = None) -> Parser:
     """A whole number from `low` to `high`, both included."""
     limits = f"of at least {low}" if high is None else f"from {low} to {high}"
@@ -213,7 +218,7 @@ MOMENTS = ("failure", "restart", "hang", "end")
 
 def moments(text: str) -> Strings:
     """`failure,hang`: of `MOMENTS`, in their order."""
-    asked = [part.strip() for part in text.split(",")]
+    asked = parts_of(text)
     for each in asked:
         if each not in MOMENTS:
             raise InvalidValue(
@@ -274,7 +279,7 @@ def variables(text: str) -> Strings:
     name, equals, _ = text.partition("=")
     if equals and re.fullmatch(_VARIABLE, name):
         return (text,)
-    words = tuple(part.strip() for part in text.split(","))
+    words = parts_of(text)
     if equals or not all(re.fullmatch(_VARIABLE_PATTERN, word) for word in words):
         raise InvalidValue("it must be NAME=VALUE, or names and patterns joined by commas, such as NCCL_*")
     return words
@@ -298,10 +303,10 @@ def number_list(text: str) -> tuple[int, ...]:
 
 def _numbers(text: str) -> tuple[int, ...] | None:
     """Numbers joined by commas, each once, ascending. None if the text is anything else."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
+    numbers = parts_of(text)
+    if not all(each.isascii() and each.isdigit() and len(each) <= 4 for each in numbers):
         return None
-    return tuple(sorted(set(map(int, parts))))
+    return tuple(sorted(set(map(int, numbers))))
 
 
 def streams(text: str) -> dict[int, int]:
@@ -361,7 +366,7 @@ def shell_words(text: str) -> str:
 
 def device_list(text: str) -> Strings:
     """`0,1,3` or UUIDs; each once."""
-    devices = tuple(part.strip() for part in text.split(","))
+    devices = parts_of(text)
     if not all(re.fullmatch(_DEVICE, device) for device in devices):
         raise InvalidValue("it must be a comma separated list of device numbers or UUIDs, such as 0,1")
     return unique(tuple(str(int(device)) if device.isdigit() else device for device in devices))
@@ -382,7 +387,7 @@ def stage_counts(text: str) -> tuple[int, ...]:
 
 def _stages(parse: Parser, text: str, example: str) -> tuple[Any, ...]:
     try:
-        return tuple(parse(part.strip()) for part in text.split(";"))
+        return tuple(map(parse, parts_of(text, ";")))
     except InvalidValue as error:
         raise InvalidValue(f"{error}, or several joined by ';', such as {example!r}", error.meant) from None
 
@@ -416,7 +421,7 @@ def follow(text: str) -> tuple[FollowRule, ...]:
         return tuple((role, None) for role in Role)
     if text == "none":
         return ()
-    return tuple(_follow_rule(part.strip()) for part in text.split("+"))
+    return tuple(map(_follow_rule, parts_of(text, "+")))
 
 
 def _follow_rule(text: str) -> FollowRule:
@@ -507,10 +512,10 @@ def endpoint_list(text: str) -> Strings:
 
 def trainer_list(text: str) -> Strings:
     """Endpoints, or hosts without ports, which get theirs from `with_ports` as in Paddle."""
-    parts = tuple(part.strip() for part in text.split(","))
-    if not text or any(":" in part for part in parts):
+    trainers = parts_of(text)
+    if not text or any(":" in each for each in trainers):
         return endpoint_list(text)
-    return tuple(host(part) for part in parts)
+    return tuple(map(host, trainers))
 
 
 def with_ports(hosts: Strings, first: int) -> Strings:
@@ -524,7 +529,7 @@ def stage_endpoints(text: str) -> tuple[Strings, ...]:
     """Stages joined by `;`, the endpoints of one stage by `,`."""
     if not text:
         return ()
-    stages = tuple(endpoint_list(stage.strip()) for stage in text.split(";"))
+    stages = tuple(map(endpoint_list, parts_of(text, ";")))
     if not all(stages):
         raise InvalidValue("every stage must have an endpoint")
     unique(tuple(address for stage in stages for address in stage))
@@ -534,7 +539,7 @@ def stage_endpoints(text: str) -> tuple[Strings, ...]:
 def _listed(parse: Parser, text: str) -> Strings:
     """Entries joined by commas; each once. If there are several, the error says "each entry"."""
     try:
-        return unique(tuple(parse(part.strip()) for part in text.split(",")))
+        return unique(tuple(map(parse, parts_of(text))))
     except InvalidValue as error:
         message = str(error)
         several = message.replace("it must", "each entry must", 1) if "," in text else message
@@ -590,7 +595,7 @@ def rendezvous_address(text: str) -> str:
         _check_majority(int(count) if count.isdecimal() and count.isascii() else 0)
         return rest
     if "," in rest:
-        members = ",".join(_with_store_port(part.strip()) for part in rest.split(","))
+        members = ",".join(map(_with_store_port, parts_of(rest)))
         _check_majority(len(endpoint_list(members)))
         return members
     return endpoint(rest)

@@ -23,6 +23,7 @@ from fleetrun.envs.settings.options import (
     BY_VARIABLE,
     DEVICE_KINDS,
     NOTHING,
+    OF_JOBS,
     OPTIONS,
     PET,
     PREFIXES,
@@ -160,7 +161,7 @@ def _combined(earlier: Choice, later: Choice) -> Choice:
 def _from_environment(environ: Environ, but: Collection[str]) -> Choices:
     """The first variable of each option that is set and not empty, except for the options in `but`."""
     choices: Choices = {}
-    for option in (*OPTIONS.values(), *TORCHRUN.values()):
+    for option in OF_JOBS:
         found = [name for name in option.env if environ.get(name, "").strip()]
         if found and option.name not in but:
             variable, text = found[0], environ[found[0]].strip()
@@ -197,7 +198,7 @@ def _without_leftovers(environ: Environ) -> tuple[Mapping[str, str], list[str]]:
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
         own = contract.without_contract(environ)
         readable = {name: text for name, text in own.items() if not name.startswith(PET)}
-        known = {variable for option in (*OPTIONS.values(), *TORCHRUN.values()) for variable in option.env}
+        known = {variable for option in OF_JOBS for variable in option.env}
         ignored = sorted(known & (environ.keys() - readable.keys()))
         where = f"{outer} of another job" if outer else "a process of another launcher"
         notice = f"started inside {where}; these variables are ignored: {', '.join(ignored)}"

@@ -15,7 +15,7 @@ from fleetrun.aliases import Environ, Fields, Texts
 from fleetrun.envs.settings import toml
 from fleetrun.envs.settings.command_line import Choice, CommandLine, read
 from fleetrun.envs.settings.job_file import escaped
-from fleetrun.envs.settings.options import NOTIFY, OPTIONS, TORCHRUN, Group, Option, Resolved, Takes
+from fleetrun.envs.settings.options import NOTIFY, OF_JOBS, OPTIONS, Group, Option, Resolved, Takes
 from fleetrun.envs.settings.show import job_file_parts
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen
@@ -306,7 +306,7 @@ def again(
         options.append(f"--config={file}")
     script = [] if recorded.line.script is None else ["--", recorded.line.script, *recorded.line.script_args]
     # What no record has, the variables still say: secrets.
-    recorded_ones = [each for each in (*OPTIONS.values(), *TORCHRUN.values()) if not each.secret]
+    recorded_ones = [each for each in OF_JOBS if not each.secret]
     variables = {name for option in recorded_ones for name in option.env}
     return [*options, *script], {name: text for name, text in environ.items() if name not in variables}
 

@@ -112,10 +112,10 @@ class RowsOnDisk(BoundedRows):
             self._complain(error.strerror)
             return before, 0
         except FullError as error:
-            remove_keys(self.places.index, self.places.rows, gone)
+            remove_keys(*self.places.arrays, gone)
             self._complain(error)
             return before, 0
-        remove_keys(storage.index, storage.rows, gone)
+        remove_keys(*storage.arrays, gone)
         self._clean(4 * count)
         return then, count
 
@@ -131,10 +131,10 @@ class RowsOnDisk(BoundedRows):
         try:
             slots = storage.insert(mine, NOTHING_NEW)
         except FullError:
-            remove_keys(storage.index, storage.rows, mine)
+            remove_keys(*storage.arrays, mine)
             raise
         storage.records(0, len(storage))[slots, VALUES:] = records[:, VALUES:]
-        remove_keys(self.places.index, self.places.rows, mine)
+        remove_keys(*self.places.arrays, mine)
         self._count(mine)
 
     def look(self, keys: Keys) -> list[tuple[int, Floats]]:
@@ -243,7 +243,7 @@ class RowsOnDisk(BoundedRows):
         """Whether each key is here, and where."""
         storage, here = self.places, np.ones(len(keys), np.bool_)
         found, missing = np.zeros((len(keys), 1), np.float32), np.empty(len(keys), np.int64)
-        here[missing[: pull(storage.index, storage.rows, keys, found, missing)]] = False
+        here[missing[: pull(*storage.arrays, keys, found, missing)]] = False
         return here, found[:, 0].view(np.uint32)
 
     def _complain(self, why: object) -> None:

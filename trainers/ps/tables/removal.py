@@ -49,7 +49,7 @@ class PassingDay:
         storage = self._storage
         gone = np.empty(min(rows, len(storage)), np.int64)
         self._next, removed, count = shrink(
-            storage.index, storage.rows, storage.uses, self._policy, self._next, len(gone), gone
+            *storage.arrays, storage.uses, self._policy, self._next, len(gone), gone
         )
         self.removed += removed
         self._gone(gone[:count])
@@ -59,7 +59,7 @@ class PassingDay:
     def pass_for(self, keys: Keys) -> None:
         """For the rows of these keys, which are about to be used."""
         storage, gone = self._storage, np.empty(len(keys), np.int64)
-        count = shrink_keys(storage.index, storage.rows, storage.uses, self._policy, keys, gone)
+        count = shrink_keys(*storage.arrays, storage.uses, self._policy, keys, gone)
         self.removed += count
         self._gone(gone[:count])
 
@@ -134,7 +134,7 @@ class BoundedRows:
     def _leave(self, before: int, work: int) -> tuple[int, int]:
         """See the kernel `sweep`."""
         storage, gone = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
-        then, count = sweep(storage.index, storage.rows, storage.uses, before, work, gone)
+        then, count = sweep(*storage.arrays, storage.uses, before, work, gone)
         self._gone(gone[:count])
         return then, count
 
@@ -145,7 +145,7 @@ class BoundedRows:
         if self.day is not None:
             self.day.pass_for_last(len(keys))
         storage, gone = self._storage, np.empty(len(keys), np.int64)
-        count = remove_evicted(storage.index, storage.rows, storage.uses, keys, gone)
+        count = remove_evicted(*storage.arrays, storage.uses, keys, gone)
         self._gone(gone[:count])
 
     def count_uses(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
@@ -154,11 +154,11 @@ class BoundedRows:
         self.budget.settle()
 
     def _count(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
-        count_uses(self._storage.index, self._storage.rows, self._storage.uses, keys, stats)
+        count_uses(*self._storage.arrays, self._storage.uses, keys, stats)
 
     def uncount(self, keys: Keys) -> None:
         """The rows of these keys are about to be overwritten or removed."""
-        uncount_keys(self._storage.index, self._storage.rows, self._storage.uses, keys)
+        uncount_keys(*self._storage.arrays, self._storage.uses, keys)
 
     def count_loaded(self, slots: Keys) -> None:
         """These were loaded with their stamps."""

@@ -125,7 +125,7 @@ class AdmitByCount:
                 self._day.pass_for_last(len(keys))
             if self.bounded is not None:
                 self.bounded.uncount(keys[admitted])
-            remove_keys(self.storage.index, self.storage.rows, keys[admitted])
+            remove_keys(*self.storage.arrays, keys[admitted])
         return admitted
 
     def pushed(self, keys: Keys) -> Mask | None:
@@ -396,7 +396,7 @@ class SparseTable:
         self._before_use(wanted)
         out = np.empty((len(wanted), self.spec.size), np.float32)
         missing = np.empty(len(wanted), np.int64)
-        count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
+        count = pull(*self._storage.arrays, wanted, out, missing)
         if insert and count:
             self.counts.missed(count)
         if count:
@@ -423,7 +423,7 @@ class SparseTable:
                 self._storage.insert(some, self.fresh)
                 continue
             missing = np.empty(len(some), np.int64)
-            count = without_row(self._storage.index, self._storage.rows, some, missing)
+            count = without_row(*self._storage.arrays, some, missing)
             self._insert_pushed(some, missing[:count])
 
     def apply(self, keys: Tensor | None, grad: Tensor, lr: float, stats: Tensor | None = None) -> None:
@@ -442,12 +442,12 @@ class SparseTable:
         self.begin_update(len(updated))  # only now: an update that finds no memory or no disk is no step
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((*self.bounds, *numbers), np.float32)
-        count = update(self._storage.index, self._storage.rows, updated, gradients, options, missing)
+        count = update(*self._storage.arrays, updated, gradients, options, missing)
         if count:
             self._apply_missing(updated, gradients, options, missing[:count])
         shown = _NO_STATS if stats is None else array_of(stats)
         if self._counts:
-            add_seen(self._storage.index, self._storage.rows, updated, shown)
+            add_seen(*self._storage.arrays, updated, shown)
         self._count_uses(updated, shown)
 
     def remove(self, keys: Tensor) -> None:
@@ -455,7 +455,7 @@ class SparseTable:
         gone, storage = self._array(keys), self._storage
         if self.bounded is not None:
             self.bounded.uncount(gone)
-        remove_keys(storage.index, storage.rows, gone)
+        remove_keys(*storage.arrays, gone)
         self._note_removed(gone)
 
     def clocks(self) -> tuple[Clock, Clock]:
@@ -691,7 +691,7 @@ class SparseTable:
         some = keys[positions]
         assert self._update is not None
         missing = np.empty(len(some), np.int64)
-        self._update(self._storage.index, self._storage.rows, some, grad[positions], options, missing)
+        self._update(*self._storage.arrays, some, grad[positions], options, missing)
 
     def _insert_pushed(self, keys: Keys, positions: Keys) -> Keys:
         """Make the rows that a push makes of keys without one; those of `positions` that now have one."""

@@ -256,7 +256,7 @@ class Storage:
     def publish(self, line: Keys) -> None:
         """From now on keep the line of this table (see `kernels.runs`) here."""
         self._line = line
-        self._line[:] = line_of(self.index, self.rows, self.uses, self._room)
+        self._line[:] = line_of(*self.arrays, self.uses, self._room)
 
     def __len__(self) -> int:
         return int(self.rows.numbers[COUNT])
@@ -266,6 +266,11 @@ class Storage:
         """In use: of the rows, their flags and their index."""
         segments = int(self.index.numbers[SEGMENTS])
         return len(self) * (self.stride * _PLACE + 1) + segments * SEGMENT * _WORD
+
+    @property
+    def arrays(self) -> tuple[Index, Rows]:
+        """As kernels take them."""
+        return self.index, self.rows
 
     def begin_update(self, step: int) -> None:
         """Values that are rounded at random from now on are those of this step."""
@@ -291,10 +296,10 @@ class Storage:
         try:
             self._make_room(len(self) + len(keys))
         except FullError:  # most of them may have a row
-            self._make_room(len(self) + without_row(self.index, self.rows, keys, slots))
+            self._make_room(len(self) + without_row(*self.arrays, keys, slots))
         done = 0
         while done < len(keys):
-            done, needs = insert(self.index, self.rows, fresh, keys, done, slots)
+            done, needs = insert(*self.arrays, fresh, keys, done, slots)
             if needs:
                 self.grow(needs, 0)
         return slots
@@ -303,9 +308,9 @@ class Storage:
         """The slots of `keys`, (n,); -1 for a key without a row."""
         missing, slots = np.empty(len(keys), np.int64), np.full(len(keys), -1)
         here = np.ones(len(keys), np.bool_)
-        here[missing[: without_row(self.index, self.rows, keys, missing)]] = False
+        here[missing[: without_row(*self.arrays, keys, missing)]] = False
         found = np.empty(np.count_nonzero(here), np.int64)
-        insert(self.index, self.rows, NOTHING_NEW, keys[here], 0, found)
+        insert(*self.arrays, NOTHING_NEW, keys[here], 0, found)
         slots[here] = found
         return slots
 

@@ -109,7 +109,7 @@ def use_rows() -> None:
     run.make_room([(_ONE_TABLE, _KEYS)])
     touch_pages(np.zeros(1, np.int64), 0, 1)
     storage, none = Storage(1, 0, 0), np.empty(0, np.int64)
-    without_row(storage.index, storage.rows, none, none)  # called when memory is short: too late to compile
+    without_row(*storage.arrays, none, none)  # called when memory is short: too late to compile
 
 
 def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
