@@ -100,7 +100,7 @@ class Tree:
         import gzip  # late, as tarfile: a launch inside of an engine's job loads this module
         import tarfile
 
-        found = Digest()
+        found, changed = Digest(), "files"
         with ExitStack() as on_error:
             file = on_error.enter_context(tempfile.TemporaryFile())
             with (
@@ -109,9 +109,10 @@ class Tree:
             ):
                 for entry in self.entries:
                     if not _pack(tar, self.root, entry, found, self.heed):
+                        changed = entry.name
                         break
             if found.text != self.digest:
-                raise UsageError(f"--sync {self.root}: files changed while they were read", hint="Try again.")
+                raise UsageError(f"--sync {self.root}: {changed} changed during the read", hint="Try again.")
             file.seek(0)
             on_error.pop_all()  # the caller closes it
         return file

@@ -341,10 +341,10 @@ def test_a_signal_ends_reading_and_packing(project: Path):
 
 def test_files_that_change_while_they_are_packed_are_an_error(project: Path):
     make("f")
-    for text in ("g", "longer"):
+    for text, named in (("g", "files"), ("longer", "f")):
         found = tree()
         Path("f").write_text(text)
-        with pytest.raises(UsageError, match="files changed while they were read"):
+        with pytest.raises(UsageError, match=f": {named} changed during the read"):
             found.archive()
 
 
