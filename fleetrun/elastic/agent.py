@@ -444,7 +444,7 @@ class Agent:
     def guard_lost(self) -> None:
         """Without the guard nothing would clean up after this process, so this node leaves at once."""
         self._own_code = LOST_GUARD
-        cause = self._cause(CauseKind.LOST, "the guard process was killed", LOST_GUARD)
+        cause = self._cause(CauseKind.LOST, "fleetrun-guard, the launcher's parent, was killed", LOST_GUARD)
         self._membership.leave(cause, last=self._serves)
         if self._supervisor is not None:
             self._supervisor.guard_lost()

@@ -610,6 +610,6 @@ class Supervisor:
     def guard_lost(self) -> None:
         """The guard is gone, so nothing would clean up after this process: end everything now."""
         self._code = LOST_GUARD
-        self._reason = "the guard process was killed"
+        self._reason = "fleetrun-guard, the launcher's parent, was killed"
         self._stopper.end_now()
         self._loop.stop()
