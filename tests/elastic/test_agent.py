@@ -235,7 +235,8 @@ def test_a_lost_guard_is_told_to_the_others_before_the_processes_are_ended():
         lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: made.agent.guard_lost()
     )
     outcome = outcome_of(made)
-    assert (outcome.code, outcome.cause.headline) == (125, "fleetrun-guard, the launcher's parent, was killed")
+    assert outcome.code == 125
+    assert outcome.cause.headline == "fleetrun-guard, the launcher's parent, was killed"
     assert made.words().index("leave") < made.words().index("guard_lost")
     (cause,) = [each[1] for each in made.heard if each[0] == "leave"]
     assert (cause.why, cause.code, cause.rank) == (CauseKind.LOST, 125, 1)

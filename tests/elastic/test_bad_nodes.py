@@ -113,7 +113,8 @@ def test_the_job_ends_when_the_launcher_with_the_store_leaves(spares):
         2 + spares, spares=spares, elastic_timeout=5.0, on_loss=NodeLoss.FAIL if spares else NodeLoss.SHRINK
     )
     job.until(lambda: len(running(job)) == 2)
-    cause = Cause(why=CauseKind.LOST, node="", headline="fleetrun-guard, the launcher's parent, was killed", code=125)
+    killed = "fleetrun-guard, the launcher's parent, was killed"
+    cause = Cause(why=CauseKind.LOST, node="", headline=killed, code=125)
     job.players[0].membership.leave(cause, last=True)
     job.players[0].crashed = True
     job.until(job.all_over)
