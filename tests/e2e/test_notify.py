@@ -53,7 +53,7 @@ def test_a_restart_and_the_end(fleetrun: Fleetrun):
     assert (end["code"], end["restarts"]) == (0, 1)
     assert restart.keys() == end.keys()
     assert launch.printed[-1] == "[]", "the processes do not get it"
-    assert f"notify={server.host}" in launch.err
+    assert f"notify: {server.host}" in launch.err
     no_secret(fleetrun, launch)
 
 

@@ -180,8 +180,7 @@ def test_a_step_of_the_clock_changes_no_duration_and_no_order(fleetrun: Fleetrun
     times = [each["time"] for each in events(fleetrun)]
     assert times == sorted(times)
     assert times[-1] - times[0] < 600
-    assert all(each["seconds"] < 600 for each in events(fleetrun) if each["event"] == "exited")
-    assert "First failure: trainer 0 exited with code 1, after 0.0 s" not in launch.err
+    assert all(0 < each["seconds"] < 600 for each in events(fleetrun) if each["event"] == "exited")
     lines = fleetrun.run("logs").out.splitlines()
     assert [each.partition("|")[2].strip() for each in lines if "line" in each or "after" in each][:2] == [
         "line 0",

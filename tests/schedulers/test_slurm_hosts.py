@@ -35,7 +35,7 @@ def test_the_nodes_meet_on_the_host_of_task_0(
         f"trainer.0 is 0 h1 {first.address}",
         f"trainer.1 is 1 h2 {first.address}",
     ]
-    assert "master=h1:20" in launch.err
+    assert "master: h1:20" in launch.err
 
 
 def test_a_host_that_vanishes_ends_the_job_with_an_error(
