@@ -133,7 +133,7 @@ def cause_in(text: str) -> str:
     """
     cause = re.split(_BEFORE_CAUSE, re.split(rf"\n(?:{NEXT_OF_GROUP}|{ASIDE})", text)[0])[-1]
     first, *rest = [line.strip(" |\t") for line in cause.splitlines()] or [""]
-    if "NCCL error" in first and _NCCL in rest[:-1]:  # the first line says only that something was wrong
+    if "NCCL error" in first and _NCCL in rest[:-1]:  # the first line has no cause
         return f"{first.partition(':')[0]}: {rest[rest.index(_NCCL) + 1]}"
     if first.endswith(":"):
         first = f"{first} {next((line for line in rest if line.strip('=-')), '')}".rstrip(": ")

@@ -469,7 +469,7 @@ _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 
 def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> Strings:
     """What the processes of a role run. This Python runs scripts, modules, and folders and archives with a
-    `__main__.py`, unbuffered. Anything else is a program of its own.
+    `__main__.py`, unbuffered. Everything else is started as a program.
     """
     own = settings.role_settings(role)
     script, module, no_python = settings.script, settings.module, settings.no_python

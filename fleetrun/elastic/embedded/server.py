@@ -185,7 +185,7 @@ class Service:
         self._when_idle.append(call)
         self._wake()
 
-    def knows(self, fd: int, _: int) -> bool:
+    def has_session(self, fd: int, _: int) -> bool:
         """Whether the client of this connection has a session. A descriptor whose connection has just ended
         may belong to another client.
         """
@@ -441,7 +441,7 @@ class StoreServer:
         self._service = Service(ledger, loop, self._send, job_id=job_id, version=__version__, lease=lease)
         self._watched = Watched(loop, socket, self._receive, self._service.flush)
         self._monitor = Monitor(loop, socket, Strangers.EVENTS | _FAILURES, self._happened)
-        self._strangers = Strangers(self._service.knows)
+        self._strangers = Strangers(self._service.has_session)
         self._checking = Timer()
         self._expiry = Expiry(ledger, loop, lease)
         self._pulse = Pulse(loop, lease, self._beat, self._watched.look_again)
