@@ -1,4 +1,5 @@
 # Two commands from a bare clone: `make demo` and `make test`. Both make the virtual environment first.
+# `make quick` takes a minute, `make test` eight, `make test-all` half an hour.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ TORCH = $(shell grep '^torch==' constraints.txt)
 PARTS = etcd-server etcd-client slurmctld slurmd slurm-client munge openmpi-bin mpich openssh-server openssh-client \
     nftables iproute2 util-linux procps
 
-.PHONY: venv demo parts test lint types docs unit quick attack fuzz bench clean
+.PHONY: venv demo parts test test-all test-costs lint types docs unit thorough quick attack fuzz bench clean
 
 venv: $(VENV)/.made
 
@@ -32,6 +33,8 @@ parts:
 
 test: venv lint types docs unit
 
+test-all: test thorough
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,13 +46,23 @@ types: venv
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Most tests wait for real processes; each file runs in one worker, in the order of tests/conftest.py.
+# Most tests wait for real processes. Each file runs in one worker, in the order of tests/conftest.py.
+PYTEST = $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+
 unit: venv
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not thorough" --costs imports
+
+# Attacks, clusters, full disks, long jobs.
+thorough: venv
+	$(PYTEST) -m thorough
+
+# The tests of `unit`, with what each file costs. Fails if a group costs a fifth more than tests/costs.json allows.
+test-costs: venv
+	$(PYTEST) -q -m "not thorough" --costs check
 
 # Before each commit: all but the tests that are marked slow.
 quick: venv
-	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(PYTEST) -q -m "not slow and not thorough"
 
 # Random kills, failing disks, damaged files, suspended processes, strangers, signals: for so many minutes.
 # KIND=kills SEED=17 MINUTES=0 repeats one strike.

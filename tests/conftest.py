@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import PATH
+from tests.support.costs import Costs, listed_as_thorough
 
 # One thread of computing in each process: several processes run at once, and threads that wait for each other
 # in turn wait for the processors too. Before torch is imported, and for what tests start.
@@ -24,6 +25,18 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 # A third of the time of collection is the collector's.
 gc.set_threshold(100_000, 50, 100)
 atexit.register(gc.freeze)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--costs", choices=["imports", "check", "write"],
+        help="compare the costs of the tests with tests/costs.json, or write them there",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--costs"):
+        config.pluginmanager.register(Costs(config))
 
 
 def pytest_collection_finish() -> None:
@@ -65,9 +78,16 @@ _LONGEST = (
 """Of files that take longest, the longest first."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, then those with slow tests: at the end no worker waits for one of them."""
+    """Mark what `make test` leaves out. The longest files come first, then those with slow tests, so that at
+    the end no worker waits for one of them.
+    """
     here = Path(__file__).parent
+    thorough = listed_as_thorough()
+    for item in items:
+        if f"{item.path.relative_to(here)}::{item.name}".startswith(thorough):
+            item.add_marker(pytest.mark.thorough)
     first = {here / name: place for place, name in enumerate(_LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: first.get(item.path, len(first) + (item.path not in slow)))

@@ -12,7 +12,7 @@ from importlib.metadata import distributions
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from tools.house import ROOT, cycles, folder_graph, imports, module_name, picture, product_files
+from tools.house import ROOT, code, cycles, folder_graph, imports, module_name, picture, product_files, tokens
 
 FILES = product_files()
 
@@ -491,6 +491,18 @@ def test_a_generator_of_its_own_is_no_such_way(text):
 def test_no_file_has_grown_out_of_sight():
     """An alarm, not a goal: a file of this length is probably two."""
     assert not [str(path) for path in FILES if len(path.read_text().splitlines()) > ALARM]
+
+
+def test_the_product_has_not_grown():
+    limit = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["house"]["tokens"]
+    found = tokens()
+    assert found <= limit, f"{found} tokens, and [tool.house] of pyproject.toml allows {limit}"
+
+
+def test_comments_docstrings_and_blank_lines_have_no_size():
+    assert code("x = 1\n") == (1, 3)
+    assert code('"""Doc."""\n\n# why\nx = 1  # one\n') == (1, 3)
+    assert code('def f():\n    """Doc."""\n    return "text"\n') == (2, 7)
 
 
 def test_the_picture_in_the_documentation_is_of_this_code():

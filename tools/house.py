@@ -2,15 +2,17 @@
 
     python tools/house.py                      # a table
     python tools/house.py --files              # also the files of each path, in order
+    python tools/house.py --size               # files, lines of code and tokens of each package
     python tools/house.py --picture FILE.svg   # packages by layers, for docs/architecture.md
 
-Cycles and layers are asserted by `tests/test_architecture.py`; sizes are only shown.
+`tests/test_architecture.py` asserts cycles, layers and the number of tokens.
 """
 
 from __future__ import annotations
 
 import ast
 import html
+import io
 import os
 import re
 import socket
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -238,6 +241,57 @@ def figures() -> list[tuple[str, str, str]]:
     ]
 
 
+# ---- the size
+
+_NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def code(source: str) -> tuple[int, int]:
+    """Count the lines of code and the tokens of a file, without comments, docstrings and blank lines."""
+    lines: set[int] = set()
+    tokens = 0
+    statement_begins = True
+    for word in tokenize.generate_tokens(io.StringIO(source).readline):
+        if word.type in _NO_CODE:
+            statement_begins |= word.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        elif word.type == tokenize.STRING and statement_begins:
+            statement_begins = False
+        else:
+            statement_begins = False
+            tokens += 1
+            lines.update(range(word.start[0], word.end[0] + 1))
+    return len(lines), tokens
+
+
+def sizes() -> dict[str, tuple[int, int, int]]:
+    """Return the files, lines of code and tokens of each package, and of each folder or module in it."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for path in product_files():
+        lines, tokens = code(path.read_text())
+        package, part, *_ = path.relative_to(ROOT).parts
+        for name in (package, f"{package}/{part}"):
+            files, so_far, before = found.get(name, (0, 0, 0))
+            found[name] = files + 1, so_far + lines, before + tokens
+    return found
+
+
+def tokens() -> int:
+    """Return the tokens of the product. The limit is in `pyproject.toml`."""
+    return sum(sizes()[package][2] for package in PACKAGES)
+
+
+def print_sizes() -> None:
+    print("|  | files | lines | tokens |\n|---|--:|--:|--:|")
+    for name, (files, lines, words) in sorted(
+        sizes().items(), key=lambda row: (row[0].split("/")[0], -row[1][2])
+    ):
+        print(f"| {name} | {files} | {lines:,} | {words:,} |")
+    print(f"| in all |  |  | {tokens():,} |")
+
+
 # ---- the picture
 
 
@@ -314,6 +368,9 @@ def box(x: int, y: int, part: str, text: str) -> list[str]:
 def main() -> None:
     if "--picture" in sys.argv[1:]:
         Path(sys.argv[-1]).write_text(picture())
+        return
+    if "--size" in sys.argv[1:]:
+        print_sizes()
         return
     print("| measure | value | goal |\n|---|---|---|")
     for row in figures():

@@ -29,11 +29,12 @@ from tests.support.traces import BOUND, cgroup_of, left_behind, wait_until
 FLEETRUN = (sys.executable, "-m", "fleetrun")
 CHILD_MODULES = Path(__file__).parent / "child"
 _TOKEN = "FLEETTEST_TOKEN"
+_KEPT = ("COVERAGE_", "FLEETTEST_IMPORTS")  # what measures the tests
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A plain login's; not the variables that the tests themselves run under."""
-    kept = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
     plain = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
     return {**kept, **plain, "PYTHONPATH": str(CHILD_MODULES), **(extra or {})}
 
