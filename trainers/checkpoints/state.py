@@ -131,7 +131,15 @@ class OptimizerState:
                 if isinstance(value, list) and isinstance(now.get(key), tuple):
                     options[key] = tuple(value)  # betas: JSON has no tuples
             groups.append(options | {"params": [places[name] for name in group["params"]]})
-        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        before = self._optimizer.state_dict()
+        try:
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        except KeyError as error:
+            self._optimizer.load_state_dict(before)
+            raise CheckpointError(
+                f"the checkpoint is of another kind of optimizer: its state has no {error}; make the "
+                "optimizer as before, or load without it"
+            ) from error
         go_on, extra = getattr(self._optimizer, "load_extra_state", None), saved.get("extra")
         if go_on is not None and extra is not None:
             go_on(from_json(extra))
