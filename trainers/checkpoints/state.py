@@ -276,18 +276,16 @@ class Contents:
         return {f"model.{name}" for name in self._model_tensors()} | optimizer
 
     def parts(self, rank: int) -> dict[str, Any]:
-        """Values other than tensors: rank 0's, and those that only another rank has. Raises UsageError for
-        what JSON cannot hold.
-        """
-        if rank > 0:
-            if self._optimizer is None or not self._optimizer.divided:
-                return {}
-            return {"optimizer": self._optimizer.values()}
-        return self.all_parts()
+        """The `own_parts` of rank 0, and those that only another rank has."""
+        divided = self._optimizer is not None and self._optimizer.divided
+        return self.own_parts(rank) if rank == 0 or divided else {}
 
-    def all_parts(self) -> dict[str, Any]:
-        """Values other than tensors, as this rank has them. Raises UsageError for what JSON cannot hold."""
-        state = {name: to_json(name, values_of(value)) for name, value in self._state.items()}
+    def own_parts(self, rank: int) -> dict[str, Any]:
+        """Values other than tensors, as this rank has them; the state is rank 0's. Raises UsageError for what
+        JSON cannot hold.
+        """
+        objects = {} if rank else self._state
+        state = {name: to_json(name, values_of(value)) for name, value in objects.items()}
         optimizer = None if self._optimizer is None else self._optimizer.values()
         return {"optimizer": optimizer, "state": state}
 
@@ -318,7 +316,8 @@ class Contents:
             raise CheckpointError(f"the checkpoint has no {', '.join(sorted(missing))}; it was saved without")
 
     def wanted(self, manifest: Manifest, rank: int, world: int) -> Tensors:
-        """The tensors to be filled: the model's own, new ones for the rest."""
+        """The tensors to be filled: the model's own, new ones for the rest. Raises what `check` raises."""
+        self.check(manifest)
         found = {f"model.{name}": value for name, value in self._model_tensors().items()}
         if self._optimizer is not None:
             found |= self._optimizer.wanted(manifest.parts["optimizer"], manifest.index)
