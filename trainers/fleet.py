@@ -537,7 +537,6 @@ class Fleet:
         that has failed.
         """
         runtime = self._collective_for("checkpoint")
-        runtime.keep_together()
         from trainers.checkpoints import checkpoint
 
         checkpoint.keep_newest(

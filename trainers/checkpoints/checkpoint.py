@@ -139,20 +139,24 @@ def save(
     """
     wait()
     ranks = Ranks(_background.group() if background else None)
-    contents = Contents(model, optimizer, state or {})
-    if not is_whole(step) or step < 0:
-        raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
-    if keep < 1:
-        raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
-    checkpoints, tensors = open_directory(directory), contents.tensors(ranks.rank, ranks.world)
-    order = _Order(
-        checkpoints=checkpoints,
-        step=step,
-        keep=keep,
-        tensors=_staging.copies(tensors) if background else tensors,
-        keys=contents.keys(),
-        parts=done(lambda: contents.parts(ranks.rank)),
-    )
+
+    def ordered() -> _Order:
+        contents = Contents(model, optimizer, state or {})
+        if not is_whole(step) or step < 0:
+            raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
+        if keep < 1:
+            raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
+        checkpoints, tensors = open_directory(directory), contents.tensors(ranks.rank, ranks.world)
+        return _Order(
+            checkpoints=checkpoints,
+            step=step,
+            keep=keep,
+            tensors=_staging.copies(tensors) if background else tensors,
+            keys=contents.keys(),
+            parts=done(lambda: contents.parts(ranks.rank)),
+        )
+
+    order = ranks.each(ordered)
     if not background:
         return _write(order, ranks)
     _background.start(partial(_write, order, ranks))
@@ -180,13 +184,18 @@ def keep_newest(
     seconds ago (None: never). `as_one`: inside it ranks have one model; memory has each rank's own.
     """
     global _written
-    ranks, contents = Ranks(), Contents(model, optimizer, state or {})
-    kept = {"tensors": contents.everything(ranks.rank), "parts": contents.all_parts()}
-    memory.save(step, kept, name=os.fspath(directory), neighbour=neighbour)
-    if every is None:
-        return
-    since = time.monotonic() - _written
-    if ranks.first_tells(lambda: since >= every and not _background.busy):
+    ranks = Ranks()
+
+    def everything() -> tuple[Fields, bool]:
+        contents = Contents(model, optimizer, state or {})
+        kept = {"tensors": contents.everything(ranks.rank), "parts": contents.own_parts(ranks.rank)}
+        return kept, every is not None and time.monotonic() - _written >= every and not _background.busy
+
+    made = done(everything)
+    # It also keeps ranks together: memory has two versions of each, one of which must be of the same step.
+    due, *_ = ranks.all_tell(lambda: made()[1])
+    memory.save(step, made()[0], name=os.fspath(directory), neighbour=neighbour)
+    if due:
         _written = time.monotonic()
         with as_one():
             save(directory, step, model, optimizer, keep=keep, state=state, background=True)
@@ -213,8 +222,10 @@ def load(
     are damaged, when it is of another model, or for a save in the background that has failed; UsageError.
     """
     wait()
-    checkpoints = open_directory(directory)
-    contents, ranks = Contents(model, optimizer, state or {}), Ranks()
+    ranks = Ranks()
+    checkpoints, contents = ranks.each(
+        lambda: (open_directory(directory), Contents(model, optimizer, state or {}))
+    )
     kept = memory.newest(os.fspath(directory))
     if kept is None:
         ranks.first_tells(lambda: _mention_interrupted(checkpoints))
@@ -233,27 +244,31 @@ def load(
         if wrong is None:
             break
         _pass_over(checkpoints.path(name), wrong, ranks.rank)
-    contents.check(manifest)
-    tensors = contents.wanted(manifest, ranks.rank, ranks.world)
+    tensors = ranks.each(lambda: contents.wanted(manifest, ranks.rank, ranks.world))
     checkpoint_tensors.read(tensors, checkpoints, name, manifest.index)
-    contents.take(manifest, tensors)
+    ranks.each(lambda: contents.take(manifest, tensors))
     _own.add(checkpoints.path(name))
     return manifest.step
 
 
 def _take_kept(kept: memory.Version, contents: Contents, ranks: Ranks) -> None:
     """From memory. As in a checkpoint the small values of rank 0 count."""
-    saved = kept.read({"tensors": contents.everything(ranks.rank)})
-    tensors = saved["tensors"]
+    read = done(lambda: kept.read({"tensors": contents.everything(ranks.rank)}))
+    state = ranks.all_tell(lambda: read()["parts"]["state"])[0]
+    tensors = read()["tensors"]
     manifest = Manifest(
         step=kept.step,
         world=ranks.world,
         files={},
         index={key: {"shape": list(value.shape)} for key, value in tensors.items()},
-        parts=saved["parts"] | {"state": ranks.first_tells(lambda: saved["parts"]["state"])},
+        parts=read()["parts"] | {"state": state},
     )
-    contents.check(manifest)
-    contents.take(manifest, tensors)
+
+    def take() -> None:
+        contents.check(manifest)
+        contents.take(manifest, tensors)
+
+    ranks.each(take)
 
 
 # ---- writing

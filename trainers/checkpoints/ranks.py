@@ -38,6 +38,13 @@ class Ranks:
         answer: T = _answer(told)
         return answer
 
+    def each(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns on this rank; raises on all what the first of them raises."""
+        told = _tried(act)
+        self.all_tell(lambda: _answer([None, told[1]]))
+        answer: T = told[0]
+        return answer
+
     def all_tell(self, mine: Callable[[], T]) -> list[T]:
         """What `mine` returns on each rank, in rank order; raises on all what the first of them raises."""
         told = _tried(mine)

@@ -131,7 +131,15 @@ class OptimizerState:
                 if isinstance(value, list) and isinstance(now.get(key), tuple):
                     options[key] = tuple(value)  # betas: JSON has no tuples
             groups.append(options | {"params": [places[name] for name in group["params"]]})
-        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        before = self._optimizer.state_dict()
+        try:
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        except KeyError as error:
+            self._optimizer.load_state_dict(before)
+            raise CheckpointError(
+                f"the checkpoint is of another kind of optimizer: its state has no {error}; make the "
+                "optimizer as before, or load without it"
+            ) from error
         go_on, extra = getattr(self._optimizer, "load_extra_state", None), saved.get("extra")
         if go_on is not None and extra is not None:
             go_on(from_json(extra))
@@ -268,18 +276,16 @@ class Contents:
         return {f"model.{name}" for name in self._model_tensors()} | optimizer
 
     def parts(self, rank: int) -> dict[str, Any]:
-        """Values other than tensors: rank 0's, and those that only another rank has. Raises UsageError for
-        what JSON cannot hold.
-        """
-        if rank > 0:
-            if self._optimizer is None or not self._optimizer.divided:
-                return {}
-            return {"optimizer": self._optimizer.values()}
-        return self.all_parts()
+        """The `own_parts` of rank 0, and those that only another rank has."""
+        divided = self._optimizer is not None and self._optimizer.divided
+        return self.own_parts(rank) if rank == 0 or divided else {}
 
-    def all_parts(self) -> dict[str, Any]:
-        """Values other than tensors, as this rank has them. Raises UsageError for what JSON cannot hold."""
-        state = {name: to_json(name, values_of(value)) for name, value in self._state.items()}
+    def own_parts(self, rank: int) -> dict[str, Any]:
+        """Values other than tensors, as this rank has them; the state is rank 0's. Raises UsageError for what
+        JSON cannot hold.
+        """
+        objects = {} if rank else self._state
+        state = {name: to_json(name, values_of(value)) for name, value in objects.items()}
         optimizer = None if self._optimizer is None else self._optimizer.values()
         return {"optimizer": optimizer, "state": state}
 
@@ -310,7 +316,8 @@ class Contents:
             raise CheckpointError(f"the checkpoint has no {', '.join(sorted(missing))}; it was saved without")
 
     def wanted(self, manifest: Manifest, rank: int, world: int) -> Tensors:
-        """The tensors to be filled: the model's own, new ones for the rest."""
+        """The tensors to be filled: the model's own, new ones for the rest. Raises what `check` raises."""
+        self.check(manifest)
         found = {f"model.{name}": value for name, value in self._model_tensors().items()}
         if self._optimizer is not None:
             found |= self._optimizer.wanted(manifest.parts["optimizer"], manifest.index)

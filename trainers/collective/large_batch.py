@@ -81,6 +81,16 @@ class Lamb(torch.optim.AdamW):
                 ratio = torch.where((norm > 0) & (change > 0), norm / change, 1.0)
                 param.copy_(weight - rate * ratio * update)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also load a state of pytorch_optimizer's Lamb, used by earlier versions, which counts steps in the
+        group.
+        """
+        state = dict(state_dict["state"])
+        for group in state_dict["param_groups"]:
+            for place in state.keys() & set(group["params"]) if "step" in group else ():
+                state[place] = {"step": group["step"], **state[place]}
+        super().load_state_dict({**state_dict, "state": state})
+
 
 def _made(make: Any, given: Optimizer, defaults: dict[str, Any]) -> Optimizer:
     for group in given.param_groups:

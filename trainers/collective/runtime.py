@@ -246,13 +246,6 @@ class CollectiveRuntime:
     ) -> AbstractContextManager[StandIns | None]:
         return nullcontext({} if self._identity.index == 0 else None)
 
-    def keep_together(self) -> None:
-        """All ranks call it. Wait for the others if no exchange of gradients does: memory has only the newest
-        two versions of each rank's state, and one of them must be of the same step on all.
-        """
-        if self._cadence.localized:
-            dist.barrier()
-
     @contextmanager
     def as_one(self) -> Iterator[None]:
         """All ranks enter it. Inside, with localsgd their models are one, their average, and so is the state

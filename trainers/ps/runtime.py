@@ -418,7 +418,7 @@ class TrainerRuntime(_ServedRuntime):
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         def prepare(batch: AnyBatch) -> None:
             worker = self._training("prefetch")
-            worker.prefetch(ids_by_module(ids(batch), worker.served_modules()))
+            worker.prefetch(ids_by_module(ids(batch), [each.module for each in worker.layout.sparse]))
 
         yield from prefetched(batches, prepare, self._training("prefetch").begin_prefetch())
 
@@ -465,9 +465,9 @@ class TrainerRuntime(_ServedRuntime):
             found = None
             if mine and rows:
                 save = partial(worker.save, mode=SaveMode.VALUES)
-                found = stand_ins_of(self._model, where, save, int8=int8)
+                found = stand_ins_of(worker.layout.sparse, where, save, int8=int8)
             elif mine:
-                found = outside_of(self._model)
+                found = outside_of(worker.layout.sparse)
             worker.refresh()
             inside = set(model.modules())  # it may be a part of the model
             yield found and {each: found[each] for each in found if each in inside}

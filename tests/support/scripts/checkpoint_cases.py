@@ -1,5 +1,6 @@
 """Jobs that save, die, go on and stop: `checkpoint_cases CASE OUT ...`."""
 
+import functools
 import os
 import random
 import resource
@@ -7,7 +8,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -218,6 +221,52 @@ def sharded(out: str) -> None:
             torch.save(found, Path(out) / f"{name}.pt")
 
 
+def refused(out: str) -> None:
+    """Whatever only one rank can see, both get the same answer."""
+    fleet.init(is_collective=True)
+    rank, where = fleet.worker_index(), f"{out}/saved"
+    model = fleet.distributed_model(torch.nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    foreign = torch.optim.SGD(torch.nn.Linear(6, 1).parameters(), lr=0.1)
+    sampler = ElasticBatchSampler(130, BATCH, rank=rank, trainers=2)
+    other = ElasticBatchSampler(130, BATCH, rank=rank, trainers=2, seed=1)
+
+    def later(step: int, optimizer: torch.optim.Optimizer = optimizer, **more: Any) -> object:
+        fleet.save_checkpoint(where, step, model, optimizer, async_save=True, **more)
+        return fleet.wait_checkpoint()
+
+    def both(name: str, call: Callable[..., object], *arguments: object, **more: object) -> None:
+        try:
+            answer = "done" if call(*arguments, **more) is None else "saved"
+        except FleetError as error:
+            answer = str(error).partition(";")[0]
+        print(f"{name}: {answer}", flush=True)
+
+    save = functools.partial(fleet.save_checkpoint, where, model=model, optimizer=optimizer)
+    keep = functools.partial(fleet.checkpoint, where, model=model, optimizer=optimizer)
+    load = functools.partial(fleet.load_checkpoint, where, model)
+    for victim in (0, 1):
+        mine, step = rank == victim, 10 * victim
+        for _ in sampler.batches(DataLoader(data(), batch_sampler=sampler)):
+            break
+        if mine:
+            next(iter(DataLoader(data(), batch_sampler=sampler)))
+        both(f"{victim} peek, save", save, step=step + 1, sampler=sampler)
+        both(f"{victim} peek, later", later, step + 2, sampler=sampler)
+        both(f"{victim} peek, memory", keep, step=step + 3, sampler=sampler)
+        both(f"{victim} peek, memory only", keep, step=step + 4, sampler=sampler, every=None)
+        fleet.barrier_worker()
+        sampler = ElasticBatchSampler(130, BATCH, rank=rank, trainers=2)
+        both(f"{victim} no object", save, step=step + 5, sampler=3 if mine else sampler)
+        both(f"{victim} none to keep", save, step=step + 5, sampler=sampler, keep=0 if mine else 1)
+        both(f"{victim} foreign", later, step + 5, **({"optimizer": foreign} if mine else {}))
+        both(f"{victim} sampler", save, step=step + 6, sampler=sampler)
+        both(f"{victim} load foreign", load, foreign if mine else optimizer)
+        both(f"{victim} load more", load, optimizer, **({"more": {}} if mine else {}))
+        both(f"{victim} load other", load, optimizer, sampler=other if mine else sampler)
+    both("load", load, optimizer, sampler=sampler)
+
+
 def told(out: str) -> None:
     """Train until notice; rank 1 is slow, and asks long after rank 0 has heard its signal."""
     fleet.init(is_collective=True)
@@ -235,5 +284,5 @@ def told(out: str) -> None:
 
 if __name__ == "__main__":
     register()
-    cases = (killed, worlds, agree, apart, full, sharded, told)
+    cases = (killed, worlds, agree, apart, full, sharded, refused, told)
     {case.__name__: case for case in cases}[sys.argv[1]](*sys.argv[2:])

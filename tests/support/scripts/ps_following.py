@@ -18,13 +18,14 @@ WORDS, IDS = 40, 900
 
 
 class Model(torch.nn.Module):
-    """Gives the rows that it reads: of any id, of a table that is full, of a table of fixed size, of bags."""
+    """Gives the rows that it reads: of any id, of a table that is full, of tables of fixed size, of bags."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ids = SparseEmbedding(4, init=Normal(0.0, 0.1, seed=3), padding_idx=7)
         self.full = SparseEmbedding(3, init=Normal(0.0, 0.1, seed=4), dtype=torch.bfloat16)
         self.words = torch.nn.Embedding(WORDS, 4, sparse=True, padding_idx=0)
+        self.few = torch.nn.Embedding(WORDS, 4, sparse=True, padding_idx=0)
         self.bags = torch.nn.EmbeddingBag(WORDS, 4, mode="mean", sparse=True, padding_idx=2)
         self.wide = torch.nn.Linear(4, 900)
         self.out = torch.nn.Linear(900, 1)
@@ -33,8 +34,9 @@ class Model(torch.nn.Module):
         """ids: (batch, 3)."""
         few = ids % WORDS
         rows = {"ids": self.ids(ids), "full": self.full(ids), "words": self.words(few)}
+        rows["few"] = self.few(few)
         bags = self.bags(few)
-        joined = rows["ids"].mean(1) + rows["words"].sum(1) + bags
+        joined = rows["ids"].mean(1) + rows["words"].sum(1) + rows["few"].sum(1) + bags
         joined = joined + rows["full"].float().sum((1, 2))[:, None]
         return {**rows, "bags": bags, "out": self.out(torch.tanh(self.wide(joined)))[:, 0] / 30}
 
@@ -47,7 +49,7 @@ def main() -> None:
     fleet.init()
     strategy = fleet.DistributedStrategy()
     strategy.ps_configs = {"durability_dir": f"{folder}/kept", "trainer_timeout_s": 60.0, **more}
-    strategy.sparse_table_configs = {"full.weight": {"max_rows": 200}}
+    strategy.sparse_table_configs = {"full.weight": {"max_rows": 200}, "few.weight": {"max_rows": 20}}
     torch.manual_seed(0)
     model = fleet.distributed_model(Model())
     optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.05), strategy)
@@ -68,6 +70,7 @@ def main() -> None:
         optimizer.minimize(torch.nn.functional.mse_loss(out, target))
         print("step", step, flush=True)
     fleet.stop_worker()
+    assert not model.few.weight[0].any(), "its row has left the table"
 
 
 if __name__ == "__main__":

@@ -73,6 +73,29 @@ def test_one_rank_that_cannot_write_leaves_what_there_was(forker: Forker, tmp_pa
     assert steps_in(tmp_path) == ["step-00000001", "step-00000003"]
 
 
+def test_what_only_one_rank_can_see_is_answered_alike_on_all(forker: Forker, tmp_path: Path) -> None:
+    """A rank that was refused alone left the others waiting in the save or the load, or training on."""
+    first, second = (
+        re.findall(r"^([01] .*?|load): (.*)$", said, re.MULTILINE)
+        for said in run(forker, tmp_path, 2, "refused")
+    )
+    assert first == second
+    found, uncounted = dict(first), "batches were taken without being counted"
+    for victim in (0, 1):
+        # The state is rank 0's: what another rank has looked at does not matter.
+        for name in ("save", "later", "memory", "memory only"):
+            answer = found[f"{victim} peek, {name}"]
+            assert answer == uncounted if victim == 0 else answer in ("saved", "done")
+        assert found[f"{victim} no object"].startswith("sampler=3 cannot be kept")
+        assert found[f"{victim} none to keep"].startswith("keep is 0")
+        assert found[f"{victim} sampler"] == "saved"
+        for name in ("foreign", "load foreign"):
+            assert found[f"{victim} {name}"].startswith("the optimizer has parameters of shapes")
+        assert found[f"{victim} load more"].startswith("the checkpoint has no more")
+        assert found[f"{victim} load other"].startswith("the sampler's state is of other data")
+    assert found["load"] == "saved"
+
+
 def test_shards_of_two_are_loaded_by_one_and_back(forker: Forker, tmp_path: Path) -> None:
     """FSDP2's parameters and ZeRO's state, saved in the background."""
     for count in (2, 1, 2):

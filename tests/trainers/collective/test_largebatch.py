@@ -1,10 +1,14 @@
 """What LARS and LAMB cannot replace."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.manifest import CheckpointError
 from trainers.collective import large_batch
 from trainers.collective.configs import LambConfigs, LarsConfigs
 from trainers.errors import FleetError
@@ -85,3 +89,52 @@ def test_an_optimizer_that_has_made_steps_is_not_replaced() -> None:
     optimizer.step()
     with pytest.raises(FleetError, match="has made steps; give it a new one"):
         large_batch.lamb(optimizer, LambConfigs(), {})
+
+
+def former_lamb(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """As fleet made it until it had bias correction of both moments: it counts steps in the group."""
+    groups: Any = Adam(params, lr=0.0).param_groups
+    for key in ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"):
+        groups[0].pop(key)
+    groups[0]["weight_decay"] = 0.1
+    return pytorch_optimizer.Lamb(groups, weight_decouple=False, adam_debias=True)
+
+
+def test_lamb_goes_on_from_a_checkpoint_of_the_former_lamb(tmp_path: Path) -> None:
+    """With a rate of 0 both have the same moments after the same gradients."""
+    models = [torch.nn.Linear(3, 2) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    former, own, loaded = (list(model.parameters()) for model in models)
+    configs = LambConfigs(lamb_weight_decay=0.1)
+    before, lamb = former_lamb(former), large_batch.lamb(Adam(own, lr=0.0), configs, {})
+    generator = torch.Generator().manual_seed(1)
+    for optimizer, params in ((before, former), (lamb, own)):
+        generator.manual_seed(1)
+        for _ in range(5):
+            for param in params:
+                param.grad = torch.randn(param.shape, generator=generator)
+            optimizer.step()
+    checkpoint.save(tmp_path, 5, models[0], before)
+    after = large_batch.lamb(Adam(loaded), configs, {})
+    assert checkpoint.load(tmp_path, models[2], after) == 5
+    for optimizer, params in ((lamb, own), (after, loaded)):
+        optimizer.param_groups[0]["lr"] = 0.1
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+    for one, other, first in zip(own, loaded, former, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5)
+        assert not torch.allclose(one, first, rtol=1e-3)
+
+
+def test_a_state_of_another_kind_of_optimizer_is_refused_and_does_not_stay(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    model(torch.ones(3)).sum().backward()
+    momentum = SGD(model.parameters(), momentum=0.9)
+    momentum.step()
+    checkpoint.save(tmp_path, 1, model, momentum)
+    lamb = large_batch.lamb(Adam(model.parameters()), LambConfigs(), {})
+    with pytest.raises(CheckpointError, match="another kind of optimizer: its state has no 'step'; make"):
+        checkpoint.load(tmp_path, model, lamb)
+    lamb.step()

@@ -80,8 +80,9 @@ def expected(folder: Path) -> Tensors:
             rows[where[key]] = row
         modules[name] = rows.to(module.weight.dtype)
     full, ids = modules["full.weight"], modules["ids.weight"]
-    ids[15 + 7] = 0.0  # padding_idx
+    ids[15 + 7] = modules["few.weight"][0] = 0.0  # padding_idx
     model.words.weight.copy_(modules["words.weight"])
+    model.few.weight.copy_(modules["few.weight"])
     model.bags.weight.copy_(modules["bags.weight"])
     model.ids.forward = lambda asked: ids[asked + 15]  # type: ignore[method-assign]
     model.full.forward = lambda asked: full[asked + 15]  # type: ignore[method-assign]
@@ -145,6 +146,6 @@ def test_every_row_that_is_served_is_what_the_servers_had_whoever_is_killed(
         if (step := answers.steps.get(version)) is None:
             continue  # merged before the folder was looked at
         wanted = expected(quiet / "at" / str(step))
-        for name in ("ids", "full", "words", "bags"):
+        for name in ("ids", "full", "words", "few", "bags"):
             assert torch.equal(outputs[name], wanted[name]), (version, step, name)
         assert torch.allclose(outputs["out"], wanted["out"], atol=1e-5), (version, step)

@@ -1,5 +1,7 @@
 """Rows that were on servers, in torch's own operations: against the tables themselves."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,7 +10,9 @@ from trainers.ps.saves.read import SparseValues
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Bound, Initializer, RowOptions, RowType, TableKind, TableSpec
-from trainers.ps.trainer.stand_ins import SavedRows, _stand_in, initial_rows
+from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.stand_ins import SavedRows, _stand_in, initial_rows, outside_of
+from trainers.serving.lookup import TABLES
 
 LAST, FIRST = 2**63 - 1, -(2**63)
 
@@ -52,12 +56,33 @@ def test_ids_find_their_rows_and_no_other(keys: list[int]) -> None:
     assert not padded.rows[:-1][some == 3].any(), "no file has values that the model never reads"
 
 
-def test_padding_that_a_bound_has_evicted_is_zeros_in_an_ordinary_table() -> None:
-    options = RowOptions(init=Normal(0.0, 1.0, seed=1), bound=Bound(rows=2))
-    saved = SparseValues(torch.tensor([1, 3]), torch.ones(2, 4))
-    bag = torch.nn.Embedding(5, 4, padding_idx=2, sparse=True)
-    found = _stand_in(bag, saved, options, int8=False)
+class Elsewhere:
+    """A table whose rows are all ones."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(ids), 4)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "read"), [({"bound": Bound(rows=2)}, 0.0), ({"statistics": True}, 0.0), ({}, 1.0)]
+)
+@pytest.mark.parametrize("removed", [True, False])
+def test_padding_is_zeros_in_a_table_of_known_size_if_its_row_may_have_left(
+    monkeypatch: pytest.MonkeyPatch, leaves: dict[str, Any], read: float, removed: bool
+) -> None:
+    options = RowOptions(init=Normal(0.0, 1.0, seed=1), **leaves)
+    keys = torch.tensor([1, 3] if removed and leaves else [1, 2, 3])
+    module = torch.nn.Embedding(5, 4, padding_idx=2, sparse=True)
+    spec = TableSpec(kind=TableKind.SPARSE, name="t.weight", size=4, rule=SGD(), rows=options)
+    served = SparseParameter(
+        name="t.weight", module=module, group=None, own_lr=0.1, table=0, spec=spec, rule=SGD()
+    )
+    found = _stand_in(served, SparseValues(keys, torch.ones(len(keys), 4)), int8=False)
     rows = found(torch.arange(5))
     assert torch.equal(rows[[1, 3]], torch.ones(2, 4))
     assert torch.equal(rows[[0, 4]], initial_rows(options, torch.tensor([0, 4]), 4))
-    assert not rows[2].any()
+    assert torch.equal(rows[2], torch.full((4,), read))
+    monkeypatch.setitem(TABLES, 0, Elsewhere())
+    followed = outside_of([served])[module](torch.arange(5))
+    assert torch.equal(followed[1:4:2], torch.ones(2, 4))
+    assert torch.equal(followed[2], torch.full((4,), read))

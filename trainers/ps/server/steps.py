@@ -22,7 +22,7 @@ _RATE_TOLERANCE, _TINY_RATE = 1e-6, 1e-12
 
 
 class Steps(Protocol):
-    """`step` counts the updates of the tables so far."""
+    """`step` counts the updates of the tables so far. Defaults are for pushes that are applied on arrival."""
 
     step: int
 
@@ -37,15 +37,19 @@ class Steps(Protocol):
 
     def may_push(self, member: Member, number: int) -> bool:
         """Whether it is the turn of step `number`, or will never be."""
+        return True
 
     def next_of(self, member: Member) -> int:
         """The first step in which records that are not counted yet are taken from this member."""
+        return 0
 
     def skip(self, member: Member, number: int) -> None:
         """Its next push is of step `number`, or of a later one if that is over."""
+        return
 
     def check_rates(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
         """Raises Refusal for a push that has another learning rate than the pushes it is averaged with."""
+        return
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
@@ -59,6 +63,7 @@ class Steps(Protocol):
 
     def close(self, active: Collection[Member]) -> None:
         """Apply pushes that waited only for members that are no longer active."""
+        return
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
         """Whether values as of step `number` are available now."""
@@ -74,12 +79,14 @@ class Steps(Protocol):
 
     def pending(self) -> Collection[int]:
         """The ranks whose last push waits for those of others."""
+        return ()
 
     def restart_at(self, step: int) -> None:
         """Continue with other trainers, whose next step is `step`: drop what waits for the former ones."""
+        return
 
 
-class SyncSteps:
+class SyncSteps(Steps):
     """A step is applied when every active trainer has pushed or skipped it. The values before the last step
     are kept: a trainer that died after pushing to some servers only computes that step again, and must see
     the same values.
@@ -183,7 +190,7 @@ class SyncSteps:
         self.step, self.pushes, self.before = step, StepPushes(), Overlay()
 
 
-class AsyncSteps:
+class AsyncSteps(Steps):
     """A push is applied on arrival. With `max_staleness` a trainer must not read while another is more than
     that many steps behind it (stale synchronous parallel: Ho et al. 2013); None: no bound. `staleness`: of
     the last pushes how many others were applied, and how many seconds went by, since the server answered the
@@ -211,18 +218,6 @@ class AsyncSteps:
     def counts(self, member: Member, number: int, new: bool | None = None) -> bool:
         return number >= member.resumed if new is None else True
 
-    def may_push(self, member: Member, number: int) -> bool:
-        return True
-
-    def next_of(self, member: Member) -> int:
-        return 0
-
-    def skip(self, member: Member, number: int) -> None:
-        return
-
-    def check_rates(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
-        return
-
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
     ) -> None:
@@ -233,9 +228,6 @@ class AsyncSteps:
         self._measure(member.rank, number)
         member.step = max(member.step, number + 1)  # a retry may be late
         self.step += 1
-
-    def close(self, active: Collection[Member]) -> None:
-        return
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
         return not self.awaited(active, number)
@@ -264,9 +256,3 @@ class AsyncSteps:
 
     def done(self, member: Member) -> int:
         return member.step
-
-    def pending(self) -> Collection[int]:
-        return ()
-
-    def restart_at(self, step: int) -> None:
-        return

@@ -189,7 +189,7 @@ class DenseMemory:
     def update(self, grad: Floats, step: int, lr: float) -> None:
         """The step-th update, by an aligned, contiguous (n,) gradient."""
         if self._kernel is None:
-            assert not isinstance(self.rule, RowWiseAdagrad | RowWiseAdam), "for sparse tables only"
+            assert isinstance(self.rule, SGD | Adam | RMSprop | FTRL), self.rule
             self.rule.update(self.values, torch.from_numpy(grad), list(self.state), step, lr)
         else:
             self._kernel(self._arrays[0], grad, *self._arrays[1:], block_numbers_of(self.rule, step, lr))

@@ -10,7 +10,6 @@ import numpy as np
 
 from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.eviction import FLOORS, find_evicted
-from trainers.ps.tables.rules import row_states_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.storage import SparseRows, Storage, split_records
 
@@ -27,7 +26,7 @@ def look(table: SparseTable, keys: Keys) -> list[Looked]:
         slots = candidates.find(keys)
         for place in _alive(candidates, keys, slots):
             found[place] = {"state": "candidate", "pulls": float(candidates.column(0)[slots[place]])}
-    row_states = row_states_of(table.spec.rule)
+    row_states = table.spec.rule.row_states
     slots = storage.find(keys)
     here = np.flatnonzero(slots >= 0)
     records = storage.records(0, len(storage))[slots[here]]

@@ -25,24 +25,31 @@ State = Sequence[Tensor]
 _LARGEST = torch.finfo(torch.float32).max
 
 
+class _Rule:
+    """`row_states`: states of one number a row, which only rules for sparse tables have."""
+
+    __slots__ = ()
+    row_states: ClassVar[int] = 0
+
+    @property
+    def initial_state(self) -> float:
+        """The first value of all numbers of the state."""
+        return getattr(self, "initial_accumulator_value", 0.0)
+
+
 @frozen
-class Fixed:
+class Fixed(_Rule):
     """Values that are not trained."""
 
     code: ClassVar[int] = 0
     states: ClassVar[int] = 0
-    initial_state: ClassVar[float] = 0.0
-
-    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
-        raise AssertionError("a push to a table that is not trained should have been refused")
 
 
 @frozen
-class SGD:
+class SGD(_Rule):
     """torch.optim.SGD."""
 
     code: ClassVar[int] = 1
-    initial_state: ClassVar[float] = 0.0
     momentum: float = 0.0
     dampening: float = 0.0
     weight_decay: float = 0.0
@@ -53,20 +60,12 @@ class SGD:
         return 1 if self.momentum else 0
 
     def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
-        if self.weight_decay:
-            grad = grad.add(values, alpha=self.weight_decay)
-        if self.momentum:
-            (buffer,) = state
-            if step == 1:
-                buffer.copy_(grad)
-            else:
-                buffer.mul_(self.momentum).add_(grad, alpha=1 - self.dampening)
-            grad = grad.add(buffer, alpha=self.momentum) if self.nesterov else buffer
+        """Without momentum and weight decay: one operation of torch starts faster than a kernel."""
         values.add_(grad, alpha=-lr)
 
 
 @frozen
-class Adagrad:
+class Adagrad(_Rule):
     """torch.optim.Adagrad; on rows the same formula for the touched rows, as torch does for sparse
     gradients.
     """
@@ -78,24 +77,12 @@ class Adagrad:
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
 
-    @property
-    def initial_state(self) -> float:
-        return self.initial_accumulator_value
-
-    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
-        (total,) = state
-        if self.weight_decay:
-            grad = grad.add(values, alpha=self.weight_decay)
-        total.addcmul_(grad, grad, value=1)
-        values.addcdiv_(grad, total.sqrt().add_(self.eps), value=-lr / (1 + (step - 1) * self.lr_decay))
-
 
 @frozen
-class Adam:
+class Adam(_Rule):
     """torch.optim.Adam, and torch.optim.AdamW with `decoupled`."""
 
     code: ClassVar[int] = 3
-    initial_state: ClassVar[float] = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -124,33 +111,23 @@ class Adam:
 
 
 @frozen
-class SparseAdam:
+class SparseAdam(_Rule):
     """torch.optim.SparseAdam: moments of the touched rows only; the bias correction counts the table's
     updates.
     """
 
     code: ClassVar[int] = 4
     states: ClassVar[int] = 2
-    initial_state: ClassVar[float] = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
 
-    def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
-        mean, square = state
-        mean.add_(grad.sub(mean).mul_(1 - self.beta1))
-        square.add_(grad.pow(2).sub_(square).mul_(1 - self.beta2))
-        scale = square.sqrt().add_(self.eps)
-        step_size = lr * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
-        values.addcdiv_(mean, scale, value=-step_size)
-
 
 @frozen
-class RMSprop:
+class RMSprop(_Rule):
     """torch.optim.RMSprop. State: the mean square, the mean if `centered`, the buffer with momentum."""
 
     code: ClassVar[int] = 6
-    initial_state: ClassVar[float] = 0.0
     alpha: float = 0.99
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -177,7 +154,7 @@ class RMSprop:
 
 
 @frozen
-class RowWiseAdagrad:
+class RowWiseAdagrad(_Rule):
     """Adagrad with one sum of squares for each row, of the mean square of its gradient: FBGEMM's
     EXACT_ROWWISE_ADAGRAD (`rowwise_adagrad` in fbgemm_gpu/codegen/genscript/optimizers.py), TorchRec's
     RowWiseAdagrad.
@@ -196,13 +173,9 @@ class RowWiseAdagrad:
     eps: float = 1e-10
     decoupled: float = 0.0
 
-    @property
-    def initial_state(self) -> float:
-        return self.initial_accumulator_value
-
 
 @frozen
-class RowWiseAdam:
+class RowWiseAdam(_Rule):
     """Adam with one second moment for each row, of the mean square of its gradient: FBGEMM's
     PARTIAL_ROWWISE_ADAM, whose weight decay is `decoupled`.
 
@@ -215,7 +188,6 @@ class RowWiseAdam:
     code: ClassVar[int] = 8
     states: ClassVar[int] = 1
     row_states: ClassVar[int] = 1
-    initial_state: ClassVar[float] = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -224,7 +196,7 @@ class RowWiseAdam:
 
 
 @frozen
-class FTRL:
+class FTRL(_Rule):
     """FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1):
     sparse weights by l1. State: n, the sum of squared gradients, and z, the linear term.
 
@@ -238,7 +210,6 @@ class FTRL:
 
     code: ClassVar[int] = 5
     states: ClassVar[int] = 2
-    initial_state: ClassVar[float] = 0.0
     l1: float = 0.0
     l2: float = 0.0
     lr_power: float = -0.5
@@ -263,10 +234,9 @@ def ftrl_lr(lr: float) -> float:
 
 
 AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL | RMSprop | RowWiseAdagrad | RowWiseAdam
-"""`states` is the number of state tensors that are as large as the values; a row-wise rule, which is for
-sparse tables only, has another `row_states` of one number a row. All are full of `initial_state` at first.
-`update`, which only rules for dense tables have, changes values and state in place; `step` counts the updates
-of the whole table, this one included.
+"""`states` is the number of state tensors that are as large as the values. `update` changes values and state
+of a dense block in place, where `dense.block_kernel_of` has no kernel; `step` counts the updates of the whole
+table, this one included.
 """
 
 RULES: dict[int, type[AnyRule]] = {
@@ -277,14 +247,9 @@ ON_ROWS = "SGD, Adagrad, RowWiseAdagrad, SparseAdam, Adam, RowWiseAdam, RMSprop 
 """The rules that a sparse table may be given by name."""
 
 
-def row_states_of(rule: AnyRule) -> int:
-    """How many states have one number a row."""
-    return rule.row_states if isinstance(rule, RowWiseAdagrad | RowWiseAdam) else 0
-
-
 def state_widths(rule: AnyRule, dim: int) -> tuple[int, ...]:
     """Of each state of a row, how many numbers it has."""
-    return (dim,) * rule.states + (1,) * row_states_of(rule)
+    return (dim,) * rule.states + (1,) * rule.row_states
 
 
 def options_of(rule: AnyRule) -> tuple[float, ...]:

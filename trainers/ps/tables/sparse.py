@@ -43,7 +43,7 @@ from trainers.ps.tables.budget import Budget, Budgets, Clock
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, make_dense, numbers_of
 from trainers.ps.tables.disk import RowsOnDisk, TieredCut
 from trainers.ps.tables.removal import BoundedRows, PassingDay
-from trainers.ps.tables.rules import row_states_of, state_widths
+from trainers.ps.tables.rules import state_widths
 from trainers.ps.tables.spec import (
     EntryKind,
     KeysError,
@@ -584,7 +584,7 @@ class SparseTable:
             self._storage.end_cut()
             self._cut = None
 
-        gone, row_states = removed.keys(), row_states_of(rule)
+        gone, row_states = removed.keys(), rule.row_states
         self._cut = Cut(self._storage, rule.states, row_states, self.step, changed, gone, ended)
         removed.begin_cut()  # only now: without memory for the cut, its keys would be lost
         if (disk := self._disk) is None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fleetrun.frozen import frozen
 from trainers.checks import one_of, positive, whole
 from trainers.errors import UsageError
-from trainers.ps.tables.rules import RULES, AnyRule, options_of, row_states_of, wrong_option
+from trainers.ps.tables.rules import RULES, AnyRule, SparseAdam, options_of, wrong_option
 
 MAX_BLOCK = 1 << 24
 MAX_DIM = 512
@@ -228,7 +228,7 @@ class TableSpec:
         made = rule(*options)  # earlier versions saved fewer options: the others had their defaults
         if wrong := wrong_option(made):
             raise SpecError(f"{rule.__name__} has {wrong}")
-        if kind == TableKind.DENSE and row_states_of(made):
+        if kind == TableKind.DENSE and (made.row_states or isinstance(made, SparseAdam)):
             raise SpecError(f"{rule.__name__} is for rows, and the table is dense")
         return cls(kind=TableKind(kind), name=name, size=size, rule=made, rows=rows)
 

@@ -226,7 +226,7 @@ class ServedEmbedding:
         rows: RowSource,
         *,
         statistics: bool,
-        evicts: bool = False,
+        zeros: int | None = None,
         called: Callable[[torch.nn.Module, Tensor], None] | None = None,
     ) -> None:
         self._name = name
@@ -234,7 +234,7 @@ class ServedEmbedding:
         self._rows = rows
         self._statistics = statistics
         self._called = called
-        self._evicts = evicts
+        self._zeros = zeros
         self._given: list[_Given] = []
         """The rows in state dicts that the script has."""
         self._bound = row_limit(module)
@@ -447,8 +447,8 @@ class ServedEmbedding:
         training = torch.is_grad_enabled()
         lookup, rows = self._rows.look_up(ids, insert=training)
         padding = _place_of(self._module.padding_idx, lookup.keys)
-        if padding is not None and (self._bound is None or self._evicts):
-            rows[padding] = 0.0  # nothing else sets that row to zeros
+        if padding is not None and self._zeros is not None:
+            rows[padding] = 0.0
         rows = rows.to(self._device)
         with without_overrides():
             if training and self._weight.requires_grad:
@@ -478,8 +478,6 @@ class ServedEmbedding:
                 "parameter servers: call state_dict(), or take the parameter from named_parameters()"
             )
         weight = self._rows.pull_all()
-        if self._evicts and weight is not None and self._module.padding_idx is not None:
-            weight[self._module.padding_idx] = 0.0  # as lookups read it: its row may have been removed
         # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
         own = state[name].as_subclass(Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)

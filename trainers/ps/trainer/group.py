@@ -342,6 +342,8 @@ class RemoteTable:
         rows = torch.empty(total, self.sparse.spec.size)
         for keys in self._chunks(total):
             rows[keys] = self.pull_rows(keys, insert=False)
+        if self.sparse.zeros is not None:
+            rows[self.sparse.zeros] = 0.0
         return rows
 
     def initial(self) -> Iterator[list[Request]]:
@@ -401,9 +403,7 @@ class TableGroup:
         self._padded = np.array([each is not None for each in paddings])
         self._limits = np.array([-1 if each is None else each for each in limits], np.int64)
         self._checks = bool(self._padded.any() or (self._limits >= 0).any())
-        evicting = np.array([each.spec.rows.bound is not None for each in sparse])
-        self.without_padding = (self._limits < 0) | evicting
-        """Tables that do not keep the row of their padding id."""
+        self.without_padding = np.array([each.zeros is not None for each in sparse])
         self._counted = sparse[0].spec.rows.entry.kind is EntryKind.COUNT
         devices = [device_of(each) for each in modules]
         self.staging = staging_for(devices[0])

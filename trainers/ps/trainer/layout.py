@@ -161,6 +161,13 @@ class SparseParameter:
         return not isinstance(self.rule, Fixed)
 
     @property
+    def zeros(self) -> int | None:
+        """The padding id if its row may be missing, so that it reads as zeros instead."""
+        rows = self.spec.rows
+        stays = row_limit(self.module) is not None and rows.bound is None and not rows.statistics
+        return None if stays else self.module.padding_idx
+
+    @property
     def alike(self) -> Hashable:
         """Equal for tables that can be handled together: see `group`."""
         rows, lr = self.spec.rows, (id(self.group), self.own_lr)

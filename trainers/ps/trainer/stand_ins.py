@@ -10,7 +10,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import Module, functional
 
 from trainers.process.log import glog
-from trainers.ps.saves.read import SparseValues, open_saves, read_values
+from trainers.ps.saves.read import SparseValues, read_values
 from trainers.ps.saves.write import codes_of
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions
-from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit
+from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.modules import EmbeddingModule, row_limit
 from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Bags
 from trainers.storage.folder import open_folder
@@ -155,15 +156,18 @@ StandIns = dict[Module, Module]
 
 
 def stand_ins_of(
-    model: Module, where: str | os.PathLike[str], save: Callable[[str], None], *, int8: bool = False
+    tables: Sequence[SparseParameter],
+    where: str | os.PathLike[str],
+    save: Callable[[str], None],
+    *,
+    int8: bool = False,
 ) -> StandIns:
-    """For each served embedding a module with its rows, all as of one moment. `save(folder)` lets the servers
+    """For each table's module one with its rows, all as of one moment. `save(folder)` lets the servers
     save their values into a temporary folder inside `where`. All rows must fit into this process's memory.
     `int8`: rows are kept as Int8Rows, and by how much they are off is logged. Raises what `save` raises, and
     LoadError.
     """
-    served = find_embeddings(model)
-    if not served:
+    if not tables:
         return {}
     folder = open_folder(where)
     for left in filter(_TEMPORARY.fullmatch, folder.names()):  # left by a trainer that was killed here
@@ -172,13 +176,9 @@ def stand_ins_of(
     try:
         save(folder.path(name))
         values = read_values(folder.path(name)).sparse
-        options = {table: spec.rows for table, spec in open_saves(folder.path(name)).specs().items()}
     finally:
         folder.remove(name)
-    found: StandIns = {}
-    for path, module in served:
-        table = f"{path}.weight" if path else "weight"
-        found[module] = _stand_in(module, values[table], options[table], int8=int8)
+    found: StandIns = {each.module: _stand_in(each, values[each.name], int8=int8) for each in tables}
     if int8:
         errors = [
             each.largest_error
@@ -190,26 +190,25 @@ def stand_ins_of(
     return found
 
 
-def outside_of(model: Module) -> StandIns:
-    """For each served embedding a module that reads its rows from a table outside of the program."""
+def outside_of(tables: Sequence[SparseParameter]) -> StandIns:
+    """For each table's module one that reads its rows from a table outside of the program."""
     found: StandIns = {}
-    for path, module in find_embeddings(model):
-        name = f"{path}.weight" if path else "weight"
-        total = row_limit(module)
-        padding = module.padding_idx if total is None else None
-        rows = RowsElsewhere(name, module.embedding_dim, module.weight.dtype, total, padding)
+    for each in tables:
+        module = each.module
+        rows = RowsElsewhere(each.name, each.spec.size, module.weight.dtype, row_limit(module), each.zeros)
         found[module] = Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     return found
 
 
-def _stand_in(module: EmbeddingModule, saved: SparseValues, options: RowOptions, *, int8: bool) -> Module:
+def _stand_in(each: SparseParameter, saved: SparseValues, *, int8: bool) -> Module:
+    module, options = each.module, each.spec.rows
     total = row_limit(module)
     if total is None:
         dtype = module.weight.dtype
         rows = SavedRows(saved.keys, saved.values.to(dtype), options, module.padding_idx, int8=int8)
         return Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     table: Any = torch.nn.Embedding if isinstance(module, torch.nn.Embedding) else torch.nn.EmbeddingBag
-    weight = _whole(total, saved, options, module.padding_idx).to(module.weight.dtype)
+    weight = _whole(total, saved, options, each.zeros).to(module.weight.dtype)
     if int8:
         quantized = Int8Rows(weight)
         return Bags(module, quantized) if isinstance(module, torch.nn.EmbeddingBag) else quantized
@@ -223,12 +222,13 @@ def _options(module: EmbeddingModule) -> dict[str, Any]:
     return {"mode": module.mode, "include_last_offset": module.include_last_offset}
 
 
-def _whole(total: int, saved: SparseValues, options: RowOptions, padding: int | None) -> Tensor:
-    """(total, dim): rows that have been removed read as on the servers, and that of padding as zeros."""
+def _whole(total: int, saved: SparseValues, options: RowOptions, zeros: int | None) -> Tensor:
+    """(total, dim): rows that have been removed read as on the servers; the id `zeros` as zeros."""
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values
     if len(saved.keys) < total:
         gone = torch.ones(total, dtype=torch.bool).index_fill_(0, saved.keys, False).nonzero()[:, 0]
         weight[gone] = initial_rows(options, gone, weight.shape[1])
-        weight[gone[gone == padding]] = 0.0
+    if zeros is not None:
+        weight[zeros] = 0.0
     return weight

@@ -171,7 +171,7 @@ class Worker:
         local: LocalTraining | None = None,
     ) -> None:
         self._identity = identity
-        self._layout = layout
+        self.layout = layout
         self._configs = configs
         self._sync = asynchronous is None
         self._settings = settings
@@ -234,7 +234,7 @@ class Worker:
         self._exchange.flush()
         part = (text_part(stream),)
         requests = [
-            Request(server=server, kind=Kind.POSITIONS, parts=part) for server in range(self._layout.servers)
+            Request(server=server, kind=Kind.POSITIONS, parts=part) for server in range(self.layout.servers)
         ]
         replies = self._client.ask(requests)
         self._first = [reply.number for reply in replies]
@@ -268,7 +268,7 @@ class Worker:
         """Join all servers; trainer 0 sends the initial values unless the tables have values."""
         with progress.activity("waiting for the servers"):
             hellos = self._client.ask(
-                [self._hello(server) for server in range(self._layout.servers)],
+                [self._hello(server) for server in range(self.layout.servers)],
                 silence=self._configs.join_timeout_s,
             )
         _require_all_or_none(hellos)
@@ -279,8 +279,8 @@ class Worker:
                 f"resumed at step {self._exchange.step}: dense parameters were in the trainers, and continue "
                 "from the values that this script gave them"
             )
-        if self._identity.index == 0 and self._layout.servers > 1 and self._layout.sparse:
-            glog(self._layout.describe())
+        if self._identity.index == 0 and self.layout.servers > 1 and self.layout.sparse:
+            glog(self.layout.describe())
         new = [reply for reply in hellos if reply.code is Code.NOT_READY]
         loaded = self._begin_with(new)
         if self._identity.index == 0 and new:
@@ -306,7 +306,7 @@ class Worker:
                 table.sparse.module,
                 table,
                 statistics=table.sparse.spec.rows.statistics,
-                evicts=table.sparse.spec.rows.bound is not None,
+                zeros=table.sparse.zeros,
                 called=None if _counts_pulls(table) else self.look_ahead.called,
             )
             for table in self._called
@@ -326,7 +326,7 @@ class Worker:
             return {}
         found = json.loads(texts.pop())
         rows: dict[str, int] = found["rows"]
-        model = [*(each.name for each in self._layout.sparse), *(each.name for each in self._layout.dense)]
+        model = [*(each.name for each in self.layout.sparse), *(each.name for each in self.layout.dense)]
         unknown = sorted(rows.keys() - set(model))
         if unknown and found["named"]:
             raise UsageError(
@@ -421,10 +421,6 @@ class Worker:
         for module, ids in calls:
             batches.setdefault(self._by_module[id(module)], []).append(ids)
         self._exchange.prefetch(batches, now=now)
-
-    def served_modules(self) -> list[Module]:
-        """The modules whose rows are on the servers, in the order of the model."""
-        return [table.sparse.module for table in self._tables]
 
     def has_rows(self, weights: Container[int] | None = None) -> bool:
         """Whether there are gradients of rows that no step has pushed. `weights`: only of embeddings whose
@@ -535,7 +531,7 @@ class Worker:
         if self._identity.index or self._said_uneven:
             return
         rows = [group.remote.requested for group in self._groups]
-        if rows and (said := self._layout.uneven(np.concatenate(rows, axis=1))):
+        if rows and (said := self.layout.uneven(np.concatenate(rows, axis=1))):
             self._said_uneven = True
             glog(said)
 
@@ -567,7 +563,7 @@ class Worker:
             self._client.close()
 
     def _exchange_for(self, asynchronous: AsyncConfigs | None, local: LocalTraining | None) -> Exchange:
-        servers = self._layout.servers
+        servers = self.layout.servers
         exchange: Exchange
         if asynchronous is None:
             exchange = SyncExchange(self._client, self._dense, self._groups, servers, self._turn)
@@ -594,11 +590,9 @@ class Worker:
         return AllReduced(exchange, self._identity, local.dense, local.buffers, local.step)
 
     def _hello(self, server: int) -> Request:
-        identity, place = self._identity, (self._layout.servers, server, self._settings)
+        identity, place = self._identity, (self.layout.servers, server, self._settings)
         job = describe_job(self._sync, identity.worker_num, *place, start=start_of(identity.trainers))
-        specs = [
-            bytes_part(Field.SPEC, spec.encode(), table) for table, spec in self._layout.specs_on(server)
-        ]
+        specs = [bytes_part(Field.SPEC, spec.encode(), table) for table, spec in self.layout.specs_on(server)]
         return Request(
             server=server,
             kind=Kind.HELLO,
@@ -607,7 +601,7 @@ class Worker:
         )
 
     def _to_all(self, kind: Kind, number: int = 0) -> list[Request]:
-        return [Request(server=server, kind=kind, number=number) for server in range(self._layout.servers)]
+        return [Request(server=server, kind=kind, number=number) for server in range(self.layout.servers)]
 
 
 def _counts_pulls(table: RemoteTable) -> bool:

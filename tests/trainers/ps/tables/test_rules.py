@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.support.training import Make, step_lazily
+from tests.support.update_rules import update
 from trainers.errors import UsageError
 from trainers.ps.configs import TableConfigs
 from trainers.ps.tables.dense import DenseMemory, DenseRun, DenseTable, make_dense
@@ -81,7 +82,7 @@ def test_a_block_without_square_roots_is_torchs_bit_for_bit(rule: SGD) -> None:
     for step in range(1, 20):
         grad = torch.randn(4099)
         table.apply(None, grad, 0.1)
-        rule.update(values, grad, state, step, 0.1)
+        update(rule, values, grad, state, step, 0.1)
     assert torch.equal(table.pull(None), values)
 
 
@@ -363,3 +364,10 @@ def test_adam_on_rows_is_sparse_adam() -> None:
     assert rule_for(adam, adam.param_groups[0], sparse=True, name="w") == rule_for(
         lazy, lazy.param_groups[0], sparse=True, name="w"
     )
+
+
+@pytest.mark.parametrize("rule", [RowWiseAdagrad(), RowWiseAdam(), SparseAdam()])
+def test_a_rule_for_rows_is_refused_on_a_dense_table(rule: AnyRule) -> None:
+    spec = TableSpec(kind=TableKind.DENSE, name="w", size=3, rule=rule)
+    with pytest.raises(SpecError, match=f"{type(rule).__name__} is for rows, and the table is dense"):
+        TableSpec.decode(spec.encode())

@@ -202,6 +202,6 @@ def test_padding_is_not_shown_so_that_it_gets_no_row() -> None:
 def test_padding_of_a_bounded_table_reads_as_zeros() -> None:
     """Its row was evicted, and would read as an initial value."""
     module = torch.nn.Embedding(10, 3, padding_idx=4, sparse=True)
-    serving = ServedEmbedding("e", module, LocalRows(torch.ones(10, 3)), statistics=False, evicts=True)
+    serving = ServedEmbedding("e", module, LocalRows(torch.ones(10, 3)), statistics=False, zeros=4)
     assert module(torch.tensor([4, 1])).tolist() == [[0.0] * 3, [1.0] * 3]
     serving.end(None)
