@@ -38,7 +38,7 @@ PARTS = {
     "control": {"values", "files", "proc", "record", "progress", "pod", "envs"},
     "probe": {"pod", "envs"},
     "stacks": {"probe", "files", "proc", "host", "pod", "envs", "errors"},
-    "exporters": {"plugins", "files", "progress", "proc", "host", "pod", "envs", "errors"},
+    "exporters": {"plugins", "files", "progress", "record", "proc", "host", "pod", "envs", "errors"},
     "notifiers": {"plugins", "pod", "errors"},
     "plots": {"record", "files", "errors"},
     "elastic": {"record", "plan", "host", "pod", "envs", "errors"},

@@ -226,7 +226,7 @@ class Subcommand(threading.Thread):
         secret = {TOKEN: os.environ[TOKEN]} if TOKEN in os.environ else {}  # for a job of other hosts
         self._process = subprocess.Popen(
             helper_command("fleetrun", *words),
-            env={**helper_environment(os.environ), **secret},
+            env={**helper_environment(), **secret},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def command(job: str | None, role: str | None, rank: str, seconds: int, output: 
         raise UsageError(f"--output {output}: {len(files)} processes need a file each; choose one rank")
     titles = ", ".join(each.title for each in chosen)
     remark(f"{printable(job_title(running))}: looking at {titles} for {seconds} s")
-    env = helper_environment(os.environ)
+    env = helper_environment()
     with ThreadPoolExecutor(len(chosen)) as pool:
         errors = list(pool.map(lambda target, to: _record(program, target, to, env, seconds), chosen, files))
     for target, to, error in zip(chosen, files, errors, strict=True):

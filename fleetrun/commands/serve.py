@@ -115,6 +115,6 @@ def command(
     words = helper_command(_MODULE, json.dumps(settings))
     sys.stdout.flush()
     try:
-        os.execve(words[0], words, helper_environment(os.environ))
+        os.execve(words[0], words, helper_environment())
     except OSError as error:
         raise LaunchError(f"{words[0]} cannot be started: {error.strerror}") from None

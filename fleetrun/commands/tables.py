@@ -5,7 +5,6 @@ reads saves, in a process of its own.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -277,7 +276,7 @@ def _list_live(job: Running, in_json: bool) -> int:
 
 def _ask(*words: str, module: str = _MODULE, token: str = "") -> Any:
     """What the runtime finds. Raises UnreadableSaveError, UsageError."""
-    environment = helper_environment(os.environ)
+    environment = helper_environment()
     done = subprocess.run(
         helper_command(module, *words),
         env={**environment, TOKEN: token} if token else environment,

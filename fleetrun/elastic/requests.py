@@ -34,7 +34,7 @@ from fleetrun.elastic.store import Entries, Entry, Store
 from fleetrun.envs.contract import derive_key
 from fleetrun.errors import LaunchError
 from fleetrun.frozen import frozen_by_name
-from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.host.interpreter import helper_command
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.process import Exit
@@ -333,7 +333,6 @@ class _Answer:
             self._loop,
             companions,
             helper_command("fleetrun.elastic.relay", *words),
-            helper_environment(os.environ),
             heard=self._heard,
             ended=self._ended,
         )

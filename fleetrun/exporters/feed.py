@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Document, Numbers, Say
+from fleetrun.aliases import Fields, Say
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.envs.progress_report import Report
 from fleetrun.envs.settings.options import LaunchSettings
@@ -143,18 +143,9 @@ class Feed:
             self._say(f"Metrics: {metrics_url(listening)}")
             listening.close()  # the exporter process has inherited it
 
-    def pod(self, spec: PodSpec) -> None:
-        self._write(job_state.pod_message(spec))
-
-    def event(self, said: Document) -> None:
+    def event(self, said: Fields) -> None:
         """Of the record."""
-        line = job_state.event_message(said)
-        if line is not None:
-            self._write(line)
-
-    def spent(self, seconds: Numbers) -> None:
-        """By what the time of the job went into so far."""
-        self._write(job_state.spent_message(seconds))
+        self._write(job_state.event_message(said))
 
     def close(self, urgent: int | None = None) -> None:
         """Wait until all reports are written, or `urgent` becomes readable. May be called twice."""
@@ -187,7 +178,6 @@ class Feed:
             self._loop,
             self._companions,
             interpreter.helper_command("fleetrun.exporters.process"),
-            interpreter.helper_environment(os.environ),
             heard=self._said.take,
             ended=self._ended,
             keep=keep,

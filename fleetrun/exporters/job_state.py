@@ -1,5 +1,5 @@
 """The messages from the launcher to the exporters, one JSON object per line, and the state of the job that
-the exporter builds from them. Imports the standard library only.
+the exporter process builds from them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,11 @@ from dataclasses import dataclass, field
 
 from fleetrun.aliases import Document, Fields, Numbers, Texts
 from fleetrun.envs.progress_report import Report
-from fleetrun.pod.spec import PodSpec
+from fleetrun.record.goodput import Goodput
+from fleetrun.record.journal import plain
 
 Line = Document
-"""The field `is` has its kind: `begin`, `pod`, `report`, `spent`, or `event` (of the record)."""
-
-_EVENTS = {
-    "started": ("container", "pid", "attempt"),
-    "exited": ("container", "pid", "attempt", "code", "asked"),
-    "failed": ("container", "restart"),
-    "hung": ("containers",),
-    "over": ("code",),
-    "lateness": ("late",),
-}
-"""The events of the record that are sent, and their fields."""
+"""The field `is` has its kind: `begin`, `report`, or `event` (of the record)."""
 
 _OF_REPORTS = ("step", "samples", "loss", "values", "server", "tables", "time")
 """Fields of a report that are sent as they are."""
@@ -35,19 +26,9 @@ def begin_message(facts: Texts, exporters: Sequence[tuple[str, str]]) -> bytes:
     return _encoded({"is": "begin", "facts": dict(facts), "exporters": list(exporters)})
 
 
-def pod_message(spec: PodSpec) -> bytes:
-    """The containers of the pod that starts next."""
-    containers = [{"name": each.name, "role": str(each.role), "rank": each.rank} for each in spec.containers]
-    return _encoded({"is": "pod", "containers": containers})
-
-
-def event_message(event: Fields) -> bytes | None:
-    """None for an event that is not exported."""
-    fields = _EVENTS.get(event["event"])
-    if fields is None:
-        return None
-    kept = {name: event.get(name) for name in ("time", *fields)}
-    return _encoded({"is": "event", "event": event["event"], **kept})
+def event_message(event: Fields) -> bytes:
+    """A line of the record."""
+    return _encoded({"is": "event", **plain(event)})
 
 
 def report_message(container: str, report: Report, rate: float | None) -> bytes:
@@ -64,11 +45,6 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
     )
 
 
-def spent_message(seconds: Numbers) -> bytes:
-    """What the time of the job went into so far."""
-    return _encoded({"is": "spent", "seconds": dict(seconds)})
-
-
 def read_message(line: bytes) -> Line | None:
     """None if the line is not a message."""
     try:
@@ -79,7 +55,7 @@ def read_message(line: bytes) -> Line | None:
 
 
 def _encoded(line: Line) -> bytes:
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 # ---- The state of the job, in no particular export format.
@@ -149,6 +125,11 @@ def bounded(values: Numbers, known: Mapping[str, object]) -> dict[str, float]:
     return {name: value for name, value in values.items() if name not in refused}
 
 
+def ranked(ready: Fields) -> list[Document]:
+    """The processes that the event `ready` announces, without the one that runs before them."""
+    return [each for each in ready["containers"] if each["rank"] is not None]
+
+
 class Job:
     """The processes of this machine's part of the job, and counts of what happened to it."""
 
@@ -158,8 +139,7 @@ class Job:
         self.processes: dict[str, ProcessState] = {}
         self.late: dict[int, float] = {}
         """Of the trainers of the whole job, where this machine has the first one."""
-        self.spent: dict[str, float] = {}
-        """Seconds of the job by what they went into."""
+        self.goodput = Goodput()
         self.failures = 0
         self.restarts = 0
         self.hangs = 0
@@ -171,12 +151,8 @@ class Job:
         if kind == "begin":
             self.facts = {str(name): str(value) for name, value in line["facts"].items()}
             self.started = now
-        elif kind == "pod":
-            self._pod(line)
         elif kind == "report" and line["container"] in self.processes:
             self.processes[line["container"]].report(line, now)
-        elif kind == "spent":
-            self.spent = {str(kind): float(seconds) for kind, seconds in line["seconds"].items()}
         elif kind == "event":
             self._event(line)
 
@@ -185,14 +161,17 @@ class Job:
         before = {(each.role, each.rank): each for each in self.processes.values()}
         self.pods += 1
         self.processes, self.late = {}, {}
-        for each in line["containers"]:
+        for each in ranked(line):
             key = (str(each["role"]), int(each["rank"]))
             self.processes[each["name"]] = before.get(key) or ProcessState(*key)
 
     def _event(self, line: Line) -> None:
+        self.goodput.take(line)
         name = line["event"]
         process = self.processes.get(line.get("container") or "")
-        if name == "failed":
+        if name == "ready":
+            self._pod(line)
+        elif name == "failed":
             self.failures += 1
             self.restarts += bool(line["restart"])
         elif name == "hung":

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from fleetrun.aliases import Numbers
 from fleetrun.exporters.base import Context
-from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded
+from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded, ranked
 from fleetrun.files import new_file
 from fleetrun.frozen import frozen
 
@@ -62,9 +62,9 @@ class EventFiles:
 
     def take(self, line: Line, now: float) -> None:
         """Raises KeyError, TypeError or ValueError for a line that `job_state` did not make."""
-        if line["is"] == "pod":
-            self._names = {each["name"]: f"{each['role']}.{int(each['rank'])}" for each in line["containers"]}
-        elif line["is"] == "event" and line["event"] == "started":
+        if line.get("event") == "ready":
+            self._names = {each["name"]: f"{each['role']}.{int(each['rank'])}" for each in ranked(line)}
+        elif line.get("event") == "started":
             name = self._names.get(line["container"])
             if name in self._scalars:
                 self._scalars[name].restart()

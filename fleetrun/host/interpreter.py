@@ -4,6 +4,7 @@ environment of a helper process (a writer of metrics, a reader of stacks). Start
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ def helper_command(module: str, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *words]
 
 
-def helper_environment(environ: Environ) -> dict[str, str]:
+def helper_environment(environ: Environ = os.environ) -> dict[str, str]:
     """The launcher's without the contract and the job's secret: it is not a process of the job.
 
     It finds the same fleetrun, installed or not, and computes in one thread: the processors are for the job.

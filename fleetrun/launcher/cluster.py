@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetrun import __version__
-from fleetrun.aliases import Callback, Say, Strings
+from fleetrun.aliases import Callback, Strings
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
 from fleetrun.console.text import printable, wrapped
-from fleetrun.control.server import JobStatus
 from fleetrun.elastic.agent import Agent, Assignment, Outcome
 from fleetrun.elastic.inquiry import Answers, Inquiry
 from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
@@ -36,6 +35,7 @@ from fleetrun.host.network import LOOPBACK, Ports
 from fleetrun.host.software import differences, installed, kinds, packed, search_path
 from fleetrun.launcher.ending import WIDE, failure_report, first_failure, tell_strays
 from fleetrun.launcher.node_check import NodeCheck
+from fleetrun.launcher.parts import End, Reach
 from fleetrun.launcher.prepare import (
     check_followed,
     equipped,
@@ -46,7 +46,8 @@ from fleetrun.launcher.prepare import (
     print_plan,
     runs_python,
 )
-from fleetrun.launcher.session import LaunchSession, PodRunner, announce
+from fleetrun.launcher.runner import PodRunner, announce
+from fleetrun.launcher.session import LaunchSession
 from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
@@ -54,7 +55,7 @@ from fleetrun.pod.container import Ended
 from fleetrun.pod.events import HUNG, Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Budget
-from fleetrun.pod.spec import ContainerSpec, PodSpec
+from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, read_kept, said_faults
 
@@ -93,33 +94,28 @@ def run_cluster(
         return 0
     logs.make_log_dir(Path(settings.log_dir))
     facts = show_settings(resolved, host, imagined)
-    faults = _read_faults(settings, console)
-    node = _node(resolved, host, offer, faults)
-    session = LaunchSession(resolved, pod, console, loop, interrupts)
-    runner = PodRunner(session, console, loop, interrupts)
-    nodes = NodeReporter(console, terminal_columns() or WIDE, facts)
-    events = _NodeEvents(nodes, settings, session.job_status, partial(session.journal.write, "node"))
-    check = partial(NodeCheck, loop, session.companions, console, host, settings.check)
-    pods = PodFactory(settings, host, pod, runner, console, check)
+    session = LaunchSession(resolved, imagined, console, loop, interrupts)
+    node = _node(session, host, offer)
+    runner = PodRunner(session, interrupts)
+    events = _NodeEvents(session, NodeReporter(console, terminal_columns() or WIDE, facts))
+    pods = PodFactory(session, host, runner)
     lease = settings.heartbeat_timeout
     agent = Agent(loop, node, pods, events, timeout=settings.timeout, lease=lease)
     interrupts.listen(agent.interrupt, agent.guard_lost, agent.restart)
-    others = Inquiry(loop, node.id, session.job_status.packed, session.tell_ranks)
+    others = Inquiry(loop, node.id, session.status.packed, session.tell_ranks)
     token = os.environ.get(TOKEN, "")
     stop = partial(_stop_for, interrupts)
     requests = Requests(loop, node.id, pod, session.companions, token, stop, interrupts.restart)
     meeting = None
     try:
-        warmth = SpareWarmth(agent, partial(session.warm_up, imagined))
+        warmth = SpareWarmth(agent, session, imagined)
         needed = settings.warm and settings.spares > 0
-        session.open(imagined, others, OtherRanks(others, agent).ask, warmth.listed if needed else None)
-        tell, urgent = console.warning, interrupts.urgent
-        options = _meeting_options(settings, host, node, session.companions, tell, urgent)
-        events.notices = session.notices
+        session.open(Reach(others, OtherRanks(others, agent).ask, warmth.listed if needed else None))
+        options = _meeting_options(session, host, node)
         meeting = open_meeting(options, loop, ports)
         if session.notices is not None:  # until machines have met
             session.notices.at_end(settings.rank == 0 if settings.rank >= 0 else meeting.hosted)
-        _tell_meeting(resolved, host, meeting, console)
+        _tell_meeting(session, host, meeting)
         node = replace(node, has_store=meeting.hosted or meeting.member)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
         looks = [others.look, requests.look]
@@ -132,11 +128,10 @@ def run_cluster(
             looks.append(warmth.look)
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
-        _report_end(outcome, events.nodes, console, pod, lambda: session.summary(pods.last or imagined))
+        _report_end(outcome, events.nodes, session, pods.last or imagined)
         if session.notices is not None:
             _place_of_end(session.notices, outcome, served="://" not in meeting.endpoint)
-        requested = outcome.requested or (outcome.cause is not None and outcome.cause.requested)
-        session.over(outcome.code, *_end(outcome), requested=requested)
+        session.over(_end(outcome))
     finally:
         requests.close()
         if meeting is not None:
@@ -186,27 +181,26 @@ def _look(looks: Sequence[Callable[[Mapping[str, Entry]], None]], found: Mapping
         look(found)
 
 
-def _end(outcome: Outcome) -> tuple[str, int, list[str], ContainerSpec | None]:
-    """In a few words why it ended, how many restarts there were, the report, and of which process here it
-    tells.
-    """
-    cause, result = outcome.cause, outcome.result
+def _end(outcome: Outcome) -> End:
+    cause, result, error = outcome.cause, outcome.result, outcome.error
     reason = cause.headline if cause is not None else result.reason if result is not None else ""
-    if outcome.error is not None:
-        reason = outcome.error.message
-    restarts = result.restarts if result is not None else 0
-    if cause is None or not cause.lines:
-        return reason, restarts, [], None
-    first = first_failure(result) if cause.rank == outcome.rank else None
-    return reason, restarts, [*cause.lines, last_line(cause)], first
+    reports = cause is not None and bool(cause.lines)
+    return End(
+        code=outcome.code,
+        reason=error.message if error is not None else reason,
+        restarts=result.restarts if result is not None else 0,
+        report=(*cause.lines, last_line(cause)) if cause is not None and reports else (),
+        first=first_failure(result) if cause is not None and reports and cause.rank == outcome.rank else None,
+        requested=outcome.requested or (cause is not None and cause.requested),
+    )
 
 
-def _read_faults(settings: LaunchSettings, console: Console) -> MachineFaults:
+def _read_faults(session: LaunchSession) -> MachineFaults:
     """What earlier launches have left."""
     try:
-        return read_kept(faults_path(Path(settings.log_dir))).faults
+        return read_kept(faults_path(session.log_dir)).faults
     except (OSError, ValueError) as error:
-        console.warning(f"nothing is known of earlier faults of machines: {printable(str(error))}")
+        session.warn(f"nothing is known of earlier faults of machines: {error}")
         return ()
 
 
@@ -221,7 +215,7 @@ def _software(settings: LaunchSettings) -> str:
     return packed(installed(search_path(dict(settings.environment), os.environ)))
 
 
-def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -> Node:
+def _node(session: LaunchSession, host: Host, offer: Offer) -> Node:
     return Node(
         id=os.urandom(8).hex(),
         host=host.address,
@@ -230,15 +224,14 @@ def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -
         offer=offer,
         version=__version__,
         machine=next(filter(None, map(os.environ.get, _MACHINE_NAMES)), "") or "",
-        options=agreed(resolved),
-        faults=faults,
-        software=_software(resolved.settings),
+        options=agreed(session.resolved),
+        faults=_read_faults(session),
+        software=_software(session.settings),
     )
 
 
-def _meeting_options(
-    settings: LaunchSettings, host: Host, node: Node, companions: set[int], tell: Say, urgent: int
-) -> MeetingOptions:
+def _meeting_options(session: LaunchSession, host: Host, node: Node) -> MeetingOptions:
+    settings = session.settings
     return MeetingOptions(
         master=host.master,
         address=host.address,
@@ -248,9 +241,9 @@ def _meeting_options(
         token=os.environ.get(TOKEN, ""),
         first=is_first(host),
         patience=patience(settings, os.environ),
-        urgent=urgent,
-        companions=companions,
-        tell=tell,
+        urgent=session.interrupts.urgent,
+        companions=session.companions,
+        tell=session.console.warning,
     )
 
 
@@ -303,10 +296,11 @@ def _imagined(host: Host, offer: Offer) -> list[Offer]:
     ]
 
 
-def _tell_meeting(resolved: Resolved, host: Host, meeting: Meeting, console: Console) -> None:
+def _tell_meeting(session: LaunchSession, host: Host, meeting: Meeting) -> None:
+    console = session.console
     if meeting.hosted and host.master is None:
         console.info(f"Machines meet at {meeting.endpoint}. Run on the others:")
-        line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port"})
+        line = words(session.resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port"})
         console.block([f"  fleetrun --master={meeting.endpoint} {_typed(line)}"])
     if _is_loopback(meeting.endpoint.partition(",")[0]) and (meeting.hosted or meeting.member):
         console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
@@ -339,43 +333,33 @@ def _typed(line: Strings) -> str:
 class PodFactory:
     """Pods of this machine, one for each generation, all with the same name and log files."""
 
-    def __init__(
-        self,
-        settings: LaunchSettings,
-        host: Host,
-        pod: str,
-        runner: PodRunner,
-        console: Console,
-        check: Callable[[Round, Sequence[Node], int, Callable[[Measured], None]], NodeCheck],
-    ) -> None:
-        self._pod = pod
+    def __init__(self, session: LaunchSession, host: Host, runner: PodRunner) -> None:
         self.last: PodSpec | None = None
         """Of the present generation, or the last one."""
-        self._check = check
-        self._settings = settings
+        self._session = session
         self._host = host
         self._runner = runner
-        self._console = console
 
     def check(
         self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
     ) -> Callback:
-        return self._check(round, members, rank, then).cancel
+        return NodeCheck(self._session, self._host, round, members, rank, then).cancel
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         offers = [each.offer for each in place.members]
-        check_complete(self._settings, offers)
-        spec = pod_spec(self._settings, self._host, offers, place.rank, pod=self._pod, environ=os.environ)
+        settings, pod = self._session.settings, self._session.spec.name
+        check_complete(settings, offers)
+        spec = pod_spec(settings, self._host, offers, place.rank, pod=pod, environ=os.environ)
         self.last = spec
         if place.first:
-            announce(spec, self._console)
+            announce(spec, self._session.console)
         return self._runner.supervisor(
             spec, peers=peers, restarts=place.restarts, spent=place.spent, attempt=place.attempts
         )
 
     def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, Strings, str]:
         alone = JobResult(code=code_of(ended), cause=ended, verdict=verdict, reason=why)
-        _, *lines, log, summary = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
+        _, *lines, log, summary = failure_report(alone, self._session.log_dir, WIDE)
         log = f"{log.partition(':')[0]}: {ended.spec.log}"  # the others' logs are on other machines
         headline = failure_headline(ended) if verdict is None else verdict.sentence
         return headline, (*lines, log), summary
@@ -401,9 +385,11 @@ class OtherRanks:
 class SpareWarmth:
     """What standbys of spares import, from the node that runs to those that wait, through the store."""
 
-    def __init__(self, agent: Agent, warm_up: Callable[[bytes, bool], None]) -> None:
+    def __init__(self, agent: Agent, session: LaunchSession, spec: PodSpec) -> None:
+        """`spec`: a place like that of this spare."""
         self._agent = agent
-        self._warm_up = warm_up
+        self._session = session
+        self._spec = spec
         self.trusted = False
         """Only nodes of this job write into the store."""
         self._waits = False
@@ -429,8 +415,8 @@ class SpareWarmth:
         if self._waits and (IMPORTS_KEY in others or self.membership.members):
             self._waits = False
             self.membership.store.unwatch(IMPORTS_KEY)
-            if not self.membership.members:
-                self._warm_up(others[IMPORTS_KEY].value, self.trusted)
+            if not self.membership.members and self._session.warm is not None:
+                self._session.warm.prepare(self._spec, others[IMPORTS_KEY].value, self.trusted)
 
 
 def _states(found: Answers, place: Assignment) -> list[State]:
@@ -556,18 +542,15 @@ def _listed(names: Sequence[str]) -> str:
 class _NodeEvents:
     """What happens to the nodes, for the console, the job's status and the record."""
 
-    def __init__(
-        self, nodes: NodeReporter, settings: LaunchSettings, job_status: JobStatus, note: Callable[..., None]
-    ) -> None:
+    def __init__(self, session: LaunchSession, nodes: NodeReporter) -> None:
         self.nodes = nodes
-        self._note = note
-        self._settings = settings
-        self._job_status = job_status
+        self._session = session
+        self._note = partial(session.journal.write, "node")
+        self._settings = session.settings
+        self._job_status = session.status
         self._known: MachineFaults = ()
         self._differences: tuple[list[str], list[str]] = [], []
         self._has_met = False
-        self.notices: Notices | None = None
-        """With --notify."""
         self._rank, self._restarts = -1, 0
         self.spared: Callback = lambda: None
         """Called when this node begins to wait as a spare."""
@@ -582,7 +565,7 @@ class _NodeEvents:
                 self.nodes.ending(text)
                 self._note(text=text, faults=[fault.what for fault in own])
         try:
-            keep(faults_path(Path(self._settings.log_dir)), faults, after)
+            keep(faults_path(self._session.log_dir), faults, after)
         except (OSError, ValueError) as error:
             self.nodes.ending(f"the faults of machines cannot be kept for the next launch: {error}")
 
@@ -598,8 +581,8 @@ class _NodeEvents:
     def met(self, place: Assignment) -> None:
         self._has_met, self._rank, self._restarts = True, place.rank, place.restarts
         hosts = [each.title for each in place.members]
-        if self.notices is not None:
-            self.notices.node = place.rank
+        if self._session.notices is not None:
+            self._session.notices.node = place.rank
         self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
         self._compare(place)
@@ -626,8 +609,8 @@ class _NodeEvents:
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer, cause.requested)
         self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
         tells = restart and cause.why is not CauseKind.JOINED and tells_for_job(self._rank, cause)
-        if self.notices is not None and tells:
-            self.notices.restarting(
+        if self._session.notices is not None and tells:
+            self._session.notices.restarting(
                 last_line(cause),
                 hang=HUNG in cause.headline,
                 node=cause.rank,
@@ -665,9 +648,8 @@ def _store_name(settings: LaunchSettings) -> str:
     return "etcd" if master.startswith("etcd://") or "," in master else f"the rendezvous store at {master}"
 
 
-def _report_end(
-    outcome: Outcome, nodes: NodeReporter, console: Console, pod: str, summary: Callable[[], str]
-) -> None:
+def _report_end(outcome: Outcome, nodes: NodeReporter, session: LaunchSession, last: PodSpec) -> None:
+    console, pod = session.console, last.name
     if outcome.result is not None:
         tell_strays(outcome.result, console)
     cause = outcome.cause
@@ -675,11 +657,11 @@ def _report_end(
     if outcome.code == 0 and outcome.rank < 0:
         console.info("the job has completed, and this spare was not needed")
     elif outcome.code == 0:
-        console.info(f"Pod completed: {pod}, {summary()}")
+        console.info(f"Pod completed: {pod}, {session.summary(last)}")
     elif cause is not None and asked:
         why = headline_on_node(cause.node, cause.rank, cause.headline)
         tell = console.info if outcome.requested or cause.requested else console.error
-        tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}, {summary()}")
+        tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}, {session.summary(last)}")
     else:
         console.error(f"Pod failed: {pod}, exit code {outcome.code}")
     if cause is not None and outcome.code and not asked:

@@ -18,6 +18,7 @@ from fleetrun.envs.settings.show import changed, job_file_parts, program
 from fleetrun.envs.variables import chosen
 from fleetrun.host.network import Ports
 from fleetrun.launcher.ending import WIDE, first_failure, report_end
+from fleetrun.launcher.parts import End, Reach
 from fleetrun.launcher.prepare import (
     check_followed,
     check_program,
@@ -31,7 +32,8 @@ from fleetrun.launcher.prepare import (
     take_token,
     with_writable_logs,
 )
-from fleetrun.launcher.session import LaunchSession, PodRunner, announce
+from fleetrun.launcher.runner import PodRunner, announce
+from fleetrun.launcher.session import LaunchSession
 from fleetrun.launcher.signals import Interrupts
 from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
@@ -122,17 +124,25 @@ def _alone(
     logs.make_log_dir(Path(settings.log_dir))
     _show_settings(resolved, host, spec, console)
     announce(spec, console)
-    session = LaunchSession(resolved, spec.name, console, loop, interrupts)
+    session = LaunchSession(resolved, spec, console, loop, interrupts)
     try:
-        session.open(spec)
-        runner = PodRunner(session, console, loop, interrupts)
+        session.open(Reach())
+        runner = PodRunner(session, interrupts)
         supervisor = runner.supervisor(spec, timeout=settings.timeout)
         interrupts.listen(supervisor.interrupt, supervisor.guard_lost, supervisor.restart)
         result = supervisor.run()
         runner.over()
         lines = report_end(result, spec, console, session.summary)
-        first, requested = first_failure(result), result.requested
-        session.over(result.code, result.reason, result.restarts, lines, first, requested=requested)
+        session.over(
+            End(
+                code=result.code,
+                reason=result.reason,
+                restarts=result.restarts,
+                report=tuple(lines),
+                first=first_failure(result),
+                requested=result.requested,
+            )
+        )
     finally:
         session.close()
     return result.code

@@ -5,20 +5,18 @@ no longer than the check may take.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fleetrun.console.console import Console
 from fleetrun.console.text import printable
 from fleetrun.elastic.rendezvous.checks import SECONDS, Measured, measures, pairs
 from fleetrun.elastic.rendezvous.records import WRONG, Node, Round, read_measured
 from fleetrun.envs.contract import VISIBLE_VARIABLE, split_endpoint
 from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.launcher.parts import Launch
 from fleetrun.plan.topology import Host
 from fleetrun.pod.companion import Companion
-from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 
 _LATE = 1.0
@@ -33,22 +31,20 @@ class NodeCheck:
 
     def __init__(
         self,
-        loop: Loop,
-        companions: set[int],
-        console: Console,
+        launch: Launch,
         host: Host,
-        how: str,
         round_: Round,
         members: Sequence[Node],
         rank: int,
         then: Callable[[Measured], None],
     ) -> None:
-        self._console = console
-        self._loop = loop
+        self._console = launch.console
+        self._loop = loop = launch.loop
         self._began = loop.clock()
         self._then: Callable[[Measured], None] | None = then
         self._companion: Companion | None = None
         self._last, self._partner = b"", ""
+        how = launch.settings.check
         self._seconds = SECONDS[how]
         self._timer = loop.after(self._seconds + _LATE, self._too_long)
         ids = [node.id for node in members]
@@ -59,13 +55,13 @@ class NodeCheck:
         if partner >= 0:
             self._partner = members[partner].title
         way = f" and the way to {printable(self._partner)}" if self._partner else ""
-        console.info(f"checking this machine{way} (--check {how})")
-        env = helper_environment(os.environ)
+        self._console.info(f"checking this machine{way} (--check {how})")
+        env = helper_environment()
         if host.devices:
             env[VISIBLE_VARIABLE[host.device_kind]] = ",".join(host.devices)
         try:
             self._companion = Companion(
-                loop, companions, helper_command("fleetrun.doctor.check"), env,
+                loop, launch.companions, helper_command("fleetrun.doctor.check"), env,
                 heard=self._heard, ended=self._ended,
             )  # fmt: skip
         except LaunchError as error:

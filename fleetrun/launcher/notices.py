@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from fleetrun import __version__
-from fleetrun.aliases import Document, Fields, Say
+from fleetrun.aliases import Document, Fields
 from fleetrun.console.narrator import cause_line
 from fleetrun.console.text import describe_duration, printable, read_tail, without_secrets
-from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.envs.settings.parsing import written_notifiers
 from fleetrun.envs.settings.show import program
 from fleetrun.host import interpreter
+from fleetrun.launcher.parts import End, Launch, Part, Reach
 from fleetrun.pod.companion import Companion, Said
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, PodEvent, code_of
-from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Restart
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import ContainerSpec
@@ -32,51 +30,43 @@ _LONGEST_WAIT = 5.0  # seconds that the end of a launch waits for the last messa
 _SILENT_WAIT = 1.0  # seconds of that before the user is told
 
 
-class Notices:
-    """One per launch. `say` and `warn` show a line to the user."""
+class Notices(Part):
+    """With --notify."""
 
-    def __init__(
-        self,
-        settings: LaunchSettings,
-        pod: str,
-        loop: Loop,
-        companions: set[int],
-        say: Say,
-        warn: Say,
-    ) -> None:
-        """Starts the notifier process. Raises LaunchError."""
+    def __init__(self, launch: Launch, reach: Reach) -> None:
+        """Start the notifier process. Raises LaunchError."""
         self.node = 0
         """The rank of this machine."""
+        self._alone = reach.others is None
         self._tells = True
         self._where: Fields = {}
-        self._settings = settings
-        self._pod = pod
-        self._say = say
-        self._warn = warn
+        self._settings = launch.settings
+        self._pod = launch.spec.name
+        self._say = launch.console.info
+        self._warn = launch.warn
         self._began = time.time()
-        self._from_it = Said(warn)
+        self._from_it = Said(self._warn)
         self._companion: Companion | None = Companion(
-            loop,
-            companions,
+            launch.loop,
+            launch.companions,
             interpreter.helper_command("fleetrun.notifiers.process"),
-            interpreter.helper_environment(os.environ),
             heard=self._from_it.take,
             ended=self._ended,
         )
-        titled = [(*each, written_notifiers((each,))) for each in settings.notify]
+        titled = [(*each, written_notifiers((each,))) for each in self._settings.notify]
         self._companion.write(encoded_line(titled))
 
-    def handle(self, event: PodEvent, *, alone: bool) -> None:
-        """An event after which this machine starts processes again by itself: if it is `alone`, and else with
+    def handle(self, event: PodEvent) -> None:
+        """An event after which this machine starts processes again by itself: if it is alone, and else with
         parameter servers, after a failure.
         """
-        by_itself = alone or self._settings.run_mode.has_servers
+        by_itself = self._alone or self._settings.run_mode.has_servers
         match event:
             case Failure(decision=Restart() as decision) if by_itself and not event.tolerated:
                 ended = event.ended
                 named = {**_process(ended.spec), "code": code_of(ended)}
                 self._restart("restart", _sentence(ended), decision, **named)
-            case Hang(decision=Restart() as decision) if alone:
+            case Hang(decision=Restart() as decision) if self._alone:
                 self._restart("hang", event.cause, decision)
 
     def restarting(self, sentence: str, *, hang: bool, **fields: Any) -> None:
@@ -87,32 +77,21 @@ class Notices:
         """Whether this machine tells of the end, and the `node` and `host` that it is about."""
         self._tells, self._where = tells, where
 
-    def over(
-        self,
-        code: int,
-        reason: str,
-        restarts: int,
-        report: Sequence[str],
-        first: ContainerSpec | None,
-        *,
-        requested: bool,
-        reached: str,
-    ) -> None:
-        """The job has ended, as `LaunchSession.over` is told, and what was reached."""
+    def over(self, end: End, reached: str) -> None:
         if not self._tells:
             return
-        cause = report[-1] if report else reason
-        process = {} if first is None else _process(first)
-        fields = {**process, "code": code, "restarts": restarts, **self._where}
+        cause = end.report[-1] if end.report else end.reason
+        process = {} if end.first is None else _process(end.first)
+        fields = {**process, "code": end.code, "restarts": end.restarts, **self._where}
         took = describe_duration(time.time() - self._began)
-        took += f" and {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
-        if code == 0:
+        took += f" and {end.restarts} restart{'s' * (end.restarts > 1)}" if end.restarts else ""
+        if end.code == 0:
             self._tell("end", f"completed: {reached}", **fields)
-        elif requested:
+        elif end.requested:
             self._tell("end", f"stopped after {took}: {cause}", reason=cause, **fields)
         else:
-            text = f"failed with exit code {code} after {took}: {cause}"
-            self._tell("hang" if HUNG in reason else "failure", text, reason=cause, **fields)
+            text = f"failed with exit code {end.code} after {took}: {cause}"
+            self._tell("hang" if HUNG in end.reason else "failure", text, reason=cause, **fields)
 
     def close(self, urgent: int) -> None:
         """Wait for the last messages, for some seconds or until `urgent` becomes readable."""

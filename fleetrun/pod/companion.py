@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from fleetrun.aliases import Environ, Say
 from fleetrun.errors import SpawnError
+from fleetrun.host.interpreter import helper_environment
 from fleetrun.pod.loop import WRITE, Loop
 from fleetrun.pod.process import Exit, Process
 from fleetrun.proc import readable
@@ -71,7 +72,7 @@ class Companion:
         loop: Loop,
         companions: set[int],
         argv: Sequence[str],
-        env: Environ,
+        env: Environ | None = None,
         *,
         heard: Callable[[bytes], None],
         ended: Callable[[Exit], None] = lambda exit: None,
@@ -86,7 +87,7 @@ class Companion:
         self._waiting = bytearray()
         self._partial = b""
         self._armed = False
-        self._process, self._in, self._out = _spawned(argv, env, keep)
+        self._process, self._in, self._out = _spawned(argv, env or helper_environment(), keep)
         self.pid = self._process.pid
         companions.add(self.pid)
         loop.add(self._out, self._read)

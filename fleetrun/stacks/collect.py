@@ -257,7 +257,7 @@ def collect(
     process that cannot be read may be asked to write its stacks into its log.
     """
     deadline = time.monotonic() + within
-    means = Means(program=program, env=helper_environment(os.environ), deadline=deadline, asks=asks)
+    means = Means(program=program, env=helper_environment(), deadline=deadline, asks=asks)
     jobs = [(target, pid) for target in targets for pid in _pids(target)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         taken = tuple(pool.map(lambda job: take(job[0], job[1], means), jobs))

@@ -5,7 +5,6 @@ another: in a helper process, because the launcher's loop never waits for a proc
 from __future__ import annotations
 
 import json
-import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from fleetrun.envs.channels import PROBE_VARIABLE
 from fleetrun.envs.contract import VISIBLE_VARIABLE, Role
 from fleetrun.errors import LaunchError
 from fleetrun.files import end_of
-from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.host.interpreter import helper_command
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.container import Container
 from fleetrun.pod.events import Detail, Findings
@@ -169,7 +168,6 @@ class _Taking:
                 self._loop,
                 self._companions,
                 argv,
-                helper_environment(os.environ),
                 heard=self._heard,
                 ended=self._ended,
             )

@@ -8,6 +8,7 @@ from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.progress_report import Activity, Report
 from fleetrun.exporters import job_state
 from fleetrun.exporters.job_state import Line
+from fleetrun.launcher.facts import container_fields
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
@@ -40,7 +41,8 @@ def begin(**how: object) -> Line:
 
 
 def pod(*ranks: int) -> Line:
-    return read(job_state.pod_message(spec(*((Role.TRAINER, rank) for rank in ranks or (0, 1)))))
+    containers = container_fields(spec(*((Role.TRAINER, rank) for rank in ranks or (0, 1))))
+    return event("ready", attempt=0, containers=containers)
 
 
 def event(name: str, **fields: object) -> Line:

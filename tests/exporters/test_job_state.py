@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from fleetrun.envs.contract import Role
 from fleetrun.exporters import job_state
 from fleetrun.exporters.job_state import MOST_NAMES, Job
 from fleetrun.pod.companion import read_warning, warning_message
-from tests.exporters.messages import BUSY, begin, event, exited, pod, read, report, spec, started
+from tests.exporters.messages import BUSY, begin, event, exited, pod, report, started
 
 
 def job(*lines):
@@ -114,26 +113,21 @@ def test_what_was_not_said_is_none():
     assert {line[name] for name in ("step", "samples", "loss", "rate", "activity", "time")} == {None}
 
 
-def test_a_pod_is_its_roles_and_ranks():
-    line = read(job_state.pod_message(spec((Role.SERVER, 1), (Role.TRAINER, 4), (Role.TRAINER, 5))))
-    assert [tuple(each.values()) for each in line["containers"]] == [
-        ("ps.0", "ps", 1),
-        ("trainer.0", "trainer", 4),
-        ("trainer.1", "trainer", 5),
-    ]
+def test_the_processes_are_those_with_a_rank():
+    hook = {"name": "pre_hook", "role": "pre_hook", "rank": None}
+    servers = [{"name": "ps.0", "role": "ps", "rank": 1}, {"name": "trainer.0", "role": "trainer", "rank": 4}]
+    made = job(event("ready", containers=[hook, *servers]))
+    assert {name: (each.role, each.rank) for name, each in made.processes.items()} == {
+        "ps.0": ("ps", 1),
+        "trainer.0": ("trainer", 4),
+    }
 
 
-def test_of_the_record_goes_what_is_exported_and_no_more():
-    line = event("exited", container="trainer.0", code=1, asked=None, error="secret", log="/x")
+def test_a_line_of_the_record_arrives_as_it_was():
+    line = event("progress", container="trainer.0", step=3, loss=math.nan)
     assert line == {
-        "is": "event", "event": "exited", "time": 100.0, "container": "trainer.0", "pid": None,
-        "attempt": None, "code": 1, "asked": None,
+        "is": "event", "event": "progress", "time": 100.0, "container": "trainer.0", "step": 3, "loss": "nan",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["launch", "progress", "node", "ready", "leaving"])
-def test_the_rest_of_the_record_stays(name):
-    assert job_state.event_message({"event": name, "time": 1.0}) is None
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"{", b"[]", b'"is"', b'{"a": 1}', b'{"is": 3}', b"\xff\n"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,7 +59,9 @@ def check(folder: Path, count: int = 1) -> tuple[Measured, list[str]]:
     def look() -> None:
         loop.after(0.01, look)
 
-    NodeCheck(loop, set(), told, Host(address="127.0.0.1"), "fast", round_, members, 0, then)  # type: ignore[arg-type]
+    settings = SimpleNamespace(check="fast")
+    launch = SimpleNamespace(loop=loop, companions=set(), console=told, settings=settings)
+    NodeCheck(launch, Host(address="127.0.0.1"), round_, members, 0, then)  # type: ignore[arg-type]
     look()
     loop.run()
     loop.close()

@@ -44,7 +44,7 @@ from fleetrun.elastic.etcd.wire import Body, EtcdAddress
 from fleetrun.elastic.rendezvous import records
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, NotSupportedError, PortError, ReservedPortError
-from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.host.interpreter import helper_command
 from fleetrun.host.network import Ports, is_this_host
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop, Timer
@@ -133,7 +133,7 @@ class Member:
     def _start(self) -> None:
         self._companion = Companion(
             self._loop, self._companions, helper_command("fleetrun.elastic.etcd.member"),
-            helper_environment(os.environ), heard=self._heard, ended=self._ended, keep=self._keep,
+            heard=self._heard, ended=self._ended, keep=self._keep,
         )  # fmt: skip
         self._companion.write(self._said.encode() + b"\n")
 

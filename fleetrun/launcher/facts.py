@@ -1,0 +1,82 @@
+"""The fields of the events `launch` and `ready` in the record."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fleetrun import __version__
+from fleetrun.aliases import Environ
+from fleetrun.envs.settings.command_line import without_secret_options
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.show import banner, job_file_parts, program, words
+from fleetrun.pod.spec import ContainerSpec, PodSpec
+
+
+def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[str, Any]:
+    """Of the event `launch`. `argv` is what to type after `fleetrun` for the same launch, wherever its
+    options came from, but for what only the `job_file` said; `typed` is what was typed.
+    """
+    settings = resolved.settings
+    return {
+        "job": settings.job_id,
+        "pod": spec.name,
+        "version": __version__,
+        "pid": os.getpid(),
+        "host": os.uname().nodename,
+        "user": environ.get("USER") or str(os.getuid()),
+        "cwd": _cwd(),
+        "python": sys.executable,
+        "script": program(settings),
+        "typed": without_secret_options(sys.argv[1:]),
+        "argv": list(words(resolved, but=resolved.engine)),
+        "settings": {name: {"value": value, "origin": origin} for name, value, origin in banner(resolved)},
+        "job_file": job_file_parts(settings),
+        "mode": str(spec.mode),
+        "nnodes": _node_range(settings, spec),
+        "log_dir": str(spec.log_dir),
+        "max_restart": settings.max_restart,
+        "containers": container_fields(spec),
+    }
+
+
+def _cwd() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # deleted a moment ago
+        return ""
+
+
+def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
+    """The fewest and the most. They may be given by number, or as a list of addresses."""
+    if settings.nnodes != (1, 1):
+        return list(settings.nnodes)
+    number = next((each.env.get("FLEETRUN_NODE", "") for each in spec.containers), "").rpartition("/")[2]
+    return [int(number or 1)] * 2
+
+
+def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
+    """The processes of a pod; one that runs before them has no rank."""
+    return [
+        {
+            "name": each.name,
+            "role": each.label or str(each.role),
+            "rank": None if each.label else each.rank,
+            "index": each.index,
+            "log": str(each.log),
+            "endpoint": each.endpoint,
+        }
+        for each in _with_hook(spec)
+    ]
+
+
+def logs_of(spec: PodSpec) -> dict[str, Path]:
+    """The log of each, by its name."""
+    return {each.name: each.log for each in _with_hook(spec)}
+
+
+def _with_hook(spec: PodSpec) -> Sequence[ContainerSpec]:
+    return spec.containers if spec.pre_hook is None else (spec.pre_hook, *spec.containers)

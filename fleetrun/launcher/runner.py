@@ -1,0 +1,177 @@
+"""Runs the pods of a launch one after the other, with the same loop, signals, log files and console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+
+from fleetrun.console.console import Console
+from fleetrun.console.narrator import Narrator, environment_tables, pod_line
+from fleetrun.envs.settings.options import LaunchSettings
+from fleetrun.launcher.session import LaunchSession
+from fleetrun.launcher.signals import Interrupts, dispatch
+from fleetrun.pod import linux, logs
+from fleetrun.pod.container import Pod
+from fleetrun.pod.events import Peers
+from fleetrun.pod.kernel_log import OomWatch
+from fleetrun.pod.logs import Watch
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.policy import NOTHING_SPENT, Budget, Spent
+from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
+from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.supervisor import Supervisor
+
+
+class PodRunner:
+    """One for a launch. A job on several machines puts one pod after the other on it, with the same log
+    files.
+    """
+
+    def __init__(self, session: LaunchSession, interrupts: Interrupts) -> None:
+        self._session = session
+        self._settings = session.settings
+        self._console = session.console
+        self._loop = loop = session.loop
+        self._interrupts = interrupts
+        self._watch: Watch | None = None
+        self._pod: Pod | None = None
+        self._oom = OomWatch()
+        loop.add(interrupts.signals.fileno(), self._signalled)
+        loop.add(interrupts.guard.fileno(), self._guard_gone)
+
+    def _signalled(self) -> None:
+        dispatch(
+            self._interrupts.signals.read,
+            self._pod,
+            interrupt=self._interrupts.end,
+            written=self._written,
+            resumed=self._resumed,
+            say=self._console.info,
+            pausing=self._console.pause,
+            companions=self._session.companions,
+        )
+
+    def _written(self) -> None:
+        """Something in the log directory was written to."""
+        if self._watch is not None:
+            self._watch.told()
+        self._session.marks.told()
+
+    def _resumed(self, seconds: float) -> None:
+        self._loop.postpone(seconds)
+        self._console.resume()
+
+    def _guard_gone(self) -> None:
+        guard = self._interrupts.guard
+        self._loop.remove(guard.fileno())
+        self._interrupts.lose_guard()
+        linux.kill_cgroup(guard.pid)
+        linux.remove_cgroup(guard.pid)
+
+    def supervisor(
+        self,
+        spec: PodSpec,
+        *,
+        timeout: float | None = None,
+        peers: Peers | None = None,
+        restarts: int = 0,
+        spent: Spent = NOTHING_SPENT,
+        attempt: int = 0,
+    ) -> Supervisor:
+        """For one pod. Its log files are in place then, and followed. `attempt` counts the pods before it,
+        `restarts` those that were restarts after a failure, which have `spent` this of the budget.
+        """
+        first = self._watch is None
+        if first and self._settings.log_overwrite:
+            logs.remove_earlier(spec.log_dir, spec.job_id)
+        pod = Pod(spec, attempt, self._session.take_warm)
+        pod.prepare()
+        if first:
+            files = [(each.name, each.log) for each in spec.containers]
+            logs.point_latest(spec.log_dir, spec.name, files)
+            self._watch = _watch(self._settings, spec, self._console, self._loop, self._session.marks.cut)
+        assert self._watch is not None
+        narrator = Narrator(self._console, spec, self._watch.catch_up, alone=peers is None)
+        supervisor = Supervisor(
+            pod,
+            self._loop,
+            Budget(self._settings.max_restart, self._settings.restart_window),
+            self._session.events(narrator).publish,
+            stop_timeout=self._settings.stop_timeout,
+            out_of_memory=self._oom.killed,
+            timeout=timeout,
+            peers=peers,
+            restarts=restarts,
+            spent=spent,
+            last_step=self._session.last_step,
+            has_saved=lambda container: self._session.progress.has_saved(container.spec.name),
+            hangs=self._session.ranks.hangs(),
+            inspect=self._session.ranks.inspect,
+            sweep=partial(end_descendants, but=self._session.companions),
+            ask=partial(_ask_strays, self._session.companions),
+            end_marked=partial(kill_marked, but=self._session.companions),
+        )
+        self._pod = pod
+        self._session.set_pod(pod, restarts)
+        if first:
+            self._watch.start()
+            if self._settings.enable_gpu_log and spec.uses_gpus:
+                from fleetrun.pod.gpu_log import GpuLog  # late: only where there are GPUs
+
+                GpuLog.start(spec, self._loop)
+        return supervisor
+
+    def over(self) -> None:
+        """After the last process: show what the logs still hold."""
+        self._interrupts.job_over = True
+        self._interrupts.signals.only_endings()
+        if self._watch is None:
+            return
+        self._watch.drain(lambda: self._console.out.drain(self._interrupts.urgent))
+        self._console.end()
+        for path in self._watch.unbounded:
+            self._console.warning(
+                f"--log_rotate could not shorten {path}: its file system cannot take blocks out of a file"
+            )
+
+
+def _ask_strays(companions: Collection[int], groups: Collection[int]) -> None:
+    """But not the launcher's helper processes, which lead groups of their own."""
+    ask_strays({*groups, *companions})
+
+
+def _watch(
+    settings: LaunchSettings, spec: PodSpec, console: Console, loop: Loop, cut: Callable[[Path, int], None]
+) -> Watch:
+    """What the console follows: one container as it is, several with their names before each line. `cut` is
+    called with what --log_rotate takes away.
+    """
+    watch = Watch(loop, spec.log_dir, lambda: console.out.room, cut=cut)
+    console.attach(loop, watch.go_on)
+    followed = [
+        each
+        for each in spec.containers
+        if console.shows_output
+        and any(
+            each.role is role and (numbers is None or each.index in numbers)
+            for role, numbers in settings.follow
+        )
+    ]
+    widest = max((len(each.name) for each in followed), default=0)
+    for number, each in enumerate(followed):
+        emit, live = console.follower(each.name, widest, number, alone=len(followed) == 1)
+        watch.follow(each.log, emit, live=live)
+    if settings.log_rotate is not None:
+        for each in spec.containers:
+            watch.bound(each.log, settings.log_rotate)
+    return watch
+
+
+def announce(spec: PodSpec, console: Console) -> None:
+    """The pod that is about to run."""
+    console.opening(pod_line("Run", spec, "ready"))
+    if console.enabled("DEBUG"):
+        console.block(environment_tables(spec), level="DEBUG")
+    if logs.is_full(spec.log_dir):
+        console.warning(f"the disk of {spec.log_dir} is full: the job continues, but its output will be lost")

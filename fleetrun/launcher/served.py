@@ -1,0 +1,33 @@
+"""Warns of a server at whose endpoint no process has listened: its script has trained on its own."""
+
+from __future__ import annotations
+
+from fleetrun.envs.contract import Role, split_endpoint
+from fleetrun.host.network import ports_in_use
+from fleetrun.launcher.parts import Launch, Part, Reach
+from fleetrun.pod.container import Ended
+from fleetrun.pod.events import Leaving, PodEvent
+
+
+class Served(Part):
+    """In a job with servers."""
+
+    def __init__(self, launch: Launch, reach: Reach) -> None:
+        self._warn = launch.console.warning
+
+    def handle(self, event: PodEvent) -> None:
+        if isinstance(event, Leaving):
+            servers = [each.spec for each in event.rest]
+        elif isinstance(event, Ended) and event.exit.ok and not event.dismissed and event.asked is None:
+            servers = [event.spec]
+        else:
+            return
+        # Twice: while connections end, the kernel's list may pass over one.
+        seen = ports_in_use() | ports_in_use()
+        for spec in servers:
+            if spec.role is Role.SERVER and spec.endpoint and split_endpoint(spec.endpoint)[1] not in seen:
+                self._warn(
+                    f"{spec.title}: no process listened at its endpoint {spec.endpoint}. A script for "
+                    "parameter servers calls fleet.run_server() there; any other has run its training in "
+                    "this process too"
+                )
