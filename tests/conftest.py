@@ -79,15 +79,20 @@ _LONGEST = (
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves out. The longest files come first, then those with slow tests, so that at
     the end no worker waits for one of them.
     """
     here = Path(__file__).parent
     thorough = listed_as_thorough()
+    left = set(thorough)
     for item in items:
-        if f"{item.path.relative_to(here)}::{item.name}".startswith(thorough):
+        name = f"{item.path.relative_to(here)}::{item.name}"
+        if found := {line for line in thorough if name.startswith(line)}:
+            left -= found
             item.add_marker(pytest.mark.thorough)
+    if left and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        raise pytest.UsageError(f"tests/thorough.txt has names of no test: {', '.join(sorted(left))}")
     first = {here / name: place for place, name in enumerate(_LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: first.get(item.path, len(first) + (item.path not in slow)))

@@ -140,8 +140,7 @@ def monitor_socket(socket: Socket, events: int) -> Socket:
 
 
 class Strangers:
-    """Connections of a server whose peers are not `known(fd, acked)` yet: each may send 64 KiB. One that has
-    sent more in `patience` checks is closed.
+    """Connections of a server whose peers are not `known(fd, acked)` yet: each may send 64 KiB.
 
     libzmq limits frames only. A frame of that size may be a handshake, and a message may have parts without
     end, each of which takes 64 bytes of memory at least.
@@ -149,22 +148,14 @@ class Strangers:
 
     EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
-    def __init__(self, known: Callable[[int, int], bool], patience: int = 1) -> None:
+    def __init__(self, known: Callable[[int, int], bool]) -> None:
         self._known = known
-        self._patience = patience
-        self._fds: dict[int, int] = {}
+        self._fds: set[int] = set()
         self._due = 0.0
 
     def happened(self, event: int, fd: int) -> None:
         """Note one of EVENTS of the server's socket. Call `check` then."""
-        if event == zmq.EVENT_ACCEPTED:
-            self._fds[fd] = self._patience
-        else:
-            self.forget(fd)
-
-    def forget(self, fd: int) -> None:
-        """Its peer is known, or it has ended."""
-        self._fds.pop(fd, None)
+        (self._fds.add if event == zmq.EVENT_ACCEPTED else self._fds.discard)(fd)
 
     def check(self) -> float:
         """Close connections that sent more. Return the seconds until the next check; 0: none is needed."""
@@ -174,11 +165,8 @@ class Strangers:
                 with contextlib.suppress(OSError), tcp.fromfd(fd, tcp.AF_INET, tcp.SOCK_STREAM) as peer:
                     acked, received = _COUNTS.unpack(peer.getsockopt(tcp.IPPROTO_TCP, tcp.TCP_INFO, 136))
                     if self._known(fd, acked):
-                        self.forget(fd)
+                        self._fds.discard(fd)
                     elif received > _STRANGER_BYTES:
-                        self._fds[fd] -= 1
-                        if self._fds[fd] > 0:
-                            continue
                         peer.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _RESET)
                         peer.shutdown(tcp.SHUT_RDWR)  # libzmq closes it then
             self._due = now + max(_CHECK_S, len(self._fds) / _CHECKS_A_SECOND)

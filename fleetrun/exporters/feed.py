@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Fields, Say
+from fleetrun.aliases import Fields, Numbers, Say
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.envs.progress_report import Report
 from fleetrun.envs.settings.options import LaunchSettings
@@ -146,6 +146,10 @@ class Feed:
     def event(self, said: Fields) -> None:
         """Of the record."""
         self._write(job_state.event_message(said))
+
+    def spent(self, seconds: Numbers) -> None:
+        """By what the time of the job went into so far."""
+        self._write(job_state.spent_message(seconds))
 
     def close(self, urgent: int | None = None) -> None:
         """Wait until all reports are written, or `urgent` becomes readable. May be called twice."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 from fleetrun.aliases import Document, Fields, Numbers, Texts
 from fleetrun.envs.progress_report import Report
-from fleetrun.record.goodput import Goodput
 from fleetrun.record.journal import plain
 
 Line = Document
-"""The field `is` has its kind: `begin`, `report`, or `event` (of the record)."""
+"""The field `is` has its kind: `begin`, `report`, `spent`, or `event` (of the record)."""
 
 _OF_REPORTS = ("step", "samples", "loss", "values", "server", "tables", "time")
 """Fields of a report that are sent as they are."""
@@ -43,6 +42,11 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
             **{name: getattr(report, name) for name in _OF_REPORTS},
         }
     )
+
+
+def spent_message(seconds: Numbers) -> bytes:
+    """What the time of the job went into so far."""
+    return _encoded({"is": "spent", "seconds": dict(seconds)})
 
 
 def read_message(line: bytes) -> Line | None:
@@ -139,7 +143,8 @@ class Job:
         self.processes: dict[str, ProcessState] = {}
         self.late: dict[int, float] = {}
         """Of the trainers of the whole job, where this machine has the first one."""
-        self.goodput = Goodput()
+        self.spent: dict[str, float] = {}
+        """Seconds of the job by what they went into."""
         self.failures = 0
         self.restarts = 0
         self.hangs = 0
@@ -153,6 +158,8 @@ class Job:
             self.started = now
         elif kind == "report" and line["container"] in self.processes:
             self.processes[line["container"]].report(line, now)
+        elif kind == "spent":
+            self.spent = {str(kind): float(seconds) for kind, seconds in line["seconds"].items()}
         elif kind == "event":
             self._event(line)
 
@@ -166,7 +173,6 @@ class Job:
             self.processes[each["name"]] = before.get(key) or ProcessState(*key)
 
     def _event(self, line: Line) -> None:
-        self.goodput.take(line)
         name = line["event"]
         process = self.processes.get(line.get("container") or "")
         if name == "ready":

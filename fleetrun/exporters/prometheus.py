@@ -136,7 +136,7 @@ class JobMetrics(Collector):
         spent = CounterMetricFamily(
             "fleetrun_spent_seconds", "Time of the job by what it went into", labels=("on",)
         )
-        for kind, seconds in self._job.goodput.seconds().items():  # what is certain: it never goes back
+        for kind, seconds in self._job.spent.items():
             spent.add_metric((kind,), seconds)
         return spent
 

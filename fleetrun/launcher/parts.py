@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from fleetrun.stacks.helper import AskOthers
 
 PARTS: Mapping[str, Callable[[LaunchSettings], object]] = {
-    "exports": lambda its: its.tensorboard or its.metrics_port is not None or its.export,
-    "notices": lambda its: its.notify,
+    "ranks": lambda its: True,
     "warm": lambda its: its.warm,
     "served": lambda its: its.run_mode.has_servers,
-    "ranks": lambda its: True,
+    "exports": lambda its: its.tensorboard or its.metrics_port is not None or its.export,
+    "notices": lambda its: its.notify,
 }
-"""By the module in this folder, whose class has the same name: when the settings of a launch ask for it."""
+"""By the module in this folder, whose class has the same name: when the settings of a launch ask for it. They
+are closed in this order, and the last two may wait.
+"""
 
 
 @frozen

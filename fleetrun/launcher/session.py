@@ -122,7 +122,7 @@ class LaunchSession(Launch):
         self.ranks.tell(most, detail, then)
 
     def take_warm(self, spec: ContainerSpec, env: Environ) -> Process | None:
-        """`TakeWarm` of the pods of this self."""
+        """`TakeWarm` of the pods of this launch."""
         return self.warm.take(spec, env) if self.warm is not None else None
 
     def last_step(self, containers: Sequence[Container]) -> int | None:

@@ -1,6 +1,5 @@
 """The metrics of a job, and the server that Prometheus asks."""
 
-import itertools
 import math
 import os
 import re
@@ -14,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetrun.exporters.job_state import Job
+from fleetrun.exporters.job_state import Job, read_message, spent_message
 from fleetrun.exporters.prometheus import (
     SERVER_GAUGES,
     TABLE_COUNTERS,
@@ -119,26 +118,10 @@ def test_ends_failures_and_restarts():
     assert found[("fleetrun_process_up", "0")] == 0
 
 
-def test_the_time_of_the_job_never_goes_back():
-    """Since the last report of the first trainer it may have failed; a report of another does not count."""
-    containers = [{"name": f"trainer.{rank}", "role": "trainer", "rank": rank} for rank in (0, 1)]
-    first = {"container": "trainer.0"}
-    spent: list[dict[str, float]] = []
-    job = Job()
-    for time, name, fields in (
-        (0, "launch", {}),
-        (0, "ready", {"containers": containers}),
-        (1, "started", {**first, "pid": 7}),
-        (2, "progress", {**first, "step": 1}),
-        (12, "progress", {**first, "step": 10}),
-        (20, "progress", {"container": "trainer.1", "step": 20}),
-        (21, "exited", {**first, "code": -9, "asked": None}),
-    ):
-        job.take(event(name, **{"time": time, **fields}), 100.0)
-        spent.append({str(kind): seconds for kind, seconds in job.goodput.seconds().items()})
-    for earlier, later in itertools.pairwise(spent):
-        assert all(later[kind] >= seconds for kind, seconds in earlier.items())
-    assert spent[-1] == {"steps": 10.0, "start-up": 2.0, "restarts": 9.0}
+def test_what_the_time_went_into():
+    found = scraped(pod(), read_message(spent_message({"steps": 3.0, "imports": 1.5})))
+    assert found[("fleetrun_spent_seconds_total", "steps")] == 3.0
+    assert found[("fleetrun_spent_seconds_total", "imports")] == 1.5
 
 
 def test_what_a_process_uses():
@@ -156,7 +139,7 @@ def test_every_name_is_documented_and_no_other():
         report(server=NUMBERS, tables={"user": NUMBERS}),
         report(step=1, samples=1, loss=1.0, rate=1.0, values={"a": 1.0}, activity=BUSY),
         event("lateness", late=[{"rank": 0, "share": 0.1}]),
-        event("over", time=200.0, code=0),
+        {"is": "spent", "seconds": {"steps": 3.0}},
     ]
     told = {name for name, *_ in scraped(begin(), *lines)}
     written = set(re.findall(r"^\| `(fleetrun_\w+)", DOCS.read_text(), re.MULTILINE))

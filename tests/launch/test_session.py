@@ -1,5 +1,6 @@
 """Signals for the job: whom they reach. Stopping is tried in a process of its own."""
 
+import itertools
 import os
 import select
 import signal
@@ -8,15 +9,18 @@ import threading
 import traceback
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fleetrun import __version__
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.launcher.cluster import only_nodes_write
+from fleetrun.launcher.exports import Exports
 from fleetrun.launcher.signals import dispatch, suspend
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
+from fleetrun.record.goodput import Goodput
 from tests.support.isolated import isolated
 from tests.support.pods import spec_of
 from tests.support.waiting import eventually, state_of
@@ -206,6 +210,31 @@ def test_alone(case):
 
 def test_the_version_is_that_of_the_package():
     assert version("fleetrun") == __version__
+
+
+def test_the_time_that_is_exported_never_goes_back():
+    """Since the last report of the first trainer it may have failed; a report of another does not count."""
+    spent: list[dict[str, float]] = []
+    goodput = Goodput()
+    exports = SimpleNamespace(
+        _feed=SimpleNamespace(event=lambda event: None, spent=spent.append), _goodput=goodput
+    )
+    first = {"container": "trainer.0"}
+    for time, event, fields in (
+        (0, "launch", {}),
+        (0, "ready", {"containers": [{"name": "trainer.0", "role": "trainer"}]}),
+        (1, "started", first),
+        (2, "progress", {**first, "step": 1}),
+        (12, "progress", {**first, "step": 10}),
+        (20, "progress", {"container": "trainer.1", "step": 20}),
+        (21, "exited", {**first, "code": -9}),
+    ):
+        said = {"time": time, "event": event, **fields}
+        goodput.take(said)
+        Exports.noted(exports, said)
+    for earlier, later in itertools.pairwise(spent):
+        assert all(later[kind] >= seconds for kind, seconds in earlier.items())
+    assert spent[-1] == {"steps": 10.0, "start-up": 2.0, "restarts": 9.0}
 
 
 @pytest.mark.parametrize(

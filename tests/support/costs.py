@@ -70,7 +70,10 @@ class Costs:
         if hasattr(session.config, "workeroutput"):
             return
         if self._mode == "write":
-            lines = [f"  {json.dumps(name)}: {json.dumps(_rounded(cost))}" for name, cost in self.groups()]
+            if session.exitstatus:
+                return
+            rows = json.loads(BUDGET.read_text()) | {name: _rounded(cost) for name, cost in self.groups()}
+            lines = [f"  {json.dumps(name)}: {json.dumps(cost)}" for name, cost in rows.items()]
             BUDGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         else:
             measures = ["torch"] if self._mode == "imports" else ["cpu", "torch"]

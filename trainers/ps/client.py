@@ -134,9 +134,6 @@ class Client:
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
         self._servers = {socket: server for server, socket in enumerate(self._sockets)}
-        self._probe = encode(Message(kind=Kind.PROBE, rank=rank, incarnation=self._incarnation))
-        for server in range(len(endpoints)):
-            self._send(server, self._probe)
 
     def close(self) -> None:
         for socket in self._sockets:
@@ -260,7 +257,6 @@ class Client:
                 f"{self._name(each.request.server)} has not answered {each.request.kind.name} for "
                 f"{each.limit:g} s; it may have died or be unreachable: see its log"
             )
-        self._send(each.request.server, self._probe)
         self._send(each.request.server, each.frames)
         each.retry_after = min(2 * each.retry_after, _MAX_RETRY_S, each.limit / 2)
         # Random, so that trainers do not all retry at the same moment when a server is back.

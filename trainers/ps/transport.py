@@ -6,7 +6,7 @@ import math
 import os
 import socket as socket_module
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import zmq
 
@@ -82,67 +82,41 @@ def _own_address(endpoint: str) -> str:
     return f"tcp://{join_endpoint(str(found[0][4][0]), port)}"
 
 
-class Newcomers:
-    """Closes connections to a server without a secret that send more than 64 KiB before the first valid
-    message. Use it in the thread of the socket, and close the socket by it.
-    """
-
-    wait = 0.01
-    """Seconds until the next check; 0: none is needed before `fd` is readable."""
-
-    def __init__(
-        self, socket: Socket, known: Callable[[int, int], bool] = lambda fd, acked: False, patience: int = 10
-    ) -> None:
-        self._socket = socket
-        self._events = monitor_socket(socket, Strangers.EVENTS)
-        self._strangers = Strangers(known, patience)  # a valid message may wait behind those of others
-        self.fd = int(self._events.getsockopt(zmq.FD))
-
-    def close(self) -> None:
-        self._socket.disable_monitor()
-        self._socket.close()
-        self._events.close()
-
-    def heard(self, frame: zmq.Frame) -> None:
-        """This frame belongs to a valid message."""
-        self._strangers.forget(int(frame.get(zmq.SRCFD)))
-
-    def check(self) -> float:
-        while self._events.poll(0):
-            self._strangers.happened(*MONITOR_EVENT.unpack(self._events.recv_multipart()[0]))
-        return self._strangers.check()
-
-
-class Authenticator(Newcomers):
-    """Lets only trainers with the job's keys connect to a socket. Make it before the socket is bound.
+class Authenticator:
+    """Lets only trainers with the job's keys connect to a socket. Make it before the socket is bound, and
+    close the socket by it.
 
     It answers from its own thread: a server that is busy with a request would delay the handshakes.
     """
 
-    wait = 0.0
-
     def __init__(self, socket: Socket, keys: CurveKeys) -> None:
-        super().__init__(socket, lambda fd, acked: acked >= CURVE_READY_BYTES, 1)
-        self._stop = self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._socket = socket
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        asked, told = zap_socket(socket.context), monitor_socket(socket, Strangers.EVENTS)
         self._thread = threading.Thread(
-            target=self._run, args=(zap_socket(socket.context), keys), name="authenticator", daemon=True
+            target=self._run, args=(asked, told, keys), name="authenticator", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close()
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._stop)
-        super().close()
 
-    def _run(self, asked: Socket, keys: CurveKeys) -> None:
+    def _run(self, asked: Socket, told: Socket, keys: CurveKeys) -> None:
+        strangers = Strangers(lambda fd, acked: acked >= CURVE_READY_BYTES)
         poller = zmq.Poller()
-        for each in (self._stop, asked, self._events):
+        for each in (self._stop, asked, told):
             poller.register(each, zmq.POLLIN)
-        while self._stop not in (ready := dict(poller.poll(math.ceil(self.check() * 1000) or None))):
+        while self._stop not in (ready := dict(poller.poll(math.ceil(strangers.check() * 1000) or None))):
             if asked in ready:
                 asked.send_multipart(zap_reply(asked.recv_multipart(), keys))
+            if told in ready:
+                strangers.happened(*MONITOR_EVENT.unpack(told.recv_multipart()[0]))
         asked.close()
+        told.close()
 
 
 def server_socket(context: Context, keys: CurveKeys | None = None) -> Socket:

@@ -65,9 +65,7 @@ class Kind(IntEnum):
     DATA = 17  # success, with values
     WAIT = 18  # received; the answer waits for what the text says
     REFUSED = 19  # refused; the code and the text say why
-    # From a server, to find out whether a connection is open. From a client, before the first message and
-    # each repeated one: a server closes one that sends 64 KiB without a valid message. Not answered.
-    PROBE = 20
+    PROBE = 20  # from the server, to find out whether a connection is open; not answered
     SHRUNK = 21  # in a server's log only: the last SHRINK is over, and budgets evict rows again
     # From the publisher: cut the tables, in sync as of step `number`; TEXT: SaveRequest. Answer: number, the
     # server's step, which is later when it has passed that one; with the code MISMATCH it cannot say what has

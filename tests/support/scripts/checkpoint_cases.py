@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -240,8 +241,14 @@ def refused(out: str) -> None:
             answer = "done" if call(*arguments, **more) is None else "saved"
         except FleetError as error:
             answer = str(error).partition(";")[0]
+        except ValueError as error:  # the script's own
+            answer = f"rank {rank}: ValueError: {error}"
         print(f"{name}: {answer}", flush=True)
 
+    def load_state_dict(state: object) -> None:
+        raise ValueError("not today")
+
+    broken = SimpleNamespace(state_dict=sampler.state_dict, load_state_dict=load_state_dict)
     save = functools.partial(fleet.save_checkpoint, where, model=model, optimizer=optimizer)
     keep = functools.partial(fleet.checkpoint, where, model=model, optimizer=optimizer)
     load = functools.partial(fleet.load_checkpoint, where, model)
@@ -264,6 +271,7 @@ def refused(out: str) -> None:
         both(f"{victim} load foreign", load, foreign if mine else optimizer)
         both(f"{victim} load more", load, optimizer, **({"more": {}} if mine else {}))
         both(f"{victim} load other", load, optimizer, sampler=other if mine else sampler)
+        both(f"{victim} load broken", load, optimizer, sampler=broken if mine else sampler)
     both("load", load, optimizer, sampler=sampler)
 
 

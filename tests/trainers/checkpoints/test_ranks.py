@@ -93,6 +93,7 @@ def test_what_only_one_rank_can_see_is_answered_alike_on_all(forker: Forker, tmp
             assert found[f"{victim} {name}"].startswith("the optimizer has parameters of shapes")
         assert found[f"{victim} load more"].startswith("the checkpoint has no more")
         assert found[f"{victim} load other"].startswith("the sampler's state is of other data")
+        assert found[f"{victim} load broken"] == f"rank {victim}: ValueError: not today"
     assert found["load"] == "saved"
 
 

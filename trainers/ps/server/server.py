@@ -32,7 +32,7 @@ from trainers.ps.server.table_meter import Numbers, TableMeter, Tell
 from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
-from trainers.ps.transport import Authenticator, CurveKeys, Newcomers, bind_to, receive, send, server_socket
+from trainers.ps.transport import Authenticator, CurveKeys, bind_to, receive, send, server_socket
 from trainers.ps.wire import ROW_DTYPES, Kind, Message, WireError, decode, encode
 from trainers.storage.folder import absolute_path
 
@@ -135,8 +135,8 @@ class Server:
         with contextlib.ExitStack() as undo:
             undo.callback(self._close)
             self._socket = server_socket(self._context, plan.keys)
-            keys = plan.keys
-            self._newcomers = Authenticator(self._socket, keys) if keys else Newcomers(self._socket)
+            if plan.keys is not None:
+                self._authenticator = Authenticator(self._socket, plan.keys)
             bind_to(self._socket, self._endpoint)
             self._state_saver = self._make_state_saver()
             self._make_service()
@@ -264,15 +264,11 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_receiver, zmq.POLLIN)
-        newcomers = self._newcomers
-        poller.register(newcomers.fd, zmq.POLLIN)
         while not self._service.over:
             quiet = self._quiet
             ready = dict(poller.poll(self._wait_ms(time.monotonic())))
             if quiet:
                 self._checks.skip(time.monotonic())
-            if newcomers.wait or newcomers.fd in ready:
-                newcomers.wait = newcomers.check()
             if self._wake_receiver.fileno() in ready and self._drain_wakeups():
                 return
             if self._socket in ready:
@@ -289,8 +285,6 @@ class Server:
         if self._service.shrinking:
             return 0
         waits = [] if self._quiet else [self._checks.wait(now)]
-        if self._newcomers.wait:
-            waits.append(self._newcomers.wait)
         if self._meter is not None and (wait := self._meter.wait(now)) is not None:
             waits.append(wait)
         return math.ceil(min(waits) * 1000) if waits else None
@@ -337,10 +331,7 @@ class Server:
         except WireError as error:
             self._send([(route.bytes, _refused(_NOTHING, error))])
             return
-        if self._newcomers.wait:
-            self._newcomers.heard(route)
-        if message.kind is not Kind.PROBE:
-            self._send(self._service.handle(route.bytes, message, self._reachable))
+        self._send(self._service.handle(route.bytes, message, self._reachable))
 
     def _send(self, outgoing: Sequence[Outgoing]) -> None:
         for route, message in outgoing:
@@ -366,7 +357,7 @@ class Server:
         return True
 
     def _close(self) -> None:
-        for name in ("_newcomers", "_socket"):  # missing after a failed construction
+        for name in ("_authenticator", "_socket"):  # missing after a failed construction
             made = getattr(self, name, None)
             if made is not None:
                 made.close()

@@ -33,10 +33,8 @@ Answer = Callable[[int, Message], list[Message]]
 
 
 @contextmanager
-def served_by(answer: Answer, kinds: list[Kind] | None = None, **configs: float) -> Iterator[Client]:
-    """A client of a server that answers its n-th message (0, 1, ...) but probes with whatever `answer` says.
-    `kinds` gets the kinds of all messages.
-    """
+def served_by(answer: Answer, **configs: float) -> Iterator[Client]:
+    """A client of a server that answers its n-th message (0, 1, ...) with whatever `answer` says."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stop_here, stop_there = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     stop_here.bind("inproc://stop")
@@ -51,13 +49,9 @@ def served_by(answer: Answer, kinds: list[Kind] | None = None, **configs: float)
         count = 0
         while stop_there not in dict(poller.poll()):
             route, *frames = router.recv_multipart()
-            message = decode(frames)
-            if kinds is not None:
-                kinds.append(message.kind)
-            if message.kind is not Kind.PROBE:
-                for reply in answer(count, message):
-                    router.send_multipart([route, *encode(reply)])
-                count += 1
+            for reply in answer(count, decode(frames)):
+                router.send_multipart([route, *encode(reply)])
+            count += 1
 
     with reserved_endpoints(1) as (endpoint,):
         router.bind(f"tcp://{endpoint}")
@@ -89,18 +83,6 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_sequence() -> None:
         assert client.ask(ASK)[0].number == 9
     assert len(seen) >= 4
     assert len(set(seen)) == 1
-
-
-def test_a_probe_comes_before_the_first_message_and_each_repeated_one() -> None:
-    """Its connection may be a new one, on which a server reads little before a message has ended."""
-    kinds: list[Kind] = []
-
-    def answer(count: int, request: Message) -> list[Message]:
-        return [request.reply(Kind.DONE)] if count >= 2 else []
-
-    with served_by(answer, kinds) as client:
-        client.ask(ASK)
-    assert kinds[:6] == [Kind.PROBE, Kind.PULL] * 3
 
 
 def test_a_client_draws_nothing_from_the_generators_of_the_script() -> None:

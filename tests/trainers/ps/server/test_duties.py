@@ -160,8 +160,6 @@ def test_a_trainer_that_dies_while_it_saves_is_noticed(plain: Attended, tmp_path
 def test_a_server_with_nothing_to_do_waits_for_a_message(plain: Attended, expiring: Attended) -> None:
     """It does not spin where it has something to look after either."""
     for each in (plain, expiring):
-        newcomers = each.server._newcomers
-        newcomers.wait = newcomers.check()  # the loop begins with that
         each.wait(60)
     assert plain.server._wait_ms(plain.now) is None
     assert expiring.server._wait_ms(expiring.now) == 500

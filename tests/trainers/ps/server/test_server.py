@@ -17,7 +17,6 @@ import torch
 import zmq
 
 from tests.support.cluster import reserved_endpoints
-from tests.support.flood import EMPTY_PARTS, ENDLESS, Flood, await_ready
 from tests.trainers.ps.net.test_wire import mutate
 from trainers.errors import ServerError
 from trainers.ps.client import Client, Request
@@ -119,7 +118,6 @@ def test_mutated_messages_are_refused_and_change_nothing(
     before = port.values()
     samples = [valid_frames(port, kind) for kind in Kind if kind < Kind.DONE]
     sent = 0
-    stranger.send_multipart(encode(Message(kind=Kind.PROBE)))  # then it may send more than 64 KiB
     while sent < count:
         batch = [mutate(rng, frames) for frames in rng.choices(samples, k=500)]
         broken = [frames for frames in batch if frames and frames not in samples]
@@ -175,30 +173,6 @@ def test_garbage_bytes_on_the_port_change_nothing(port: Port) -> None:
         with socket.create_connection((host, int(number))) as connection:
             connection.sendall(rng.choice(greetings) + rng.randbytes(rng.randrange(1, 200)))
     assert all(map(torch.equal, before, port.values()))
-
-
-def test_a_message_without_end_takes_no_memory(port: Port) -> None:
-    flood = Flood(port.endpoint, 1, ENDLESS, EMPTY_PARTS, 256)
-    while not flood.over:
-        port.values()
-    assert flood.cut == 1
-    assert flood.taken < 150 << 20, "of 8 million parts, which take 512 MiB"
-
-
-def test_a_client_that_was_heard_may_send_large_messages(port: Port) -> None:
-    """Also on a new connection, and while a large message arrives slowly."""
-    (probe,) = encode(Message(kind=Kind.PROBE))
-    host, _, number = port.endpoint.rpartition(":")
-    with socket.create_connection((host, int(number))) as slow:
-        slow.sendall(ENDLESS)
-        await_ready(slow)
-        slow.sendall(bytes([0, len(probe)]) + probe + b"\2" + (2 << 20).to_bytes(8, "big"))
-        for _ in range(1 << 10):
-            slow.sendall(bytes(1 << 10))
-            port.values()
-        slow.settimeout(0.2)
-        with pytest.raises(TimeoutError):  # neither an answer nor the end
-            slow.recv(1000)
 
 
 def test_a_taken_port_is_named() -> None:
