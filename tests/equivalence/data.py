@@ -216,9 +216,14 @@ def _shared_rng(run: Any, block: Block, examples: Examples) -> Any:
 
 @source("reused_buffer", "each item is written into the same tensors", weight=1.5)
 def _reused_buffer(run: Any, block: Block, examples: Examples) -> Any:
+    """Torch's nn.EmbeddingBag(sparse=True) keeps the ids themselves in its gradient, so that another batch in
+    their tensor changes where a gradient belongs that is not applied yet. So the twin gets new tensors.
+    """
     kept: dict[str, torch.Tensor] = {}
 
     def item(number: int) -> Any:
+        if not run.steppers.served:
+            kept.clear()
         for name, value in as_dict(examples.batch(number)).items():
             if name in kept and kept[name].shape == value.shape:
                 kept[name].copy_(value)
