@@ -78,7 +78,7 @@ TAKING_PART = (State.FORMING, State.RUNNING, State.STOPPING)
 
 @frozen
 class Turn:
-    """What a node decides from, and the decision that grows."""
+    """What a node decides from, and the decision so far."""
 
     view: View
     own: MemberState
