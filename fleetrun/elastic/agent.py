@@ -17,8 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from fleetrun.aliases import Callback, Clock, Strings
-from fleetrun.elastic.membership import Membership
-from fleetrun.elastic.rendezvous.actions import Waiting
+from fleetrun.elastic.membership import Membership, Notices
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.member import LOST_CODE
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Round
@@ -38,7 +37,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Fault, GiveUp, Restart, Spent, is_symptom
 from fleetrun.pod.supervisor import Supervisor
-from fleetrun.record.faults import MachineFault, MachineFaults
+from fleetrun.record.faults import MachineFault
 
 LEAVE_TIMEOUT = 3.0
 """Seconds that a node waits at the end of the job for the others to see it."""
@@ -108,16 +107,12 @@ class Pods(Protocol):
         """
 
 
-class AgentEvents(Protocol):
-    """What the user is told. Calls must return at once."""
+class AgentEvents(Notices, Protocol):
+    """What the user is told."""
 
-    def waiting(self, note: Waiting) -> None: ...
     def met(self, place: Assignment) -> None: ...
     def stopping(self, cause: Cause, restart: bool) -> None: ...
-    def store_down(self, why: str) -> None: ...
-    def store_up(self) -> None: ...
     def ending(self, why: str, requested: bool = False) -> None: ...
-    def noted(self, faults: MachineFaults) -> None: ...
 
 
 class SuspensionWatch:

@@ -8,18 +8,17 @@ of its output. What it hears arrives in one queue, which holds one piece of each
 
 from __future__ import annotations
 
-import os
 import queue
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from fleetrun.aliases import Callback
+from fleetrun.elastic.mailbox import Mailbox
 from fleetrun.elastic.meeting import PREFERRED_PORT, open_as_guest
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import BadRecordError, Nodes, Round, State
@@ -172,8 +171,7 @@ class _Client(threading.Thread):
         self._number = 0
         self._unreachable = False
         self._loop = Loop()
-        self._calls: deque[Callback] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._mailbox = Mailbox(self._loop)
         self._store: Store = open_as_guest(address.master, address.job, self._name, address.token, self._loop)
         self._streams: dict[str, _Stream] = {}
         self._patience = ANSWER_WITHIN
@@ -183,9 +181,7 @@ class _Client(threading.Thread):
 
     def call(self, what: Callback) -> None:
         """From another thread."""
-        self._calls.append(what)
-        with suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        self._mailbox.post(what)
 
     def end(self) -> None:
         """From another thread."""
@@ -194,17 +190,12 @@ class _Client(threading.Thread):
             self.join(5.0)
 
     def run(self) -> None:
-        self._loop.add(self._wake, self._called)
         for prefix in (records.ROUND_KEY, records.NODES_PREFIX):
             self._store.watch(prefix)
         self._store.open(self)
         self._loop.run()
+        self._mailbox.close()
         self._loop.close()
-
-    def _called(self) -> None:
-        os.eventfd_read(self._wake)
-        while self._calls:
-            self._calls.popleft()()
 
     def _leave(self) -> None:
         if self.failed is None:

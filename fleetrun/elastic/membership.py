@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fleetrun.aliases import Callback, Strings
@@ -61,11 +62,22 @@ from fleetrun.pod.loop import Loop, Timer
 from fleetrun.record.faults import MachineFaults
 
 
-class Events(Protocol):
-    """What a membership tells the node's agent. Calls come from the loop and must return at once."""
+class Notices(Protocol):
+    """What the agent passes on to the user as it is. Calls come from the loop and must return at once."""
 
     def waiting(self, note: Waiting) -> None:
         """Nodes are missing: called on every change, then at intervals."""
+
+    def noted(self, faults: MachineFaults) -> None:
+        """What is now known of the job's machines."""
+
+    def store_down(self, why: str) -> None: ...
+
+    def store_up(self) -> None: ...
+
+
+class Events(Notices, Protocol):
+    """What a membership reports to the node's agent."""
 
     def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
         """Take part in the check of this round, in place of one that is under way."""
@@ -84,13 +96,6 @@ class Events(Protocol):
 
     def failed(self, error: LaunchError) -> None:
         """This node cannot take part, or cannot continue. No call follows."""
-
-    def noted(self, faults: MachineFaults) -> None:
-        """What is now known of the job's machines."""
-
-    def store_down(self, why: str) -> None: ...
-
-    def store_up(self) -> None: ...
 
 
 REMIND_EVERY = 10.0
@@ -205,9 +210,7 @@ class StoreWriter:
         self._put(records.node_key(me.id), records.pack(me), leased=True, then=self._renewed("node"))
 
     def _unregister(self, act: Unregister) -> None:
-        key = records.node_key(self._own.node.id)
-        if self._begin(key):
-            self._store.delete(key, then=lambda done: self._answered(key, done))
+        self._delete_node(self._own.node.id)
 
     def _claim_lead(self, act: ClaimLead) -> None:
         me = self._own.node.id.encode()
@@ -263,7 +266,7 @@ class StoreWriter:
                 records.ROUND_KEY,
                 records.pack(act.round),
                 expect=act.expect,
-                then=lambda done: self._answered(records.ROUND_KEY, done),
+                then=partial(self._answered, records.ROUND_KEY),
             )
 
         self._store.put(records.topology_key(name), records.pack_topology(members), then=written)
@@ -272,9 +275,12 @@ class StoreWriter:
         self._put(records.verdict_key(act.id), records.pack(act.verdict))
 
     def _drop_node(self, act: DropNode) -> None:
-        key = records.node_key(act.id)
+        self._delete_node(act.id, expect=act.revision)
+
+    def _delete_node(self, id_: str, expect: int | None = None) -> None:
+        key = records.node_key(id_)
         if self._begin(key):
-            self._store.delete(key, expect=act.revision, then=lambda done: self._answered(key, done))
+            self._store.delete(key, expect=expect, then=partial(self._answered, key))
 
     def _check_node(self, act: CheckNode) -> None:
         key = records.node_key(act.id)

@@ -5,13 +5,13 @@ hosts the store uses both.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from fleetrun.elastic.store import Entries, Entry, Found, Ledger, Listener, Mirror, Session, Written
+from fleetrun.elastic.store import Entry, Found, Ledger, Listener, Mirror, MirroringStore, Session, Written
 from fleetrun.pod.loop import Loop, Timer
 
 
-class MemoryStore:
+class MemoryStore(MirroringStore):
     """A Store. Requests are carried out in order at the loop's next turn, as they would be over a network."""
 
     def __init__(self, ledger: Ledger, loop: Loop, node_id: str, *, lease: float = 10.0) -> None:
@@ -22,18 +22,10 @@ class MemoryStore:
         self._listener: Listener | None = None
         self._session: Session | None = None
         self._name = f"{node_id}-{secrets.token_hex(8)}"
-        self._mirror = Mirror()
+        self._mirror: Mirror = Mirror()
         self._asked: list[Callable[[Session], None]] = []
         self._turn = Timer()
         self._beat = Timer()
-
-    @property
-    def mirror(self) -> Entries:
-        return self._mirror.entries
-
-    @property
-    def closed(self) -> Collection[str]:
-        return self._mirror.closed
 
     def open(self, listener: Listener) -> None:
         self._listener = listener

@@ -351,6 +351,9 @@ def _as_expected(entry: Entry | None, expect: int | None) -> bool:
 class Watched:
     """A client's copy of the entries under the prefixes that it watches."""
 
+    closed: Collection[str] = ()
+    """Keys of `Store.closed`."""
+
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.prefixes: dict[str, None] = {}
@@ -402,3 +405,17 @@ class Mirror(Watched):
         self.entries |= entries
         self.closed -= entries.keys()
         self.stale = True
+
+
+class MirroringStore(Store):
+    """A client of a store, which keeps its copy in `_mirror`."""
+
+    _mirror: Watched
+
+    @property
+    def mirror(self) -> Entries:
+        return self._mirror.entries
+
+    @property
+    def closed(self) -> Collection[str]:
+        return self._mirror.closed

@@ -243,9 +243,9 @@ def processes(settings: LaunchSettings) -> int:
     return len(settings.devices) or 1
 
 
-def gpus(settings: LaunchSettings, options: Options) -> int:
+def gpus(job: Submission) -> int:
     """How many devices of a machine the job asks for. Raises UsageError where only the machine could say."""
-    asked = options.number("gpus")
+    settings, asked = job.settings, job.options.number("gpus")
     if asked is not None:
         return asked
     if not settings.devices and settings.nproc_per_node in ("gpu", "auto"):

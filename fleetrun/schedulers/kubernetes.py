@@ -19,7 +19,7 @@ from fleetrun.envs.variables import JOB_FILE, looks_secret
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.schedulers import base
-from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus, has_secrets
+from fleetrun.schedulers.base import Submission, excluded_nodes, gpus, has_secrets
 from fleetrun.schedulers.tree import Tree, tree_of_job
 
 # ---- The pod of a job
@@ -136,9 +136,9 @@ _DID_NOT_MEET = 124
 """Pods that wait for room in the cluster make those that have it wait in vain. But also: --timeout."""
 
 
-def build_manifests(job: Submission, options: Options) -> list[Document]:
+def build_manifests(job: Submission) -> list[Document]:
     """The documents of a job, in the order in which they are to be made. Raises UsageError."""
-    settings = job.settings
+    settings, options = job.settings, job.options
     if settings.ips:
         raise UsageError(
             "--ips and --scheduler kubernetes exclude each other: Kubernetes chooses the machines"
@@ -155,7 +155,7 @@ def build_manifests(job: Submission, options: Options) -> list[Document]:
     job, tree = tree_of_job(job)
     code = None if tree is None else Code(tree, _code(job, tree, name))
     carried = [*_secret(job, name), *(code.documents if code is not None else ())]
-    documents = [*carried, *_KINDS[kind](job, options, name, code)]
+    documents = [*carried, *_KINDS[kind](job, name, code)]
     if namespace:
         for document in documents:
             document["metadata"]["namespace"] = namespace
@@ -276,11 +276,9 @@ def _store(master: str, host: Callable[[int], str]) -> str:
     return ",".join(f"{host(number)}:{STORE_PORT}" for number in range(int(master.removeprefix(EMBEDDED))))
 
 
-def _pod(
-    job: Submission, options: Options, name: str, host: Callable[[int], str], code: Code | None = None
-) -> Pod:
+def _pod(job: Submission, name: str, host: Callable[[int], str], code: Code | None = None) -> Pod:
     """`host` gives the host name of a pod by its number. Raises UsageError."""
-    settings = job.settings
+    settings, options = job.settings, job.options
     if settings.notify and not options.given.get("notify-secret"):
         raise UsageError(
             "--notify is not passed to the pods of Kubernetes: a manifest would show what may be secret",
@@ -306,7 +304,7 @@ def _pod(
             (TOKEN, options.take("token-secret"), "token"),
             (NOTIFY, options.take("notify-secret"), "notify"),
         ),
-        resources=_resources(job, options),
+        resources=_resources(job),
         grace=math.ceil(groups * settings.stop_timeout) + 20,
         python=options.given.get("python", "python3") if options.take("probes") != "0" else None,
         shm=options.take("shm"),
@@ -314,9 +312,10 @@ def _pod(
     )
 
 
-def _resources(job: Submission, options: Options) -> Document:
+def _resources(job: Submission) -> Document:
     """Devices are asked for by number; cpu and memory as given."""
-    count = gpus(job.settings, options)
+    options = job.options
+    count = gpus(job)
     name = options.take("resource") or ("nvidia.com/gpu" if job.settings.device_kind == "gpu" else "")
     if count and not name:
         raise UsageError(
@@ -386,8 +385,8 @@ def _deadline(job: Submission) -> Document:
     )
 
 
-def _job(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
-    pod = _pod(job, options, name, lambda number: f"{name}-{number}.{name}", code)
+def _job(job: Submission, name: str, code: Code | None) -> list[Document]:
+    pod = _pod(job, name, lambda number: f"{name}-{number}.{name}", code)
     spec = _deadline(job) | _retries(job) | _job_spec(job, pod, subdomain=name)
     service = {
         "clusterIP": "None",
@@ -398,11 +397,11 @@ def _job(job: Submission, options: Options, name: str, code: Code | None) -> lis
     return [_document("v1", "Service", name, spec=service), _document("batch/v1", "Job", name, spec=spec)]
 
 
-def _jobset(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
+def _jobset(job: Submission, name: str, code: Code | None) -> list[Document]:
     """All pods are created again when one, or more than there are spares, has failed for good: up to
     --max_restart times.
     """
-    pod = _pod(job, options, name, lambda number: f"{name}-node-0-{number}.{name}", code)
+    pod = _pod(job, name, lambda number: f"{name}-node-0-{number}.{name}", code)
     # JobSet sets the subdomain itself.
     retries = _retries(job) if job.settings.spares else {"backoffLimit": 0}
     node = retries | _deadline(job) | _job_spec(job, pod, subdomain=None)
@@ -423,11 +422,11 @@ def _jobset(job: Submission, options: Options, name: str, code: Code | None) -> 
     return [_document("jobset.x-k8s.io/v1alpha2", "JobSet", name, spec=spec)]
 
 
-def _trainjob(job: Submission, options: Options, name: str, code: Code | None) -> list[Document]:
+def _trainjob(job: Submission, name: str, code: Code | None) -> list[Document]:
     """The runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*)."""
     if job.settings.spares:
         raise UsageError(f"--spares {job.settings.spares}: a TrainJob takes part with all of its nodes")
-    pod = _pod(job, options, name, lambda number: "")
+    pod = _pod(job, name, lambda number: "")
     container = pod.container()
     trainer = {
         "image": pod.image,
@@ -440,14 +439,14 @@ def _trainjob(job: Submission, options: Options, name: str, code: Code | None) -
     grace = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": pod.grace}}}}
     patch = {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": grace}]}}}
     spec: Document = {
-        "runtimeRef": {"name": options.take("runtime", "torch-distributed")},
+        "runtimeRef": {"name": job.options.take("runtime", "torch-distributed")},
         "trainer": trainer,
         "runtimePatches": [{"manager": "fleetrun.dev/cli", "trainingRuntimeSpec": patch}],
     }
     return [_document("trainer.kubeflow.org/v1alpha1", "TrainJob", name, spec=spec | _deadline(job))]
 
 
-_KINDS: Mapping[str, Callable[[Submission, Options, str, Code | None], list[Document]]] = {
+_KINDS: Mapping[str, Callable[[Submission, str, Code | None], list[Document]]] = {
     "job": _job,
     "jobset": _jobset,
     "trainjob": _trainjob,
@@ -478,10 +477,9 @@ class Kubernetes:
     name = "kubernetes"
 
     def submit(self, job: Submission) -> int:
-        options = job.options
-        apply = options.truth("apply")
-        documents = build_manifests(job, options)
-        options.refuse_rest("kubernetes")
+        apply = job.options.truth("apply")
+        documents = build_manifests(job)
+        job.options.refuse_rest("kubernetes")
         text = manifests_text(documents)
         if job.settings.dry_run or not apply:
             job.print(text)

@@ -19,7 +19,6 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import (
     FLEETRUN,
-    Options,
     Submission,
     excluded_nodes,
     gpus,
@@ -214,7 +213,7 @@ def batch_script(job: Submission) -> str:
     options = job.options
     job, tree = tree_of_job(job)
     program = options.program(FLEETRUN)
-    lines = ["#!/bin/bash", *_directives(job, options)]
+    lines = ["#!/bin/bash", *_directives(job)]
     settled = ("rank", "devices", *settled_by_step(job))
     unset = job.variables(*settled)
     if unset:
@@ -266,7 +265,7 @@ def _carried(job: Submission) -> Iterator[str]:
         yield "export SLURM_EXPORT_ENV=ALL"  # srun would leave out what sbatch was told to
 
 
-def _directives(job: Submission, options: Options) -> Iterator[str]:
+def _directives(job: Submission) -> Iterator[str]:
     """The #SBATCH lines: ours, with those of --scheduler_option in their place or after them."""
     settings = job.settings
     wanted: dict[str, str] = {"job-name": job.own_name or "fleetrun"}
@@ -276,7 +275,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     if bad:
         wanted["exclude"] = ",".join(bad)
     wanted["ntasks-per-node"] = "1"
-    devices, count = gpus(settings, options), processes(settings)
+    devices, count = gpus(job), processes(settings)
     if devices:
         wanted["gpus-per-node"] = str(devices)
     if count > 1:
@@ -287,7 +286,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     wanted["open-mode"] = "append"  # a requeued job appends to its file
     if outlives_a_node(job):
         wanted["no-kill"] = ""
-    given = options.rest()
+    given = job.options.rest()
     export = exported(_hidden(job).keys(), given.get("export") or job.environ.get(_EXPORT))
     for name, value in (wanted | given | ({} if export is None else {"export": export})).items():
         yield _directive(name, value)

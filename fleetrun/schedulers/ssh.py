@@ -25,7 +25,7 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
-from fleetrun.schedulers.base import Answer, Console, Options, Submission, asked_to_end, run_programs
+from fleetrun.schedulers.base import Answer, Console, Submission, asked_to_end, run_programs
 from fleetrun.schedulers.ssh_remote import BEGUN, ENDED, MARK
 from fleetrun.schedulers.tree import Tree, tree_of_job
 from fleetrun.schedulers.tree_remote import NOT_HERE
@@ -379,29 +379,28 @@ class Ssh:
         if not settings.ips:
             raise UsageError("--scheduler ssh needs --ips: the hosts to start on")
         job, tree = tree_of_job(job)
-        env = _environment(job, options)
+        env = _environment(job)
         if tree is not None and options.take("dir"):
             raise UsageError("--sync and --scheduler_option dir exclude each other: the job runs in the copy")
         commands = {
-            host: client_command(job, options, host, _remote_command(job, options, host, tree))
-            for host in settings.ips
+            host: client_command(job, host, _remote_command(job, host, tree)) for host in settings.ips
         }
         options.refuse_rest("ssh")
         if settings.dry_run:
             job.print("".join(f"{shlex.join(argv)}\n" for argv in commands.values()))
             return 0
         if tree is not None:
-            _send(job, options, tree)
+            _send(job, tree)
         pace = Pace(heartbeat_timeout=settings.heartbeat_timeout, stop_timeout=settings.stop_timeout)
         return HostGroup(job.console, job.signals, job.guard, pace).run(commands, env)
 
 
-def _send(job: Submission, options: Options, tree: Tree) -> None:
+def _send(job: Submission, tree: Tree) -> None:
     """The tree to the hosts that do not have it, over connections of their own. Raises LaunchError."""
 
     def on_all(verb: str, hosts: Iterable[str], given: IO[bytes] | None) -> dict[str, Answer]:
-        words = (options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
-        commands = {host: client_command(job, options, host, shlex.join(words)) for host in hosts}
+        words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
+        commands = {host: client_command(job, host, shlex.join(words)) for host in hosts}
         answers = run_programs(commands, given, job.environ, job.signals, job.guard)
         _check_answers(answers, 0 if given is not None else NOT_HERE)
         return answers
@@ -435,7 +434,7 @@ def _check_answers(answers: Mapping[str, Answer], other: int) -> None:
     raise LaunchError(f"{host}: the code did not get there: {why}{also}")
 
 
-def client_command(job: Submission, options: Options, host: str, remote: str) -> list[str]:
+def client_command(job: Submission, host: str, remote: str) -> list[str]:
     """The command line of the ssh client for a host. Nothing secret is in it."""
     alive = max(1, round(job.settings.heartbeat_timeout / 3))
     argv = ["ssh", "-T"]
@@ -450,16 +449,16 @@ def client_command(job: Submission, options: Options, host: str, remote: str) ->
     ):
         argv += ["-o", option]
     for name, flag in (("config", "-F"), ("user", "-l"), ("port", "-p"), ("identity", "-i")):
-        value = options.take(name)
+        value = job.options.take(name)
         if value:
             argv += [flag, value]
     return [*argv, "--", host.strip("[]"), remote]
 
 
-def _remote_command(job: Submission, options: Options, host: str, tree: Tree | None) -> str:
+def _remote_command(job: Submission, host: str, tree: Tree | None) -> str:
     """For the login shell there, whichever it is: it only starts sh."""
-    python = options.take("python", sys.executable)
-    folder = options.take("dir") or str(Path.cwd())
+    python = job.options.take("python", sys.executable)
+    folder = job.options.take("dir") or str(Path.cwd())
     words = job.command("host", "nic", "token_file")
     # A host that is listed under two names must know which of them it is.
     fleetrun = (python, "-m", "fleetrun", f"--host={host}", *words)
@@ -469,9 +468,9 @@ def _remote_command(job: Submission, options: Options, host: str, tree: Tree | N
     return shlex.join(["sh", "-c", f"cd {shlex.quote(folder)} && exec {shlex.join((*remote, *fleetrun))}"])
 
 
-def _environment(job: Submission, options: Options) -> dict[str, str]:
+def _environment(job: Submission) -> dict[str, str]:
     """Variables that go along: the secret, those of --env, and the job file. They travel on stdin."""
-    names = options.take("env")
+    names = job.options.take("env")
     if names:
         raise UsageError(f"--scheduler_option env={names}: that is an option now", hint=f"--env {names}")
     env = job.carried | job.own_secrets

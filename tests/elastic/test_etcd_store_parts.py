@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.etcd.store import EtcdMirror, Mailbox
+from fleetrun.elastic.etcd.store import EtcdMirror
 from fleetrun.elastic.etcd.wire import Change
+from fleetrun.elastic.mailbox import Mailbox
 from fleetrun.elastic.store import Entry
 from fleetrun.pod.loop import Loop
 

@@ -8,7 +8,7 @@ from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.admission import choose
 from fleetrun.elastic.rendezvous.leader import LATEST, final_cause, may_restart
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Node, Report, Round, State
-from fleetrun.elastic.rendezvous.view import Candidate, ReceivedReport, View
+from fleetrun.elastic.rendezvous.view import Candidate, ReceivedReport, Situation, View
 from fleetrun.elastic.store import reconnect_grace
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.plan.topology import Offer
@@ -135,6 +135,10 @@ def seen(first, told=(), gone=(), completed=()):
     return view
 
 
+def final_cause_of(view, policy=FIXED, now=NOW + 1):
+    return final_cause(Situation(view, view.round, NODES, policy, now))
+
+
 F, L, T = CauseKind.FAILED, CauseKind.LOST, CauseKind.LEFT
 
 
@@ -160,7 +164,7 @@ F, L, T = CauseKind.FAILED, CauseKind.LOST, CauseKind.LEFT
 )
 def test_the_cause(first, told, gone, completed, chosen):
     view = seen(first, told, gone, completed)
-    final = final_cause(view, NODES, FIXED, NOW + 1)
+    final = final_cause_of(view)
     assert (final.why, final.rank) == chosen
 
 
@@ -170,7 +174,7 @@ def test_the_cause(first, told, gone, completed, chosen):
 )
 def test_a_killed_launcher_is_the_cause_however_long_its_connection_is_forgiven(lease, after, why):
     view = seen(cause(F, 0), gone=[("c", NOW + after)])
-    final = final_cause(view, NODES, dataclasses.replace(ELASTIC, lease=lease), NOW + 5)
+    final = final_cause_of(view, dataclasses.replace(ELASTIC, lease=lease), NOW + 5)
     assert final.why is why
 
 
@@ -181,10 +185,10 @@ def test_nothing_is_decided_while_a_broken_connection_may_be_forgiven():
 def test_a_failure_whose_cause_is_known_comes_before_an_older_symptom():
     symptom = dataclasses.replace(cause(F, 0, age=0.3), symptom=True)
     known, later = (NOW - 0.1, cause(F, 1)), (NOW + 0.1, cause(F, 2))
-    assert final_cause(seen(symptom, [later, known]), NODES, FIXED, NOW + 1).rank == 1
-    assert final_cause(seen(symptom), NODES, FIXED, NOW + 1).rank == 0
+    assert final_cause_of(seen(symptom, [later, known])).rank == 1
+    assert final_cause_of(seen(symptom)).rank == 0
     left = (NOW + 0.1, cause(T, 1))
-    assert final_cause(seen(symptom, [left]), NODES, FIXED, NOW + 1).rank == 0
+    assert final_cause_of(seen(symptom, [left])).rank == 0
 
 
 @pytest.mark.parametrize(("symptom", "closed", "rank"), [(True, (), 2), (True, "c", 0), (False, (), 0)])
@@ -192,10 +196,10 @@ def test_a_wait_that_timed_out_while_a_node_was_not_heard_of_was_for_that_node(s
     failure = dataclasses.replace(cause(F, 0, age=FIXED.lease - 1), symptom=symptom)
     view = seen(failure, gone=[("c", NOW)])
     view.closed.update(closed)
-    assert final_cause(view, NODES, FIXED, NOW + 1).rank == rank
+    assert final_cause_of(view).rank == rank
     view = seen(cause(L, 2), [(NOW - FIXED.lease + 1, failure)])
     view.closed.update(closed)
-    assert final_cause(view, NODES, FIXED, NOW + 1).rank == rank
+    assert final_cause_of(view).rank == rank
 
 
 R = CauseKind.RESTARTED
@@ -218,17 +222,17 @@ def test_a_server_that_was_restarted_leads_the_report_that_names_it(first, told,
         for at, rank in told
     ]
     began = [f"Began with: server 1 ended on node 1, b, {before}.0 s before"] if before else []
-    final = final_cause(seen(failure, ends), NODES, FIXED, NOW + 1)
+    final = final_cause_of(seen(failure, ends))
     assert (final.why, final.rank, final.lines) == (F, 0, (*began, first))
 
 
 def test_a_server_that_was_restarted_does_not_explain_that_its_node_has_gone():
     view = seen(cause(F, 0), [(NOW - 4, cause(R, 2))], gone=[("c", NOW - 1)])
-    assert final_cause(view, NODES, FIXED, NOW + 1).why is L
+    assert final_cause_of(view).why is L
 
 
 def test_the_age_of_a_cause_counts_to_now():
-    final = final_cause(seen(cause(F, 0, age=0.5)), NODES, FIXED, NOW + 1)
+    final = final_cause_of(seen(cause(F, 0, age=0.5)))
     assert final.age == pytest.approx(1.5)
 
 

@@ -75,13 +75,13 @@ def test_variables_that_would_be_inherited_are_named():
 )
 def test_processes_and_devices_of_a_machine(words: list[str], expected: tuple[int, int]):
     job = submission(*words, "t.py")
-    assert (processes(job.settings), gpus(job.settings, job.options)) == expected
+    assert (processes(job.settings), gpus(job)) == expected
 
 
 def test_as_many_as_there_are_is_no_number_to_ask_for():
     job = submission("--nproc_per_node", "gpu", "t.py")
     with pytest.raises(UsageError, match="does not say how many GPUs"):
-        gpus(job.settings, job.options)
+        gpus(job)
 
 
 # ---- Client programs: to their end, or until a signal or a lost guard says stop.

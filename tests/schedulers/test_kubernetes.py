@@ -41,7 +41,7 @@ def job(*words: str, kind: str = "job", script: tuple[str, ...] = ("train.py", "
 
 def documents(*words: str, kind: str = "job", **more: Any) -> list[dict[str, Any]]:
     made = job(*words, kind=kind, **more)
-    return build_manifests(made, made.options)
+    return build_manifests(made)
 
 
 def pod_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_variables_of_the_job_are_those_of_its_containers():
     environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hunter2"}
     words = (*BASE, "--env=A=$(B)", "--env=C=$$ $D", "--env=NCCL_*,HF_TOKEN")
     made = submission(*words, "train.py", environ=environ)
-    secret, _, main = build_manifests(made, made.options)
+    secret, _, main = build_manifests(made)
     (container,) = pod_of(main)["containers"]
     found = environment_of(container)
     assert (found["A"], found["C"], found["NCCL_DEBUG"]) == ("$$(B)", "$$$$ $$D", "INFO")
@@ -155,7 +155,7 @@ def test_variables_of_the_job_are_those_of_its_containers():
     assert secret["metadata"]["labels"] == main["metadata"]["labels"], "by which all of a job is deleted"
     assert "--env" not in " ".join(container["command"])
     dry = submission(*words, "--dry_run", "train.py", environ=environ)
-    assert "hunter2" not in manifests_text(build_manifests(dry, dry.options))
+    assert "hunter2" not in manifests_text(build_manifests(dry))
 
 
 def test_what_only_a_job_file_says_of_roles_is_a_variable():
@@ -164,7 +164,7 @@ def test_what_only_a_job_file_says_of_roles_is_a_variable():
         "roles": {"evaluator": {"script": "e.py", "count": 1}},
     }
     made = submission(*BASE, "train.py", job_file=file)
-    secret, _, main = build_manifests(made, made.options)
+    secret, _, main = build_manifests(made)
     found = environment_of(pod_of(main)["containers"][0])
     assert found["A"] == "1"
     assert found["B_KEY"]["secretKeyRef"]["name"] == secret["metadata"]["name"]
@@ -176,7 +176,7 @@ def test_a_job_file_with_secrets_of_roles_is_one():
     role = {"script": "e.py", "count": 1, "environment": {"B_TOKEN": "hunter2"}}
     for dry in ((), ("--dry_run",)):
         made = submission(*BASE, *dry, "train.py", job_file={"roles": {"evaluator": role}})
-        secret, *others = build_manifests(made, made.options)
+        secret, *others = build_manifests(made)
         assert "hunter2" not in manifests_text(others)
         assert ("hunter2" in secret["stringData"][JOB_FILE]) == (not dry)
     assert environment_of(pod_of(others[-1])["containers"][0])[JOB_FILE] == {
@@ -188,7 +188,7 @@ def test_a_job_file_with_secrets_of_roles_is_one():
 def test_a_value_that_no_manifest_can_hold_is_refused(name: str):
     made = submission(*BASE, f"--env={name}", "train.py", environ={name: "hunter2\udcff"})
     with pytest.raises(UsageError, match=f"^{name} is not valid UTF-8"):
-        build_manifests(made, made.options)
+        build_manifests(made)
 
 
 def test_a_store_in_etcd_is_where_they_meet_if_given():
@@ -269,9 +269,9 @@ def test_with_spares_the_job_survives_pods_that_fail_for_good(kind: str):
 
 def test_the_secret_is_named_and_never_written():
     made = submission(*FULL, "train.py", token="very-secret-very-secret")
-    text = manifests_text(build_manifests(made, made.options))
+    text = manifests_text(build_manifests(made))
     assert "very-secret" not in text
-    container = pod_of(build_manifests(made, made.options)[1])["containers"][0]
+    container = pod_of(build_manifests(made)[1])["containers"][0]
     assert environment_of(container)["FLEETRUN_TOKEN"] == {
         "secretKeyRef": {"name": "job-token", "key": "token"}
     }
@@ -316,7 +316,7 @@ def test_names_are_labels_of_dns(words: tuple[str, ...], name: str):
 def test_what_cannot_be_is_an_error(words: tuple[str, ...], message: str):
     made = submission(*words, "train.py")
     with pytest.raises(UsageError, match=message):
-        build_manifests(made, made.options)
+        build_manifests(made)
 
 
 # ---- the working tree

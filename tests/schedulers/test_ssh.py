@@ -115,7 +115,7 @@ def test_whom_to_notify_goes_with_the_secret_of_the_job():
     job = submission(*words, environ=environ, token="secret-of-the-job")
     assert scheduler("ssh").submit(job) == 0
     assert "notify" not in printed(job)
-    assert _environment(job, job.options) == {
+    assert _environment(job) == {
         "FLEETRUN_TOKEN": "secret-of-the-job", "FLEETRUN_NOTIFY": "https://h/kept-secret"
     }  # fmt: skip
 

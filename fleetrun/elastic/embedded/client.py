@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -15,7 +15,7 @@ from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import StoreConnection
 from fleetrun.elastic.embedded.sockets import Pulse
-from fleetrun.elastic.store import Entries, Entry, Found, Listener, Mirror, Written
+from fleetrun.elastic.store import Entry, Found, Listener, Mirror, MirroringStore, Written
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError, StoreSilentError
 from fleetrun.frozen import frozen
@@ -212,7 +212,7 @@ _TELL_BYTES = 8 << 20
 """Received bytes after which to acknowledge them: the store drops clients that seem not to read."""
 
 
-class ZmqStore:
+class ZmqStore(MirroringStore):
     """A Store. `context`: shared by many clients in one process, so that each needs no threads of its own."""
 
     def __init__(
@@ -238,7 +238,7 @@ class ZmqStore:
         )
         self._hello = wire.Hello(wire.PROTOCOL, __version__, job_id, node_id, secrets.token_hex(16))
         self._listener: Listener | None = None
-        self._mirror = Mirror()
+        self._mirror: Mirror = Mirror()
         self._pending = PendingRequests(self._connection.send)
         self._listings: set[int] = set()
         """Numbers of the listings that are missing until the mirror is complete."""
@@ -255,14 +255,6 @@ class ZmqStore:
         self._why = ""
 
     # ---- store.Store
-
-    @property
-    def mirror(self) -> Entries:
-        return self._mirror.entries
-
-    @property
-    def closed(self) -> Collection[str]:
-        return self._mirror.closed
 
     @property
     def nameless(self) -> str:

@@ -12,52 +12,15 @@ import signal
 import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from fleetrun.aliases import Callback, Environ
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
-from fleetrun.elastic.store import Entries, Entry, Found, Listener, Watched, Written
+from fleetrun.elastic.mailbox import Mailbox
+from fleetrun.elastic.store import Entries, Entry, Found, Listener, MirroringStore, Watched, Written
 from fleetrun.errors import LaunchError, NotSupportedError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
-
-
-class Mailbox:
-    """Calls from threads, made in the loop."""
-
-    def __init__(self, loop: Loop, emptied: Callback) -> None:
-        """`emptied` is called after the calls that were posted."""
-        self._loop = loop
-        self._emptied = emptied
-        self._calls: deque[Callback] = deque()
-        self._lock = threading.Lock()
-        self._open = True
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        loop.add(self._event, self._empty)
-
-    def post(self, call: Callback) -> None:
-        """From any thread. After `close` it does nothing."""
-        with self._lock:  # the number of a closed descriptor may be another's by now
-            if self._open:
-                self._calls.append(call)
-                os.eventfd_write(self._event, 1)
-
-    def close(self) -> None:
-        """Calls that were not made are dropped."""
-        with self._lock:
-            if self._open:
-                self._open = False
-                self._calls.clear()
-                self._loop.remove(self._event)
-                os.close(self._event)
-
-    def _empty(self) -> None:
-        os.eventfd_read(self._event)
-        while self._calls:
-            self._calls.popleft()()
-        if self._open:
-            self._emptied()
 
 
 class EtcdMirror(Watched):
@@ -137,7 +100,7 @@ _START = 5.0  # seconds that machines of the job have for their etcd until they 
 _TOGETHER = 0.01  # seconds; changes within them are reported at once
 
 
-class EtcdStore:
+class EtcdStore(MirroringStore):
     """A Store under `/fleetrun/<job id>/` of the etcd at `url` (see `wire.py`).
 
     Raises UsageError when the address, or a file named in it, cannot be used. Threads start with `open`.
@@ -173,7 +136,7 @@ class EtcdStore:
         self._keys = wire.Keys(job_id)
         self._loop = loop
         self._listener: Listener | None = None
-        self._mirror = EtcdMirror()
+        self._mirror: EtcdMirror = EtcdMirror()
         self._mailbox: Mailbox | None = None
         check = self._check_complete if fenced else lambda client: None
         self._worker = Worker(Client(access, first), seconds, self, access.prove, check)
@@ -192,14 +155,6 @@ class EtcdStore:
         self._together = Timer()
 
     # ---- called by the owner (store.Store)
-
-    @property
-    def mirror(self) -> Entries:
-        return self._mirror.entries
-
-    @property
-    def closed(self) -> Collection[str]:
-        return ()
 
     def open(self, listener: Listener) -> None:
         self._listener = listener

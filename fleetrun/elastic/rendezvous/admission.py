@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from fleetrun.elastic.rendezvous.actions import Policy, Refuse
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Verdict
-from fleetrun.elastic.rendezvous.view import Candidate, View
+from fleetrun.elastic.rendezvous.view import Candidate, Situation, View
 from fleetrun.errors import NotNeededError
 from fleetrun.record.faults import MachineFault, MachineFaults, counted, excluded, merged, said_faults
 
@@ -33,24 +33,24 @@ class Admission:
     left_out: list[Candidate] = field(default_factory=list)
 
 
-def admit(view: View, policy: Policy, now: float) -> Admission:
+def admit(job: Situation) -> Admission:
     """Nodes must have the options of the round's members; where it has none, those of the leader.
 
     Of two nodes that ask for the same rank the older gets it. The younger is refused once the older is still
     present when the lease of a dead node would have ended: until then the younger may be its replacement.
     """
+    view, policy = job.view, job.policy
     result = Admission()
     bad = excluded(known_faults(view), policy.exclude_after)
-    members = view.members or ()
-    reference = _reference(view, members)
+    reference = _reference(job)
     holders: dict[int, Candidate] = {}
     for candidate in sorted(view.nodes.values(), key=lambda candidate: candidate.created):
         if candidate.node.rank >= policy.most + policy.spares:
             result.refused.append(Refuse(candidate.node.id, _rank_too_high(candidate.node, policy)))
         elif reference is not None and candidate.fits != reference.fits:
-            _differs(result, candidate, reference, view, policy, now, settled=bool(members))
+            _differs(result, candidate, reference, job, settled=bool(job.members))
         elif candidate.node.rank >= 0 and candidate.node.rank in holders:
-            _same_rank(result, candidate, holders[candidate.node.rank], view, policy, now)
+            _same_rank(result, candidate, holders[candidate.node.rank], job)
         elif candidate.node.known_as in bad:
             result.left_out.append(candidate)
         else:
@@ -60,11 +60,9 @@ def admit(view: View, policy: Policy, now: float) -> Admission:
     return result
 
 
-def _reference(view: View, members: Nodes) -> Candidate | None:
-    for node in members:
-        if node.id in view.nodes:
-            return view.nodes[node.id]
-    return view.nodes.get(view.me)
+def _reference(job: Situation) -> Candidate | None:
+    nodes = job.view.nodes
+    return next((nodes[node.id] for node in job.members if node.id in nodes), nodes.get(job.view.me))
 
 
 def known_faults(view: View) -> MachineFaults:
@@ -73,11 +71,11 @@ def known_faults(view: View) -> MachineFaults:
     return merged(known, view.faults) if view.faults else known
 
 
-def leave_out(admission: Admission, view: View, policy: Policy) -> list[Refuse]:
+def leave_out(admission: Admission, job: Situation) -> list[Refuse]:
     """For when there are enough other nodes. The one with the store stays, and waits: without it the others
     would end.
     """
-    faults = excluded(known_faults(view), policy.exclude_after)
+    faults = excluded(known_faults(job.view), job.policy.exclude_after)
     return [
         Refuse(candidate.node.id, _is_excluded(candidate.node, faults[candidate.node.known_as]))
         for candidate in admission.left_out
@@ -122,9 +120,7 @@ def _differs(
     result: Admission,
     candidate: Candidate,
     reference: Candidate,
-    view: View,
-    policy: Policy,
-    now: float,
+    job: Situation,
     *,
     settled: bool,
 ) -> None:
@@ -133,22 +129,21 @@ def _differs(
     """
     what = difference(reference.node, candidate.node)
     hint = "Start all nodes with the same command."
-    alive = candidate.created > view.leader_created
+    alive = candidate.created > job.view.leader_created
     if settled:
         result.refused.append(Refuse(candidate.node.id, Verdict(code=USAGE, message=what, hint=hint)))
-    elif alive or now >= candidate.since + policy.ghost:
+    elif alive or job.now >= candidate.since + job.policy.ghost:
         result.conflict = Cause(
             why=CauseKind.REFUSED, node=candidate.node.title, headline=what, code=USAGE, lines=(hint,)
         )
     else:
-        result.until = min(result.until, candidate.since + policy.ghost)
+        result.until = min(result.until, candidate.since + job.policy.ghost)
 
 
-def _same_rank(
-    result: Admission, candidate: Candidate, holder: Candidate, view: View, policy: Policy, now: float
-) -> None:
-    sure = now if holder.node.id == view.me else candidate.since + policy.ghost
-    if now < sure:
+def _same_rank(result: Admission, candidate: Candidate, holder: Candidate, job: Situation) -> None:
+    policy = job.policy
+    sure = job.now if holder.node.id == job.view.me else candidate.since + policy.ghost
+    if job.now < sure:
         result.until = min(result.until, sure)
         return
     message = f"--rank {candidate.node.rank} is taken by {holder.node.title}"
@@ -176,7 +171,8 @@ def difference(one: Node, other: Node) -> str:
     return "; ".join(differences)
 
 
-def job_is_full(view: View, members: Nodes, policy: Policy) -> Verdict:
+def job_is_full(job: Situation) -> Verdict:
+    members, policy = job.members, job.policy
     names = ", ".join(node.title for node in members[:4])
     more = ", ..." if len(members) > 4 else ""
     etcd = policy.endpoint.startswith("etcd://")

@@ -25,7 +25,7 @@ from fleetrun.elastic.rendezvous.checks import (
     usual_speed,
 )
 from fleetrun.elastic.rendezvous.records import Node, Round
-from fleetrun.elastic.rendezvous.view import View
+from fleetrun.elastic.rendezvous.view import Situation, View
 from fleetrun.record.faults import MachineFault, merged
 
 
@@ -52,35 +52,28 @@ def _found(view: View, members: Sequence[Node]) -> dict[int, Measured]:
     return {rank: measured for rank, measured in told if measured is not None}
 
 
-def unanswered(
-    view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float, decision: Decision
-) -> Round | None:
+def unanswered(job: Situation, decision: Decision) -> Round | None:
     """The round that follows where members do not answer for much longer than the others have taken."""
-    ids = [node.id for node in members]
-    missing, seconds = overdue(ids, _found(view, members), round_.check, policy.check)
+    view = job.view
+    ids = [node.id for node in job.members]
+    missing, seconds = overdue(ids, _found(view, job.members), job.round.check, job.policy.check)
     if not missing:
         return None
     late = max(view.round_since, view.led_since, view.whole_since) + seconds
-    if now < late:
+    if job.now < late:
         decision.look_at(late)
         return None
     why = f"it did not answer the check within {seconds:.1f} s"
-    return checked(view, round_, members, policy, now, dict.fromkeys(missing, why))
+    return checked(job, dict.fromkeys(missing, why))
 
 
-def checked(
-    view: View,
-    round_: Round,
-    members: Sequence[Node],
-    policy: Policy,
-    now: float,
-    missing: Mapping[int, str] | None = None,
-) -> Round | None:
+def checked(job: Situation, missing: Mapping[int, str] | None = None) -> Round | None:
     """The round that follows a turn in which something was wrong; None: nothing was, or it is not known with
     which node.
     """
+    round_, members = job.round, job.members
     ids, check = [node.id for node in members], round_.check
-    found = _found(view, members)
+    found = _found(job.view, members)
     wrong = suspects(ids, found, check, missing)
     if len(wrong) == len(ids):  # two nodes, and the way between them
         wrong = alone(found)
@@ -90,11 +83,13 @@ def checked(
     if not wrong or len(wrong) == len(ids):
         return None
     if check.turn == 1:
-        suspected, within = tuple(ids[rank] for rank in wrong), time_allowed(found, policy.check)
+        suspected, within = tuple(ids[rank] for rank in wrong), time_allowed(found, job.policy.check)
         next_turn = Check(suspects=suspected, usual=usual_speed(found), within=within, done=check.done)
         return replace(round_.again(), check=next_turn)
     bad = {members[rank].known_as: why for rank, why in wrong.items()}
-    return replace(noted(round_.again(), bad, view.epoch + now, policy), check=Check(done=digest(ids)))
+    return replace(
+        noted(round_.again(), bad, job.view.epoch + job.now, job.policy), check=Check(done=digest(ids))
+    )
 
 
 def noted(round_: Round, bad: Texts, time: float, policy: Policy) -> Round:
@@ -114,8 +109,9 @@ def _confirmed(wrong: Texts, time: float, count: int) -> list[MachineFault]:
     ]
 
 
-def bad_spares(view: View, members: Sequence[Node], policy: Policy) -> dict[str, str]:
+def bad_spares(job: Situation) -> dict[str, str]:
     """By machine, what the checks of waiting nodes have found and the round does not have yet."""
+    view, members = job.view, job.members
     known = {node.id for node in members}
     waiting = [candidate for id_, candidate in view.nodes.items() if id_ not in known and id_ in view.reports]
     found = _found(view, [*members, *(candidate.node for candidate in waiting)])

@@ -50,7 +50,7 @@ from fleetrun.elastic.rendezvous.records import (
     Round,
     State,
 )
-from fleetrun.elastic.rendezvous.view import Candidate, View
+from fleetrun.elastic.rendezvous.view import Candidate, Situation, View
 from fleetrun.elastic.store import ABSENT, reconnect_grace
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.frozen import frozen
@@ -81,11 +81,11 @@ def follows(lease: float) -> float:
     return max(1.0, reconnect_grace(lease)) + 0.5
 
 
-def lost(view: View, node: Node, rank: int, lease: float, age: float) -> Cause:
-    if node.id in view.closed:
+def lost(job: Situation, node: Node, rank: int, age: float) -> Cause:
+    if node.id in job.view.closed:
         why, suspicion = "its launcher has ended (its connection was closed)", "launcher"
     else:
-        why, suspicion = f"it was not heard of for {lease:g} s", ""
+        why, suspicion = f"it was not heard of for {job.policy.lease:g} s", ""
     return Cause(
         why=CauseKind.LOST,
         node=node.title,
@@ -98,34 +98,34 @@ def lost(view: View, node: Node, rank: int, lease: float, age: float) -> Cause:
     )
 
 
-def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float) -> Decision:
+def after_stop(job: Situation) -> Decision:
     """What the leader does with a round that stops."""
+    view, policy = job.view, job.policy
     decision = Decision()
-    round_ = view.round
-    assert round_ is not None
+    round_ = job.round
     since = max(view.round_since, view.led_since)
-    here = [node for node in members if gone_at(view, node, policy, now, decision) is None]
+    here = [node for node in job.members if gone_at(job, node, decision) is None]
     done = [view.done(node.id) for node in here]
     heard = all(each in (MemberStatus.STOPPING, MemberStatus.STOPPED) for each in done)
     ended = all(each is MemberStatus.STOPPED for each in done)
     decided = since + (0.0 if ended else SOONEST if heard else LATEST)
-    if now < decided:
+    if job.now < decided:
         decision.look_at(decided)
         return decision
-    cause = final_cause(view, members, policy, now)
-    restart = may_restart(round_, cause, len(here) + len(spares(view, members, policy, now)), policy)
+    cause = final_cause(job)
+    restart = may_restart(round_, cause, len(here) + len(spares(job)), policy)
     if not restart and cause.why is CauseKind.JOINED:
-        cause = final_cause(view, members, policy, now, but=CauseKind.JOINED)
+        cause = final_cause(job, but=CauseKind.JOINED)
     if restart and not ended:
         return decision
-    forgiven, worked = _work(view, members, policy, view.round_since - view.ran_since, _further(view))
+    forgiven, worked = _work(job, view.round_since - view.ran_since, _further(job))
     worked.pop(cause.machine, None)
-    noted = merged(known_faults(view), forgiven, _faults(view, cause, now))
+    noted = merged(known_faults(view), forgiven, _faults(job, cause))
     spent, losses = round_.spent, round_.losses
     if restart and cause.counts:
         spent = policy.budget.after(_fault(cause), spent)
     elif restart and cause.why in (CauseKind.LOST, CauseKind.LEFT):
-        loss = Fault(exit=Exit(LOST_CODE), time=view.epoch + now, step=_last_step(view))
+        loss = Fault(exit=Exit(LOST_CODE), time=view.epoch + job.now, step=_last_step(view))
         over = _too_many_lost(loss, losses, policy)
         losses = policy.losses.after(loss, losses)
         if over:
@@ -151,25 +151,23 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
     return decision
 
 
-def _faults(view: View, cause: Cause, now: float) -> MachineFaults:
+def _faults(job: Situation, cause: Cause) -> MachineFaults:
     if not cause.machine:
         return ()
-    time = round(view.epoch + now - cause.age, DIGITS)
+    time = round(job.view.epoch + job.now - cause.age, DIGITS)
     return (MachineFault(time, cause.machine, cause.headline, cause.suspicion),)
 
 
-def _work(
-    view: View, members: Sequence[Node], policy: Policy, seconds: float, useful: bool
-) -> tuple[MachineFaults, dict[str, float]]:
+def _work(job: Situation, seconds: float, useful: bool) -> tuple[MachineFaults, dict[str, float]]:
     """The acquittals of machines that have worked long enough since their last fault, these `seconds` of the
     members included if they were `useful`; and `Round.worked` of the other machines with faults.
     """
-    assert view.round is not None
-    here = {node.known_as for node in members} if useful else set()
+    view = job.view
+    here = {node.known_as for node in job.members} if useful else set()
     forgiven, worked = [], {}
     for machine, own in unforgiven(known_faults(view)).items():
-        total = view.round.worked.get(machine, 0.0) + (seconds if machine in here else 0.0)
-        if total >= policy.forgiven_after:
+        total = job.round.worked.get(machine, 0.0) + (seconds if machine in here else 0.0)
+        if total >= job.policy.forgiven_after:
             # Just after it, not now: the generation may have ended with the next fault, which counts.
             forgiven.append(MachineFault(round(max(own).time + 10**-DIGITS, DIGITS), machine))
         elif total > 0:
@@ -177,11 +175,10 @@ def _work(
     return merged(forgiven), worked
 
 
-def _further(view: View) -> bool:
+def _further(job: Situation) -> bool:
     """Whether this generation made a later step than any before; also where steps are not known."""
-    assert view.round is not None
-    last = _last_step(view)
-    before = [step for step in (view.round.spent.step, view.round.losses.step) if step is not None]
+    last = _last_step(job.view)
+    before = [step for step in (job.round.spent.step, job.round.losses.step) if step is not None]
     return last is None or last > max(before, default=-1)
 
 
@@ -201,15 +198,15 @@ def _too_many_lost(loss: Fault, before: Spent, policy: Policy) -> str:
     return f"No restart: {lost}, and no step after {before.step} was made"
 
 
-def gone_at(view: View, node: Node, policy: Policy, now: float, decision: Decision) -> float | None:
+def gone_at(job: Situation, node: Node, decision: Decision) -> float | None:
     """When a member went. None while it is present or may still come; then the decision is made again later.
     The entry of a departed leader is read: its successor did not watch the entries when it disappeared.
     """
-    gone = view.lost_at(node.id, policy.lease)
-    if gone is None or now >= gone:
+    gone = job.view.lost_at(node.id, job.policy.lease)
+    if gone is None or job.now >= gone:
         return gone
     decision.look_at(gone)
-    if node.id == view.departed_leader:
+    if node.id == job.view.departed_leader:
         decision.do(CheckNode(node.id))
     return None
 
@@ -227,48 +224,40 @@ class _DatedCause:
     cause: Cause
 
 
-def final_cause(
-    view: View, members: Sequence[Node], policy: Policy, now: float, but: CauseKind | None = None
-) -> Cause:
+def final_cause(job: Situation, but: CauseKind | None = None) -> Cause:
     """The oldest cause; one of kind `but`, or of failures a symptom, only if there is no other. Its lines
     begin with the server whose end led to it.
     """
-    round_ = view.round
-    assert round_ is not None
-    assert round_.cause is not None
-    causes = [_DatedCause(view.round_since - round_.cause.age, round_.cause)]
+    view, now = job.view, job.now
+    stopped_for = job.round.cause
+    assert stopped_for is not None
+    causes = [_DatedCause(view.round_since - stopped_for.age, stopped_for)]
     for heard in view.reports.values():
         causes += [_DatedCause(at, cause) for at, cause in heard.causes]
     restarted = [each for each in causes if each.cause.why is CauseKind.RESTARTED]
     causes = [each for each in causes if each.cause.why is not CauseKind.RESTARTED]
-    for rank, node in enumerate(members):
-        gone = view.lost_at(node.id, policy.lease)
+    for rank, node in enumerate(job.members):
+        gone = view.lost_at(node.id, job.policy.lease)
         explained = may_go(view, node) or any(each.cause.rank == rank for each in causes)
         if gone is not None and now >= gone and not explained:
-            causes.append(_DatedCause(gone, lost(view, node, rank, policy.lease, now - gone)))
+            causes.append(_DatedCause(gone, lost(job, node, rank, now - gone)))
     first = min(causes, key=lambda each: (each.cause.why is but, each.at))
     if first.cause.why is CauseKind.FAILED:
         failures = [each for each in causes if each.cause.why is CauseKind.FAILED]
         first = min(failures, key=lambda each: (each.cause.symptom, each.at))
-        vanished = [
-            each
-            for each in causes
-            if each.cause.why is CauseKind.LOST and _led_to(view, members, each, first, policy.lease)
-        ]
+        vanished = [each for each in causes if each.cause.why is CauseKind.LOST and _led_to(job, each, first)]
         first = min(vanished, key=lambda each: each.at, default=first)
     lines = (*_began_with(first, restarted), *first.cause.lines)
     return replace(first.cause, age=max(0.0, now - first.at), lines=lines)
 
 
-def _led_to(
-    view: View, members: Sequence[Node], lost: _DatedCause, failure: _DatedCause, lease: float
-) -> bool:
+def _led_to(job: Situation, lost: _DatedCause, failure: _DatedCause) -> bool:
     """Whether the loss of a node led to a failure. Where it was not heard of for a lease, others may have
     waited for it in vain for as long.
     """
-    closed = any(node.id in view.closed for node in members[lost.cause.rank : lost.cause.rank + 1])
-    silent = lease if failure.cause.symptom and not closed else 0.0
-    return lost.at <= failure.at + max(silent, follows(lease))
+    closed = any(node.id in job.view.closed for node in job.members[lost.cause.rank : lost.cause.rank + 1])
+    silent = job.policy.lease if failure.cause.symptom and not closed else 0.0
+    return lost.at <= failure.at + max(silent, follows(job.policy.lease))
 
 
 def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterator[str]:
@@ -285,16 +274,16 @@ def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterato
         yield f"Began with: {ended}, {first.at - last.at:.1f} s before"
 
 
-def spares(view: View, members: Sequence[Node], policy: Policy, now: float) -> list[Candidate]:
+def spares(job: Situation) -> list[Candidate]:
     """Nodes that wait for the loss of another, in order of arrival; last one that is left out and has the
     store.
     """
-    if not policy.spares:
+    if not job.policy.spares:
         return []
-    known = {node.id for node in members}
-    admission = admit(view, policy, now)
+    known = {node.id for node in job.members}
+    admission = admit(job)
     there = [*admission.eligible, *(each for each in admission.left_out if each.node.has_store)]
-    return [each for each in there if each.node.id not in known][: policy.spares]
+    return [each for each in there if each.node.id not in known][: job.policy.spares]
 
 
 def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool:
@@ -351,15 +340,16 @@ def lead(view: View, policy: Policy, now: float, *, over: bool) -> Decision:
     members = view.members
     if members is None:
         return _only(ReadTopology(round_.topology))
+    job = Situation(view, round_, members, policy, now)
     if round_.state is State.OPEN:
-        return _open(view, round_, members, policy, now)
+        return _open(job)
     if not any(node.id in view.nodes for node in members):
-        return _abandoned(view, round_, members, policy, now)
+        return _abandoned(job)
     if round_.state is State.FORMING:
-        return _forming(view, round_, members, policy, now)
+        return _forming(job)
     if round_.state is State.RUNNING:
-        return _running(view, round_, members, policy, now)
-    return after_stop(view, members, policy, now)
+        return _running(job)
+    return after_stop(job)
 
 
 def _only(*acts: WriteRound | ReadTopology) -> Decision:
@@ -371,44 +361,46 @@ def _afresh(round_: Round) -> Round:
     return Round(generation=round_.generation + 1, state=State.OPEN)
 
 
-def _abandoned(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
+def _abandoned(job: Situation) -> Decision:
     """No member is left: the round belongs to an old job, or to one whose nodes are all disconnected."""
-    gone = max((view.lost_at(node.id, policy.lease) or now for node in members), default=now)
+    now = job.now
+    gone = max((job.view.lost_at(node.id, job.policy.lease) or now for node in job.members), default=now)
     if now < gone:
         return Decision(until=gone)
-    return _only(WriteRound(_afresh(round_), view.round_revision))
+    return _only(WriteRound(_afresh(job.round), job.view.round_revision))
 
 
 # ---- open
 
 
-def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
-    admission = admit(view, policy, now)
+def _open(job: Situation) -> Decision:
+    policy, now = job.policy, job.now
+    admission = admit(job)
     decision = Decision(list(admission.refused), admission.until)
     if admission.conflict is not None:
-        decision.do(_ended(view, round_, admission.conflict))
+        decision.do(_ended(job, admission.conflict))
         return decision
-    deadline = view.unformed_since + meeting_time(round_, policy)
-    not_again = _not_again(round_, members, policy)
+    deadline = job.view.unformed_since + meeting_time(job.round, policy)
+    not_again = _not_again(job)
     nodes = [candidate for candidate in admission.eligible if candidate.node.id != not_again]
     if len(nodes) >= policy.fewest:
-        decision.do(*leave_out(admission, view, policy))
+        decision.do(*leave_out(admission, job))
     elif admission.left_out:  # better than none
-        rest = [each for each in least_blamed(admission, view) if each.node.id != not_again]
+        rest = [each for each in least_blamed(admission, job.view) if each.node.id != not_again]
         rest = rest[: policy.fewest - len(nodes)]
-        until = _others_until(view, round_, members, rest, deadline, policy)
+        until = _others_until(job, rest, deadline)
         if now >= until:
             nodes += rest
         else:
             decision.look_at(until)
-    form_at = _form_at(view, round_, members, nodes, deadline, policy)
+    form_at = _form_at(job, nodes, deadline)
     if form_at <= now < deadline + 2 * policy.lease:  # after that, no proposal was ever accepted
-        decision.do(_form(view, round_, members, nodes, policy))
+        decision.do(_form(job, nodes))
     elif now >= deadline:
-        decision.do(_ended(view, round_, _timeout(round_, members, nodes, policy)))
+        decision.do(_ended(job, _timeout(job, nodes)))
     else:
         decision.look_at(min(form_at, deadline))
-        missing = missing_nodes(members, nodes, policy)
+        missing = missing_nodes(job, nodes)
         decision.waiting = Waiting(
             present=len(nodes),
             fewest=policy.fewest,
@@ -416,27 +408,21 @@ def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, no
             missing=missing,
             left=min(form_at, deadline) - now,
         )
-        _count(view, decision, Census(present=len(nodes), missing=missing), now)
+        _count(job, decision, Census(present=len(nodes), missing=missing))
     return decision
 
 
-def _others_until(
-    view: View,
-    round_: Round,
-    members: Sequence[Node],
-    rest: Sequence[Candidate],
-    deadline: float,
-    policy: Policy,
-) -> float:
+def _others_until(job: Situation, rest: Sequence[Candidate], deadline: float) -> float:
     """Until when the job waits for others rather than take the `rest`, which is left out for its faults. Not
     at all where all that there can be are here, nor for a generation that had to take them as well and has
     stopped for something else.
     """
+    view, policy = job.view, job.policy
     if not policy.spares or len(view.nodes) >= policy.most + policy.spares:
         return float("-inf")
-    known, faults = {node.id for node in members}, counted(known_faults(view))
+    known, faults = {node.id for node in job.members}, counted(known_faults(view))
     # Rounded as the times of faults are: one that came right after the start is not before it.
-    began = round(view.epoch + view.ran_since, DIGITS) if round_.cause is not None else float("-inf")
+    began = round(view.epoch + view.ran_since, DIGITS) if job.round.cause is not None else float("-inf")
     if rest and all(each.node.id in known and faults[each.node.known_as][-1].time < began for each in rest):
         return float("-inf")
     since = max(view.unformed_since, view.nodes_since, view.led_since, view.whole_since)
@@ -450,47 +436,41 @@ def meeting_time(round_: Round | None, policy: Policy) -> float:
     return policy.reform_timeout + round_.after
 
 
-def _not_again(round_: Round, members: Sequence[Node], policy: Policy) -> str:
+def _not_again(job: Situation) -> str:
     """With --on_node_loss wait: the node whose process failed, which leaves room for another."""
-    cause = round_.cause
-    if policy.on_loss is not NodeLoss.WAIT or cause is None or cause.why is not CauseKind.FAILED:
+    cause = job.round.cause
+    if job.policy.on_loss is not NodeLoss.WAIT or cause is None or cause.why is not CauseKind.FAILED:
         return ""
-    return members[cause.rank].id if 0 <= cause.rank < len(members) else ""
+    return job.members[cause.rank].id if 0 <= cause.rank < len(job.members) else ""
 
 
-def _form_at(
-    view: View,
-    round_: Round,
-    members: Sequence[Node],
-    nodes: Sequence[Candidate],
-    deadline: float,
-    policy: Policy,
-) -> float:
+def _form_at(job: Situation, nodes: Sequence[Candidate], deadline: float) -> float:
     """When these nodes become a generation, if nothing changes."""
+    view, policy = job.view, job.policy
     count = len(nodes)
     if count < policy.fewest:
         return float("inf")
-    earliest = view.round_since + round_.after
+    earliest = view.round_since + job.round.after
     if count >= policy.most:
         return earliest
     quiet = policy.elastic_timeout
-    if round_.cause is not None:
-        quiet = 0.0 if _all_back(round_, members, nodes) else min(quiet, REFORM_QUIET)
+    if job.round.cause is not None:
+        quiet = 0.0 if _all_back(job, nodes) else min(quiet, REFORM_QUIET)
     calm = max(view.nodes_since, view.led_since, view.whole_since) + quiet
     return max(earliest, min(calm, deadline))
 
 
-def _all_back(round_: Round, members: Sequence[Node], nodes: Sequence[Candidate]) -> bool:
+def _all_back(job: Situation, nodes: Sequence[Candidate]) -> bool:
     """After a failure, a complete generation starts again without waiting for more nodes."""
-    assert round_.cause is not None
-    return round_.cause.counts and {node.id for node in members} <= {candidate.node.id for candidate in nodes}
+    there = {candidate.node.id for candidate in nodes}
+    assert job.round.cause is not None
+    return job.round.cause.counts and all(node.id in there for node in job.members)
 
 
-def _form(
-    view: View, round_: Round, members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy
-) -> Propose:
-    chosen = choose(nodes, members, policy.most, sort_ip=policy.sort_ip, keep=policy.spares > 0)
-    known = {node.id for node in members}
+def _form(job: Situation, nodes: Sequence[Candidate]) -> Propose:
+    view, round_, policy = job.view, job.round, job.policy
+    chosen = choose(nodes, job.members, policy.most, sort_ip=policy.sort_ip, keep=policy.spares > 0)
+    known = {node.id for node in job.members}
     old_job = bool(known) and not any(node.id in known for node in chosen)
     forming = replace(
         round_,
@@ -508,17 +488,18 @@ def _form(
     return Propose(forming, chosen, view.round_revision)
 
 
-def _ended(view: View, round_: Round, cause: Cause) -> WriteRound:
-    ended = replace(round_, state=State.ENDED, cause=cause, code=cause.code or 1)
-    return WriteRound(ended, view.round_revision)
+def _ended(job: Situation, cause: Cause) -> WriteRound:
+    ended = replace(job.round, state=State.ENDED, cause=cause, code=cause.code or 1)
+    return WriteRound(ended, job.view.round_revision)
 
 
-def _timeout(round_: Round, members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> Cause:
+def _timeout(job: Situation, nodes: Sequence[Candidate]) -> Cause:
+    round_, policy = job.round, job.policy
     again = " again" if round_.cause is not None else ""
     where = f" at {policy.endpoint}" if policy.endpoint else ""
     limit = meeting_time(round_, policy)
     headline = f"{len(nodes)} of {policy.fewest} nodes met{again}{where} within {limit:g} s"
-    missing = missing_nodes(members, nodes, policy)
+    missing = missing_nodes(job, nodes)
     if missing:
         headline += f"; missing {_listed(missing)}"
     lines = [f"before that: {round_.cause.headline}"] if round_.cause is not None else []
@@ -532,8 +513,9 @@ def _what_to_do(policy: Policy) -> str:
     return f"Start the same command on the other machines, with --master={policy.endpoint}."
 
 
-def missing_nodes(members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> Strings:
+def missing_nodes(job: Situation, nodes: Sequence[Candidate]) -> Strings:
     """At most eight names, as far as earlier members, --ips or --rank tell which nodes are missing."""
+    policy, members = job.policy, job.members
     if len(nodes) >= policy.fewest:
         return ()
     there = {candidate.node.id for candidate in nodes}
@@ -556,12 +538,12 @@ def _listed(missing: Sequence[str]) -> str:
     return f"ranks {', '.join(ranks)}" if several else ", ".join(missing)
 
 
-def _count(view: View, decision: Decision, census: Census, now: float) -> None:
+def _count(job: Situation, decision: Decision, census: Census) -> None:
     """At most every CENSUS_EVERY seconds, because all nodes read it."""
-    if census == view.census_of_round:
+    if census == job.view.census_of_round:
         return
-    due = view.census_since + CENSUS_EVERY
-    if now >= due:
+    due = job.view.census_since + CENSUS_EVERY
+    if job.now >= due:
         decision.do(WriteCensus(census))
     else:
         decision.look_at(due)
@@ -570,24 +552,25 @@ def _count(view: View, decision: Decision, census: Census, now: float) -> None:
 # ---- forming and running
 
 
-def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
+def _forming(job: Situation) -> Decision:
+    view, round_, members = job.view, job.round, job.members
     done = [view.done(node.id) for node in members]
     if all(each is MemberStatus.READY for each in done):
         running = replace(round_, state=State.RUNNING, cause=None, after=0.0, check=NO_CHECK)
-        again = checked(view, round_, members, policy, now) if round_.check.turn else None
+        again = checked(job) if round_.check.turn else None
         return _only(WriteRound(again or running, view.round_revision))
     decision = Decision()
-    if round_.check.turn and (again := unanswered(view, round_, members, policy, now, decision)) is not None:
+    if round_.check.turn and (again := unanswered(job, decision)) is not None:
         return _only(WriteRound(again, view.round_revision))
     vanished = any(node.id in view.gone for node in members)
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
-        1.0, policy.lease / 2, len(members) * ROOM
+        1.0, job.policy.lease / 2, len(members) * ROOM
     )
-    patient_until += time_of_check(round_, policy)
-    if not vanished and now < patient_until:
+    patient_until += time_of_check(round_, job.policy)
+    if not vanished and job.now < patient_until:
         decision.look_at(patient_until)
         return decision
-    if now >= patient_until:
+    if job.now >= patient_until:
         for node, state in zip(members, done, strict=True):
             if state is None and node.id in view.nodes and node.id != view.me:
                 decision.do(DropNode(node.id, view.nodes[node.id].revision))
@@ -595,61 +578,60 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     return decision
 
 
-def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
+def _running(job: Situation) -> Decision:
+    view, round_, members, policy = job.view, job.round, job.members, job.policy
     if all(view.done(node.id) is MemberStatus.COMPLETED for node in members):
-        forgiven, _ = _work(view, members, policy, now - view.ran_since, True)
+        forgiven, _ = _work(job, job.now - view.ran_since, True)
         faults = merged(known_faults(view), forgiven)
         ended = replace(round_, state=State.ENDED, cause=None, code=0, faults=faults)
         return _only(WriteRound(ended, view.round_revision))
     decision = Decision()
-    cause = _first_lost(view, members, policy, now, decision)
+    cause = _first_lost(job, decision)
     if cause is None and len(view.nodes) > sum(node.id in view.nodes for node in members):
-        cause = _newcomers(view, round_, members, policy, now, decision)
-        if cause is None and (bad := bad_spares(view, members, policy)):
-            decision.do(WriteRound(noted(round_, bad, view.epoch + now, policy), view.round_revision))
+        cause = _newcomers(job, decision)
+        if cause is None and (bad := bad_spares(job)):
+            decision.do(WriteRound(noted(round_, bad, view.epoch + job.now, policy), view.round_revision))
     if cause is not None:
-        left = len(members) - 1 + len(spares(view, members, policy, now))
+        left = len(members) - 1 + len(spares(job))
         restart = cause.why is CauseKind.JOINED or policy.elastic or left >= policy.fewest
         decision.do(WriteRound(round_.stopping(cause, restart=restart), view.round_revision))
     return decision
 
 
-def _first_lost(
-    view: View, members: Sequence[Node], policy: Policy, now: float, decision: Decision
-) -> Cause | None:
+def _first_lost(job: Situation, decision: Decision) -> Cause | None:
     found: tuple[float, Cause] | None = None
-    for rank, node in enumerate(members):
-        if may_go(view, node):
+    for rank, node in enumerate(job.members):
+        if may_go(job.view, node):
             continue
-        gone = gone_at(view, node, policy, now, decision)
+        gone = gone_at(job, node, decision)
         if gone is not None and (found is None or gone < found[0]):
-            found = gone, lost(view, node, rank, policy.lease, now - gone)
+            found = gone, lost(job, node, rank, job.now - gone)
     return None if found is None else found[1]
 
 
-def _newcomers(
-    view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float, decision: Decision
-) -> Cause | None:
+def _newcomers(job: Situation, decision: Decision) -> Cause | None:
     """A node that may join starts a new generation; others are refused, because the job is full. One with the
     store, or a part of it, waits: it serves the others.
     """
-    admission = admit(view, policy, now)
-    known = {node.id for node in members}
-    left_out = leave_out(admission, view, policy) if admission.left_out else []
+    policy = job.policy
+    admission = admit(job)
+    known = {node.id for node in job.members}
+    left_out = leave_out(admission, job) if admission.left_out else []
     decision.do(*(refuse for refuse in (*admission.refused, *left_out) if refuse.id not in known))
     decision.look_at(admission.until)
     joining = [candidate for candidate in admission.eligible if candidate.node.id not in known]
     if not joining:
         return None
-    if round_.size < policy.most:
+    if job.round.size < policy.most:
         names = ", ".join(candidate.node.title for candidate in joining[:4])
         return Cause(why=CauseKind.JOINED, node=joining[0].node.title, headline=f"{names} joins", code=0)
-    verdict = job_is_full(view, tuple(members), policy)
+    verdict = job_is_full(job)
     for candidate in joining[policy.spares :]:
         if candidate.node.has_store:
             continue
-        sure = candidate.since + policy.ghost if policy.replaces else now  # it may replace one that is lost
-        if now >= sure:
+        # It may replace one that is lost.
+        sure = candidate.since + policy.ghost if policy.replaces else job.now
+        if job.now >= sure:
             decision.do(Refuse(candidate.node.id, verdict))
         else:
             decision.look_at(sure)

@@ -64,6 +64,7 @@ from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT
 from fleetrun.envs.contract import NodeLoss
 from fleetrun.errors import LaunchError, NotNeededError, RendezvousError, UsageError
+from fleetrun.frozen import frozen
 
 LOST_CODE = 125
 SLACK = 10.0
@@ -73,6 +74,17 @@ decision.
 
 TAKING_PART = (State.FORMING, State.RUNNING, State.STOPPING)
 """States in which a node may find itself among the members; the last two after it was disconnected."""
+
+
+@frozen
+class Turn:
+    """What a node decides from, and the decision so far."""
+
+    view: View
+    own: MemberState
+    policy: Policy
+    now: float
+    decision: Decision
 
 
 def decide(view: View, own: MemberState, policy: Policy, now: float) -> Decision:
@@ -90,13 +102,14 @@ def decide(view: View, own: MemberState, policy: Policy, now: float) -> Decision
 def follow(view: View, own: MemberState, policy: Policy, now: float) -> Decision:
     """What every node does, the leader too: register, claim the lead, take part, stop, end."""
     decision = Decision()
+    turn = Turn(view, own, policy, now, decision)
     if own.phase is Phase.OVER:
         ended = view.round is not None and view.round.state is State.ENDED
         if not (view.up and view.leads and ended and own.last is not None):
             decision.do(Close())
         return decision
     if own.last is not None:
-        _end(view, own, own.last, policy, decision)
+        _end(turn, own.last)
         return decision
     if view.verdict is not None and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(error_of(view.verdict)))
@@ -104,10 +117,10 @@ def follow(view: View, own: MemberState, policy: Policy, now: float) -> Decision
         text = f"another version of fleetrun, or another program, uses this job id: {view.foreign}"
         decision.do(Fail(LaunchError(text)))
     else:
-        _take_part(view, own, policy, now, decision)
+        _take_part(turn)
         if view.up:
-            _register(view, own, policy, now, decision)
-            _write_report(view, own, now, decision)
+            _register(turn)
+            _write_report(turn)
     return decision
 
 
@@ -121,8 +134,9 @@ def error_of(verdict: Verdict) -> LaunchError:
 # ---- Registration, lead and reports
 
 
-def _register(view: View, own: MemberState, policy: Policy, now: float, decision: Decision) -> None:
+def _register(turn: Turn) -> None:
     """Register this node, and claim the lead when there is no leader."""
+    view, own, decision = turn.view, turn.own, turn.decision
     if fenced(view, own):
         return
     if not view.registered or "node" in own.renew:
@@ -133,8 +147,8 @@ def _register(view: View, own: MemberState, policy: Policy, now: float, decision
         decision.do(ClaimLead(view.leader_revision))
     if view.leader is not None or view.leaderless_since is None:
         return
-    at = view.leaderless_since if _may_lead_at_once(view, own) else view.leaderless_since + policy.lease
-    if now >= at:
+    at = view.leaderless_since if _may_lead_at_once(view, own) else view.leaderless_since + turn.policy.lease
+    if turn.now >= at:
         decision.do(ClaimLead(ABSENT))
     else:
         decision.look_at(at)
@@ -153,66 +167,71 @@ def fenced(view: View, own: MemberState) -> bool:
     return own.active and view.round is not None and not own.is_in(view.round)
 
 
-def _write_report(view: View, own: MemberState, now: float, decision: Decision) -> None:
-    if view.round is None or not own.is_in(view.round):
+def _write_report(turn: Turn) -> None:
+    own, round_ = turn.own, turn.view.round
+    if round_ is None or not own.is_in(round_):
         return
-    report = own.report(now)
+    report = own.report(turn.now)
     if report is not None and own.reported != (own.generation, report.done, len(report.causes)):
-        decision.do(WriteReport(own.generation, report))
+        turn.decision.do(WriteReport(own.generation, report))
 
 
 # ---- Taking part in a generation
 
 
-def _take_part(view: View, own: MemberState, policy: Policy, now: float, decision: Decision) -> None:
+def _take_part(turn: Turn) -> None:
+    view = turn.view
     round_ = view.round
     if view.up and round_ is None:
-        _without_round(view, own, decision)
-    elif view.up and round_ is not None and own.phase is not Phase.IDLE:
-        _continue(view, own, round_, policy, now, decision)
+        _without_round(turn)
+    elif view.up and round_ is not None and turn.own.phase is not Phase.IDLE:
+        _continue(turn, round_)
     elif view.up and round_ is not None and round_.state in TAKING_PART:
-        _accept_place(view, own, round_, policy, decision)
-    give_up(view, own, policy, now, decision)
+        _accept_place(turn, round_)
+    give_up(turn)
 
 
-def _without_round(view: View, own: MemberState, decision: Decision) -> None:
+def _without_round(turn: Turn) -> None:
     """The job has not begun, or it has ended without this node, or the store has lost its data while the job
     runs.
     """
-    if view.cleared:
+    own, decision = turn.own, turn.decision
+    if turn.view.cleared:
         text = f"the job ended while {own.node.title} was disconnected; its result is not known here"
         if own.phase is Phase.RUNNING:
             decision.do(Stop(store_lost(text), False, at_once=True))
         decision.do(Fail(LaunchError(text)))
     elif own.phase is Phase.READY:
         decision.do(Leave())
-    elif own.phase is not Phase.IDLE and own.round is not None and view.registered:
+    elif own.phase is not Phase.IDLE and own.round is not None and turn.view.registered:
         decision.do(Propose(own.round, own.members, ABSENT))
 
 
-def _accept_place(view: View, own: MemberState, round_: Round, policy: Policy, decision: Decision) -> None:
-    members = view.members
+def _accept_place(turn: Turn, round_: Round) -> None:
+    policy, decision = turn.policy, turn.decision
+    members = turn.view.members
     if members is None:
         decision.do(ReadTopology(round_.topology))
         return
     for rank, node in enumerate(members):
-        if node.id == own.node.id:
+        if node.id == turn.own.node.id:
             decision.do(Accept(round_, rank))
             return
-    if _may_wait(own, policy) and round_.state is State.RUNNING:
+    if _may_wait(turn.own, policy) and round_.state is State.RUNNING:
         if policy.check != "off":
-            _check_alone(view, own, round_, decision)
+            _check_alone(turn, round_)
         there = len(members)
         decision.waiting = Waiting(present=there, fewest=policy.fewest, most=policy.most, spare=True)
 
 
-def _check_alone(view: View, own: MemberState, round_: Round, decision: Decision) -> None:
+def _check_alone(turn: Turn, round_: Round) -> None:
     """Each generation checks the machines that wait, too: one that is found bad makes room for another."""
+    own = turn.own
     if own.checked != round_.generation:
-        decision.do(CheckAlone(round_))
+        turn.decision.do(CheckAlone(round_))
     elif own.measured is not None and own.reported != (round_.generation, MemberStatus.READY, 0):
         found = Report(done=MemberStatus.READY, measured=own.measured)
-        decision.do(WriteReport(round_.generation, found))
+        turn.decision.do(WriteReport(round_.generation, found))
 
 
 def _may_wait(own: MemberState, policy: Policy) -> bool:
@@ -220,36 +239,34 @@ def _may_wait(own: MemberState, policy: Policy) -> bool:
     return policy.spares > 0 or own.node.has_store
 
 
-def _continue(
-    view: View, own: MemberState, round_: Round, policy: Policy, now: float, decision: Decision
-) -> None:
+def _continue(turn: Turn, round_: Round) -> None:
+    own, decision = turn.own, turn.decision
     if not own.is_in(round_):
-        _in_other_generation(view, own, round_, policy, decision)
+        _in_other_generation(turn, round_)
     elif round_.state is State.RUNNING:
         if own.phase is Phase.READY:
             decision.do(Start(round_))
         elif own.phase is Phase.RUNNING and own.failure is not None:
-            decision.do(_stop_round(view, own.failure, round_, now))
+            decision.do(_stop_round(turn, own.failure, round_))
     elif round_.state is State.STOPPING and own.phase in (Phase.READY, Phase.RUNNING):
         assert round_.cause is not None
         decision.do(Stop(round_.cause, round_.restart))
 
 
-def _stop_round(view: View, failure: Failure, round_: Round, now: float) -> WriteRound:
-    cause = replace(failure.cause, age=failure.cause.age + now - failure.since)
+def _stop_round(turn: Turn, failure: Failure, round_: Round) -> WriteRound:
+    cause = replace(failure.cause, age=failure.cause.age + turn.now - failure.since)
     stopping = round_.stopping(cause, restart=failure.restart, after=failure.after)
-    return WriteRound(stopping, view.round_revision)
+    return WriteRound(stopping, turn.view.round_revision)
 
 
-def _in_other_generation(
-    view: View, own: MemberState, round_: Round, policy: Policy, decision: Decision
-) -> None:
+def _in_other_generation(turn: Turn, round_: Round) -> None:
     """The round is in another generation than this node."""
-    if own.round is not None and view.rewound and not round_.topology and own.phase is not Phase.READY:
-        decision.do(Propose(own.round, own.members, view.round_revision))
+    own, decision = turn.own, turn.decision
+    if own.round is not None and turn.view.rewound and not round_.topology and own.phase is not Phase.READY:
+        decision.do(Propose(own.round, own.members, turn.view.round_revision))
     elif own.active and not own.killed:
         decision.do(Stop(disconnected(own), True, at_once=True))
-    elif own.phase is Phase.STOPPED and (cause := _own_failure(own, round_, policy)) is not None:
+    elif own.phase is Phase.STOPPED and (cause := _own_failure(own, round_, turn.policy)) is not None:
         decision.do(End(cause.code or 1, cause))
     elif own.phase in (Phase.READY, Phase.STOPPED):
         decision.do(Leave())
@@ -278,10 +295,11 @@ def disconnected(own: MemberState) -> Cause:
 # ---- The end of the job
 
 
-def _end(view: View, own: MemberState, last: Round, policy: Policy, decision: Decision) -> None:
-    if view.up and view.registered:
+def _end(turn: Turn, last: Round) -> None:
+    own, decision = turn.own, turn.decision
+    if turn.view.up and turn.view.registered:
         decision.do(Unregister())
-    if last.code == 0 and own.phase is Phase.IDLE and _may_wait(own, policy):
+    if last.code == 0 and own.phase is Phase.IDLE and _may_wait(own, turn.policy):
         decision.do(End(0, None))
     elif last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(NotNeededError("the job completed before this node could take part in it")))
@@ -305,21 +323,22 @@ def _end(view: View, own: MemberState, last: Round, policy: Policy, decision: De
 # ---- Giving up when neither the store nor the leader answers
 
 
-def give_up(view: View, own: MemberState, policy: Policy, now: float, decision: Decision) -> None:
+def give_up(turn: Turn) -> None:
     """End this node without the others, at the latest when their answer is overdue."""
+    own, policy = turn.own, turn.policy
     if own.phase in (Phase.IDLE, Phase.READY):
-        _give_up_meeting(view, own, policy, now, decision)
+        _give_up_meeting(turn)
     elif own.failure is not None and own.phase is Phase.RUNNING:
-        _at(own.failure.since + _time_alone(policy), now, decision, lambda: _end_alone(own))
+        _at(turn, own.failure.since + _time_alone(policy), lambda: _end_alone(own))
     elif own.down_since is not None and own.phase is Phase.STOPPED:
         restart = own.round is not None and own.round.restart
         limit = policy.rdzv_timeout if restart else _time_alone(policy)
         since = max(own.down_since, own.stopped_since)
-        _at(since + limit, now, decision, lambda: _end_alone(own))
+        _at(turn, since + limit, lambda: _end_alone(own))
     elif own.down_since is not None and own.phase is Phase.RUNNING and own.completed:
         since = max(own.down_since, own.completed_since)
         limit = max(2 * policy.reform_timeout, policy.lease)
-        _at(since + limit, now, decision, lambda: _end_unknown(own))
+        _at(turn, since + limit, lambda: _end_unknown(own))
 
 
 def _time_alone(policy: Policy) -> float:
@@ -327,32 +346,33 @@ def _time_alone(policy: Policy) -> float:
     return min(policy.lease, 5.0)
 
 
-def _give_up_meeting(view: View, own: MemberState, policy: Policy, now: float, decision: Decision) -> None:
+def _give_up_meeting(turn: Turn) -> None:
+    view, own, policy = turn.view, turn.own, turn.policy
     if not own.was_up:
-        _at(own.joined + policy.rdzv_timeout, now, decision, lambda: [Fail(_never_reached(own, policy))])
+        _at(turn, own.joined + policy.rdzv_timeout, lambda: [Fail(_never_reached(own, policy))])
     elif own.down_since is not None:
-        _at(own.down_since + policy.rdzv_timeout, now, decision, lambda: [Fail(_not_back(own, policy))])
+        _at(turn, own.down_since + policy.rdzv_timeout, lambda: [Fail(_not_back(own, policy))])
     elif view.round is None or view.round.state in (State.OPEN, State.FORMING):
         limit = meeting_time(view.round, policy)
         deadline = view.unformed_since + limit
         checks = time_of_check(view.round, policy) if view.round is not None else 0.0
-        _at(deadline + checks + 3 * policy.lease + SLACK, now, decision, lambda: [Fail(_not_met(limit))])
+        _at(turn, deadline + checks + 3 * policy.lease + SLACK, lambda: [Fail(_not_met(limit))])
         if (census := view.census_of_round) is not None:
-            decision.waiting = Waiting(
+            turn.decision.waiting = Waiting(
                 present=census.present,
                 fewest=policy.fewest,
                 most=policy.most,
                 missing=census.missing,
-                left=max(0.0, deadline - now),
+                left=max(0.0, deadline - turn.now),
             )
 
 
-def _at(when: float, now: float, decision: Decision, acts: Callable[[], Sequence[Stop | End | Fail]]) -> None:
+def _at(turn: Turn, when: float, acts: Callable[[], Sequence[Stop | End | Fail]]) -> None:
     """Decide on these acts when they are due; they are not made before."""
-    if now >= when:
-        decision.do(*acts())
+    if turn.now >= when:
+        turn.decision.do(*acts())
     else:
-        decision.look_at(when)
+        turn.decision.look_at(when)
 
 
 def _never_reached(own: MemberState, policy: Policy) -> RendezvousError:

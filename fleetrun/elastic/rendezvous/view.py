@@ -10,6 +10,7 @@ from enum import Enum, auto
 from itertools import chain
 
 from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import (
     BadRecordError,
@@ -298,6 +299,19 @@ _COURSE = tuple(MemberStatus)
 def _further(one: MemberStatus | None, other: MemberStatus) -> bool:
     """Whether a member is further than this report says."""
     return one is not None and _COURSE.index(one) > _COURSE.index(other)
+
+
+@frozen
+class Situation:
+    """What the leader decides from: its view of the store, the round there with its members, the job's policy
+    and the time.
+    """
+
+    view: View
+    round: Round
+    members: Nodes
+    policy: Policy
+    now: float
 
 
 class Phase(Enum):
