@@ -15,7 +15,7 @@ from fleetrun.aliases import Fields
 from fleetrun.commands import views
 from fleetrun.commands.output import Cell, Column, NumberColumn, percent
 from fleetrun.commands.views import formatted, number_of, text_of
-from fleetrun.console.text import format_duration, format_short
+from fleetrun.console.text import format_duration, format_short, format_speed
 from fleetrun.frozen import frozen
 from fleetrun.record.journal import objects_in
 
@@ -300,7 +300,7 @@ def progress_text(there: Sequence[Process]) -> str:
         parts.append(f"{format_duration(left)} left")
     if loss := views.loss_of(first.said):
         parts.append(f"loss {loss}")
-    rates = [rate for each in there if (rate := number_of(each.said, "rate")) is not None]
-    if rates:
-        parts.append(f"{format_short(sum(rates))} samples/s")
+    rates = (number_of(each.said, "rate") for each in there)
+    if speed := format_speed(rates, number_of(first.said, "step_seconds")):
+        parts.append(speed)
     return ", ".join(parts)

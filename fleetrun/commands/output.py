@@ -90,6 +90,12 @@ def output_path(name: str, endings: Strings) -> Path:
     return path
 
 
+def tell_file(to: Path, what: str) -> None:
+    """Print the path of a file so that it can be used in any folder, and on standard error `what` it is."""
+    remark(what)
+    write(f"{printable(str(to.absolute()))}\n")
+
+
 def remark(text: str) -> None:
     """Tell the user what is no part of the answer, on standard error."""
     click.echo(text, err=True)

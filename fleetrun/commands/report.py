@@ -172,9 +172,8 @@ def _head(history: History, now: float) -> list[str]:
     if began is not None:
         until = ended if ended is not None else now
         word = "ended" if history.over is not None else "last event" if ended is not None else "now"
-        lines.append(
-            f"  began {format_date(began)}, {word} {format_date(until)}, {describe_duration(until - began)}"
-        )
+        reached = (history.over or {}).get("reached") or describe_duration(until - began)
+        lines.append(f"  began {format_date(began)}, {word} {format_date(until)}, {reached}")
     argv = launch.get("argv")
     if isinstance(argv, list):
         import shlex

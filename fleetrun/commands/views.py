@@ -172,6 +172,7 @@ COLUMNS = (
     NumberColumn("STEP", 8),
     NumberColumn("LOSS", 7),
     NumberColumn("SAMPLES/S", 6),
+    NumberColumn("STEPS/S", 6),
     NumberColumn("LATE", 5),
     Column("LAST LINE", 1, rest=True),
 )
@@ -291,9 +292,16 @@ def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
         step_of(one),
         (loss_of(one), "red" if loss_of(one) in NO_NUMBERS else ""),
         formatted(format_short, number_of(one, "rate")),
+        _steps_a_second(one),
         percent(None if (late := number_of(one, "late")) is None else 100 * late),
         (activity_or_last_line(one), "dim"),
     ]
+
+
+def _steps_a_second(one: Fields) -> str:
+    """Of a process that does not count samples."""
+    seconds = number_of(one, "step_seconds")
+    return format_short(1 / seconds) if seconds and number_of(one, "rate") is None else ""
 
 
 def usage_cells(one: Fields) -> list[Cell]:

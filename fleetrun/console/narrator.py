@@ -24,7 +24,6 @@ from fleetrun.console.text import (
     format_bytes,
     format_count,
     format_loss,
-    format_short,
     masked,
     printable,
     read_tail,
@@ -192,16 +191,16 @@ def logs_pattern(spec: PodSpec, log_dir: str) -> str:
     return f"{log_dir}/{spec.job_id}.{spec.name}.*.log"
 
 
-def progress_facts(reached: Sequence[tuple[int | None, float | None]], rate: float | None) -> list[str]:
+def progress_facts(reached: Sequence[tuple[int | None, float | None]], speed: str) -> list[str]:
     """`step 1,200`, `loss 0.0231`, `12.3k samples/s`: of the trainer that has come furthest, but of all the
-    rate. `reached`: step and loss of each.
+    speed. `reached`: step and loss of each.
     """
     step, newest = max(reached, key=lambda each: -1 if each[0] is None else each[0], default=(None, None))
     loss = next((each for each in (newest, *(loss for _, loss in reached)) if each is not None), None)
     return [
         *([] if step is None else [f"step {format_count(step)}"]),
         *([] if loss is None else [f"loss {format_loss(loss)}"]),
-        *([] if rate is None else [f"{format_short(rate)} samples/s"]),
+        *([speed] if speed else []),
     ]
 
 
@@ -412,6 +411,8 @@ def _attempts(result: JobResult) -> list[str]:
     if not result.restarts:
         return [result.reason] if result.reason else []
     times = restarts_in_words(result.restarts)
+    if result.forgiven and result.cause and result.cause.attempt < result.restarts:  # each on its own
+        times += f" of {' and '.join(dict.fromkeys(each.spec.title for each in result.forgiven))}"
     return [f"{times} ({result.reason})" if result.reason else times]
 
 

@@ -18,6 +18,7 @@ from fleetrun.console.text import (
     format_duration,
     format_loss,
     format_short,
+    format_speed,
     printable,
 )
 from fleetrun.frozen import frozen
@@ -51,8 +52,8 @@ class CurrentActivity:
 @frozen(kw_only=True)
 class StatusFields:
     """`elapsed` is in seconds; `up` has (role, running processes, all processes) of a job on one machine,
-    else ("node", machines that have met, most machines); `rate` is in samples per second over all trainers of
-    this machine; `state` is empty while the job just runs.
+    else ("node", machines that have met, most machines); `speed` is that of all trainers of this machine;
+    `state` is empty while the job just runs.
     """
 
     elapsed: float = 0.0
@@ -61,7 +62,7 @@ class StatusFields:
     of: int | None = None
     left: float | None = None
     loss: float | None = None
-    rate: float | None = None
+    speed: str = ""
     restarts: int = 0
     state: str = ""
     activity: CurrentActivity | None = None
@@ -97,7 +98,6 @@ def status_fields(
     else:
         activity = _first_activity([*trainers, *containers])
     losses = (each["loss"] for each in (newest, *trainers) if each)
-    rates = [each["rate"] for each in trainers if each["rate"] is not None]
     return StatusFields(
         elapsed=status["elapsed"],
         up=() if waiting else _nodes_up(status["nodes"], most_nodes) or _processes_up(containers),
@@ -105,7 +105,7 @@ def status_fields(
         of=newest.get("of"),
         left=newest.get("left"),
         loss=next((loss for loss in losses if loss is not None), None),
-        rate=sum(rates) if rates else None,
+        speed=format_speed((each["rate"] for each in trainers), newest.get("step_seconds")),
         restarts=status["restarts"],
         state=status["state"] if status["state"] in _SHOWN_STATES else "",
         activity=activity,
@@ -184,8 +184,8 @@ def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
         texts.append((4, f"{format_duration(status.left)} left"))
     if status.loss is not None:
         texts.append((5, f"loss {format_loss(status.loss)}"))
-    if status.rate is not None:
-        texts.append((7, f"{format_short(status.rate)} samples/s"))
+    if status.speed:
+        texts.append((7, status.speed))
     if status.restarts:
         texts.append((4, f"{status.restarts} restart{'s' if status.restarts > 1 else ''}"))
     if status.silent_for is not None:

@@ -89,6 +89,13 @@ def format_short(number: float) -> str:
     return f"{number:.3g}" if math.isfinite(number) else str(number)
 
 
+def format_speed(samples: Iterable[float | None], step_seconds: float | None) -> str:
+    """`12.3k samples/s`: the sum of those that are known. If none is, `4.1 steps/s`, or nothing."""
+    if known := [each for each in samples if each is not None]:
+        return f"{format_short(sum(known))} samples/s"
+    return f"{format_short(1 / step_seconds)} steps/s" if step_seconds else ""
+
+
 def format_bytes(number: float) -> str:
     """In powers of 1024: `87 KiB`, `312 MiB`, `3.1 GiB`."""
     if 0 < number < 1024**2 / 2:

@@ -225,9 +225,7 @@ class Reports(Protocol):
     """Where the reports of processes arrive; containers go by their names (`trainer.0`)."""
 
     def latest(self, container: str, /) -> Report | None: ...
-    def rate(self, container: str, /) -> float | None: ...
-    def step_seconds(self, container: str, /) -> float | None: ...
-    def left(self, container: str, /) -> float | None: ...
+    def speeds(self, container: str, /) -> tuple[float | None, float | None, float | None]: ...
 
 
 class JobStatus:
@@ -455,14 +453,15 @@ class JobStatus:
         reports = self._reports if name else None
         report = None if reports is None else reports.latest(name)
         activity = None if report is None else report.activity
+        rate, step_seconds, left = (None,) * 3 if reports is None else reports.speeds(name)
         return {
             "step": None if report is None else report.step,
             "of": None if report is None else report.of,
-            "left": None if reports is None else reports.left(name),
+            "left": left,
             "samples": None if report is None else report.samples,
             "loss": None if report is None else report.loss,
-            "rate": None if reports is None else reports.rate(name),
-            "step_seconds": None if reports is None else reports.step_seconds(name),
+            "rate": rate,
+            "step_seconds": step_seconds,
             "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
             "server": None if report is None or not report.server else report.server,
             "tables": None if report is None or not report.tables else report.tables,

@@ -195,7 +195,7 @@ class Feed:
         self._write(job_state.begin_message(facts, exporters))
 
     def _report(self, container: str, said: Report) -> None:
-        self._write(job_state.report_message(container, said, self._receiver.rate(container)))
+        self._write(job_state.report_message(container, said, self._receiver.speeds(container)[0]))
 
     def _write(self, line: bytes) -> None:
         if self._companion is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fleetrun import files
 from fleetrun.aliases import Environ
 from fleetrun.console.narrator import Narrator, logs_pattern, progress_facts, restarts_in_words
-from fleetrun.console.text import describe_duration
+from fleetrun.console.text import describe_duration, format_speed
 from fleetrun.control.server import Control
 from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Role
@@ -153,10 +153,11 @@ class LaunchSession(Launch):
         progress.settle()
         names = [each.name for each in spec.containers if each.role is Role.TRAINER]
         reports = [report for name in names if (report := progress.latest(name)) is not None]
-        rates = [rate for name in names if (rate := progress.average(name)) is not None]
+        rates, paces = zip(*map(progress.averages, names), strict=True) if names else ((), ())
+        speed = format_speed(rates, min(filter(None, paces), default=None))
         facts = [
             describe_duration(self.status.elapsed),
-            *progress_facts([(each.step, each.loss) for each in reports], sum(rates) if rates else None),
+            *progress_facts([(each.step, each.loss) for each in reports], speed),
             *([restarts_in_words(restarts)] if restarts else []),
         ]
         return ", ".join(facts)
@@ -166,6 +167,7 @@ class LaunchSession(Launch):
         self._over = True
         self.marks.close()
         self.progress.settle()
+        reached = self.reached(self._pod.spec, end.restarts) if self._pod is not None else ""
         self.journal.write(
             "over",
             code=end.code,
@@ -175,10 +177,10 @@ class LaunchSession(Launch):
             container=end.first.name if end.first is not None else None,
             rank=end.first.rank if end.first is not None else None,
             goodput=goodput_fields(self.status.goodput.seconds(self.wall())),
+            reached=reached,
         )
         if end.code and end.report:
             _tell_parent(end.report)
-        reached = self.reached(self._pod.spec, end.restarts) if self._pod is not None else ""
         for part in self._parts.values():
             part.over(end, reached)
 

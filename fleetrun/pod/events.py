@@ -170,6 +170,8 @@ class JobResult:
     cause: Ended | None = None
     began: Ended | None = None
     others: tuple[Ended, ...] = ()
+    forgiven: tuple[Ended, ...] = ()
+    """Failures that restarts followed."""
     reason: str = ""
     restarts: int = 0
     strays: int = 0
@@ -232,6 +234,7 @@ def conclude(
         cause=cause,
         began=None if cause is None else _origin(cause, forgiven),
         others=others,
+        forgiven=tuple(forgiven),
         reason=reason,
         restarts=restarts,
         strays=strays,

@@ -117,25 +117,17 @@ class ProgressReceiver:
         latest = self.latest(name)
         return latest is not None and latest.saved
 
-    def rate(self, name: str) -> float | None:
-        """Samples per second over the last ten seconds or so."""
-        track = self._tracks.get(name)
-        return track.rate(self._loop.clock()) if track is not None else None
+    def speeds(self, name: str) -> tuple[float | None, float | None, float | None]:
+        """Samples per second and seconds of a step over the last ten seconds or so; seconds to the last step,
+        if the process has told which that is.
+        """
+        track, now = self._tracks.get(name), self._loop.clock()
+        return (None,) * 3 if track is None else (track.rate(now), track.step_seconds(now), track.left(now))
 
-    def step_seconds(self, name: str) -> float | None:
-        """Seconds of a step over the same time."""
+    def averages(self, name: str) -> tuple[float | None, float | None]:
+        """Samples per second and seconds of a step over all reports of the process."""
         track = self._tracks.get(name)
-        return track.step_seconds(self._loop.clock()) if track is not None else None
-
-    def left(self, name: str) -> float | None:
-        """Seconds to the last step, if the process has told which that is."""
-        track = self._tracks.get(name)
-        return track.left(self._loop.clock()) if track is not None else None
-
-    def average(self, name: str) -> float | None:
-        """Samples per second over all reports of the process."""
-        track = self._tracks.get(name)
-        return track.average if track is not None else None
+        return (None, None) if track is None else (track.average, track.pace)
 
     def subscribe(self, listener: Listener) -> None:
         self._listeners.append(listener)

@@ -103,14 +103,19 @@ class Track:
 
     def left(self, now: float) -> float | None:
         """Seconds to the last step at the pace of all steps so far; None if either is not known."""
-        latest = self.latest
-        if latest is None or latest.step is None or latest.of is None or self._stepped is None:
+        latest, pace = self.latest, self.pace
+        if latest is None or latest.step is None or latest.of is None or pace is None:
+            return None
+        return max(0.0, (latest.of - latest.step) * pace - (now - self._moved))
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a step from the first step to the last; None before the second."""
+        if self.latest is None or self.latest.step is None or self._stepped is None:
             return None
         began, first = self._stepped
-        steps, seconds = latest.step - first, self._moved - began
-        if steps <= 0:
-            return None
-        return max(0.0, (latest.of - latest.step) * seconds / steps - (now - self._moved))
+        steps = self.latest.step - first
+        return (self._moved - began) / steps if steps > 0 else None
 
     @property
     def average(self) -> float | None:

@@ -160,6 +160,7 @@ def test_the_progress_of_the_job_is_that_of_the_first_trainer():
     )
     text = "step 1,234 of 5,000 (25 %), 3m12s left, loss 0.0231, 120 samples/s"
     assert progress_text(found.all) == text
+    assert progress_text(listed(container(0, step=9, step_seconds=0.1)).all) == "step 9, 10 steps/s"
     assert progress_text(listed(container(0), container(0, "ps", step=3)).all) == ""
 
 

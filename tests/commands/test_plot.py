@@ -18,7 +18,9 @@ def _nothing_runs(tmp_path, monkeypatch):
 def test_the_job_that_ran_last_as_a_picture_by_its_name(tmp_path, capsys):
     write(tmp_path / "log", training(["trainer.0"]))
     assert answer("plot", []) == 0
-    assert capsys.readouterr().out == "ads.abcdef.png\n"
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path}/ads.abcdef.png\n", "as any program can use it"
+    assert "The plot of job ads, for an image viewer" in said.err
     assert (tmp_path / "ads.abcdef.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -27,7 +29,7 @@ def test_a_job_by_name_of_another_folder_into_another_file(tmp_path, capsys):
     write(tmp_path / "logs", training(["trainer.0"]), "search", "bcdefg")
     assert answer("plot", ["sea", "--log-dir=logs", "-o", "b.svg"]) == 0
     assert "search  (bcdefg)" in (tmp_path / "b.svg").read_text()
-    assert capsys.readouterr().out == "b.svg\n"
+    assert capsys.readouterr().out == f"{tmp_path}/b.svg\n"
 
 
 def test_one_without_progress_says_so(tmp_path, capsys):
@@ -56,7 +58,7 @@ def test_a_name_of_a_job_is_no_path(tmp_path, capsys):
     path = write(tmp_path / "log", training(["trainer.0"]))
     path.rename(path.with_name("-rf.abcdef.events.jsonl"))
     assert answer("plot", []) == 0
-    assert capsys.readouterr().out == "-rf.abcdef.png\n"
+    assert capsys.readouterr().out == f"{tmp_path}/-rf.abcdef.png\n"
 
 
 def test_help_is_a_page(capsys):

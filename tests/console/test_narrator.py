@@ -426,6 +426,15 @@ def test_the_end_of_a_server_comes_before_that_of_the_trainer_that_failed_by_it(
     assert lines[2].startswith("First failure: ")
 
 
+def test_restarts_of_other_processes_are_theirs(ended):
+    server = ended(rank=0, role=Role.SERVER)
+    lines = lines_of(ended(), restarts=2, forgiven=(server, server))
+    assert "after 2 restarts of server 0" in lines[2]
+    again = ended(attempt=2)
+    assert "after 2 restarts" in lines_of(again, restarts=2, forgiven=(again, ended(rank=0)))[2]
+    assert " of trainer" not in lines_of(again, restarts=2, forgiven=(again, ended(rank=0)))[2]
+
+
 def test_it_says_who_how_when_and_where(ended):
     lines = lines_of(ended(), Tail(("epoch 1",)), reason="--max_restart is 3", restarts=3)
     text = "\n".join(lines)

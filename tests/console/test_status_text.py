@@ -125,10 +125,10 @@ def test_silence_is_told_where_nothing_explains_it():
 def test_what_takes_long():
     activity = {"what": "saving", "done": 1, "of": 2}
     facts = status_fields(status(containers=[{"step": 4, "loss": 0.5, "rate": 9.0, "activity": activity}]))
-    assert (facts.step, facts.loss, facts.rate, facts.activity) == (
+    assert (facts.step, facts.loss, facts.speed, facts.activity) == (
         4,
         0.5,
-        9.0,
+        "9 samples/s",
         CurrentActivity("saving", 1, 2),
     )
 
@@ -158,9 +158,9 @@ def test_on_several_machines_the_machines_are_counted():
     assert status_fields(status(containers=[{}]), most_nodes=4).up == (("trainer", 1, 1),)
 
 
-def test_the_rate_is_that_of_all_trainers():
-    assert status_fields(status(containers=[{"rate": 2.0}, {}, {"rate": 3.0}])).rate == 5.0
-    assert status_fields(status(containers=[{}])).rate is None
+def test_the_speed_is_that_of_all_trainers():
+    assert status_fields(status(containers=[{"rate": 2.0}, {}, {"rate": 3.0}])).speed == "5 samples/s"
+    assert status_fields(status(containers=[{}])).speed == ""
 
 
 def test_a_trainers_word_about_what_takes_long_comes_first():
@@ -186,7 +186,7 @@ ALL = StatusFields(
     up=(("trainer", 2, 2), ("ps", 0, 1)),
     step=1234,
     loss=0.02314,
-    rate=12_345.0,
+    speed="12.3k samples/s",
     restarts=1,
     state="restarting",
     activity=CurrentActivity("loading tables", 4, 10),
@@ -203,6 +203,14 @@ def test_everything_in_one_row():
 def test_steps_of_steps_and_the_time_left():
     running = status(containers=[{"step": 1200, "of": 10_000, "left": 4000.0}])
     assert status_row(status_fields(running), 80) == "0:00:01 | trainers 1/1 | step 1,200/10,000 | 1h06m left"
+
+
+def test_the_speed_is_in_steps_where_no_samples_are_counted():
+    """As of a script of plain torch, whose steps are counted for it."""
+    steps = {"step": 60, "step_seconds": 0.25}
+    assert status_row(status_fields(status(containers=[steps])), 80).endswith("step 60 | 4 steps/s")
+    both = status(containers=[{**steps, "rate": 10.0}, {**steps, "rate": 2.0}])
+    assert status_row(status_fields(both), 80).endswith("step 60 | 12 samples/s")
 
 
 def test_what_nobody_knows_is_not_there():

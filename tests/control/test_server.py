@@ -297,14 +297,8 @@ class ProgressReceiver:
             activity=activity,
         )
 
-    def rate(self, container: str, /) -> float | None:
-        return 12.5 if container == "trainer.0" else None
-
-    def step_seconds(self, container: str, /) -> float | None:
-        return 0.25 if container == "trainer.0" else None
-
-    def left(self, container: str, /) -> float | None:
-        return 3.5 if container == "trainer.0" else None
+    def speeds(self, container: str, /) -> tuple[float | None, float | None, float | None]:
+        return (12.5, 0.25, 3.5) if container == "trainer.0" else (None, None, None)
 
 
 @pytest.fixture

@@ -89,4 +89,4 @@ for _ in range(3):
     report = launch.said.partition("=====")[2]
     assert "Began with: server 1 was killed by SIGKILL at " in report
     assert report.index("Began with") < report.index("First failure: trainer 0")
-    assert "after 2 restarts (a restart will not help)" in report
+    assert "after 2 restarts of server 1 and trainer 0 (a restart will not help)" in report

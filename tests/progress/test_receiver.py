@@ -148,14 +148,14 @@ def test_a_flood_lets_others_have_their_turn(room, tmp_path):
 def test_the_pace_comes_from_samples(room):
     room.say(samples=100)
     room.turn()
-    assert room.receiver.rate("trainer.0") is None
+    assert room.receiver.speeds("trainer.0")[0] is None
     room.clock.advance(5.0)
     room.say(samples=200)
     room.turn()
-    assert room.receiver.rate("trainer.0") == pytest.approx(20)
+    assert room.receiver.speeds("trainer.0")[0] == pytest.approx(20)
     room.clock.advance(60.0)
-    assert room.receiver.rate("trainer.0") is None
-    assert room.receiver.rate("trainer.1") is None
+    assert room.receiver.speeds("trainer.0")[0] is None
+    assert room.receiver.speeds("trainer.1")[0] is None
 
 
 def test_the_record_has_the_first_and_the_last(room):

@@ -212,6 +212,14 @@ def test_the_average_is_over_all_reports():
     assert Track().average is None
 
 
+def test_the_pace_of_all_steps():
+    track = Track()
+    assert track.pace is None
+    for seconds, step in ((10.0, 3), (11.0, 4), (14.0, 9)):
+        track.take(Report(pod="p", role="trainer", rank=0, step=step, received=seconds))
+        assert track.pace == (None if step == 3 else pytest.approx((seconds - 10) / (step - 3)))
+
+
 def test_points_do_not_add_up_for_ever():
     track = tracked(*((n / 1000, n) for n in range(10_000)))
     assert len(track._points) < 200
