@@ -79,6 +79,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         return run_cluster(resolved, host, ports, console, loop, interrupts, show)
     finally:
         signals.only_endings()
+        ports.close()
         console.drain(interrupts.urgent)
 
 

@@ -132,3 +132,16 @@ def test_thirty_launches_at_the_same_time(fleetrun: Fleetrun):
     for launch in launches:
         launch.go()
     assert [launch.wait() for launch in launches] == [0] * 30
+
+
+def test_a_launch_closes_what_it_opened(fleetrun: Fleetrun):
+    """PYTHONDEVMODE shows what is left open, in the launcher, its helpers and other commands."""
+    dev = {"PYTHONDEVMODE": "1"}
+    script = fleetrun.script('tell("ready", os.getpid())\nwait_for_go()\n')
+    launch = fleetrun.start(*TWO, "--hang_timeout", "1h", script, env=dev)
+    launch.until_ready(2)
+    said = [fleetrun.run(command, env=dev) for command in ("status", "stacks", "why", "logs")]
+    launch.go()
+    assert launch.wait() == 0, launch
+    said += [launch, fleetrun.run("report", env=dev)]
+    assert [each for each in said if "ResourceWarning" in each.out + each.err] == []
