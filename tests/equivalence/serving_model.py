@@ -177,7 +177,7 @@ mix("row_sorted", "features sorted", lambda part, h: h.sort(1).values)
 mix("row_cumulated", "cumsum over features", lambda part, h: h.cumsum(1))
 mix("chosen", "where() of each value", lambda part, h: torch.where(h > 0.5, h * 2, h - 1))
 mix("transposed_twice", "two transpositions", lambda part, h: (h.T * 2).T)
-mix("outer", "products of features", lambda part, h: torch.einsum("ni,nj->ni", h, h))
+mix("outer", "products of features", lambda part, h: torch.einsum("ni,nj->ni", h, h.abs()))
 
 _RARE = 0.5
 """Of mixes whose rows depend on each other."""
