@@ -32,7 +32,7 @@ def waiting(
         [sys.executable, "-u", str(script)], stdout=output, stderr=output, env=known
     ) as process:  # fmt: skip
         try:
-            eventually(lambda: b"ready" in log.read_bytes())
+            eventually(lambda: b"ready\n" in log.read_bytes())  # print writes the end of a line by itself
             yield target_of(process.pid, log), process
         finally:
             process.kill()
