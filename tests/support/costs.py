@@ -23,8 +23,10 @@ import pytest
 THOROUGH = Path(__file__).resolve().parents[1] / "thorough.txt"
 BUDGET = Path(__file__).resolve().parents[1] / "costs.json"
 GROWTH = 1.2
-SPARE = {"cpu": 8.0, "torch": 3}
-"""What a group may have beyond that, so that a small one does not fail for one test."""
+SPARE = {"cpu": 8.0, "torch": 8}
+"""What a group may have beyond that. A small one must not fail for one test, and the forkers of the workers
+import torch in the group that comes first.
+"""
 DEAREST = 20
 Cost = dict[str, float]
 
