@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -47,13 +48,27 @@ class Flood:
         try:
             with socket.create_connection(self._address) as connection:
                 connection.sendall(first)
+                if first == ENDLESS:
+                    await_ready(connection)
                 for _ in range(times):
                     connection.sendall(piece)
                     self.most = max(self.most, resident())
-                while connection.recv(1000):
-                    pass
+                connection.settimeout(20)
+                with contextlib.suppress(TimeoutError):
+                    while connection.recv(1000):
+                        pass
         except OSError:
             self.cut += 1
+
+
+def await_ready(connection: socket.socket) -> None:
+    """What comes before the server is ready is no message: the handshake would fail."""
+    seen = b""
+    while b"READY" not in seen:
+        data = connection.recv(1000)
+        if not data:
+            raise OSError("the server ended the connection")
+        seen += data
 
 
 def resident() -> int:
