@@ -24,7 +24,7 @@ from fleetrun import __version__
 from fleetrun.aliases import Document
 from fleetrun.commands.everywhere import Nodes, node_options, nodes_at, nodes_of, read_where
 from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job
-from fleetrun.commands.output import output_path, remark, tell_file
+from fleetrun.commands.output import output_path, print_file, remark
 from fleetrun.commands.report import as_json, summary
 from fleetrun.commands.stacks import targets
 from fleetrun.commands.why import ask_why
@@ -120,7 +120,7 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
             parts = chain(parts, bundles)
         for line in _write_bundle(to, name, parts):
             remark(f"fleetrun: not in it: {printable(line)}")
-    tell_file(to, "A bundle of the job, for a report of a problem. Look through it before you send it:")
+    print_file(to, "A bundle of the job, for a report of a problem. Look through it before you send it:")
     return 0
 
 

@@ -90,7 +90,7 @@ def output_path(name: str, endings: Strings) -> Path:
     return path
 
 
-def tell_file(to: Path, what: str) -> None:
+def print_file(to: Path, what: str) -> None:
     """Print the path of a file so that it can be used in any folder, and on standard error `what` it is."""
     remark(what)
     write(f"{printable(str(to.absolute()))}\n")

@@ -14,7 +14,7 @@ import click
 
 from fleetrun.commands.everywhere import Nodes, Where, node_options, nodes_at, nodes_of, read_where
 from fleetrun.commands.find import any_job, find_any, history_of, logs_of_job
-from fleetrun.commands.output import output_path, remark, tell_file
+from fleetrun.commands.output import output_path, print_file, remark
 from fleetrun.console.text import printable
 from fleetrun.elastic.guest import UnreachableError
 from fleetrun.host.interpreter import check_package
@@ -97,7 +97,7 @@ def _draw(histories: Sequence[History], output: str | None) -> None:
     to = output_path(name, ENDINGS)
     now = time.time() if history.running else None
     drawn = write_plot(history, to, now, others=[each.path for each in more])
-    tell_file(to, f"The plot of job {printable(history.job or '?')}, for an image viewer or a browser:")
+    print_file(to, f"The plot of job {printable(history.job or '?')}, for an image viewer or a browser:")
     if not (drawn.curves or drawn.values or drawn.tables):
         remark("No process reported progress: see fleetrun help progress.")
     if left := [title for title, _ in named_panels(drawn)[MOST_NAMED:]]:

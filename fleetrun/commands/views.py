@@ -299,7 +299,7 @@ def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
 
 
 def _steps_a_second(one: Fields) -> str:
-    """Of a process that does not count samples."""
+    """Word the speed of a process that does not count samples."""
     seconds = number_of(one, "step_seconds")
     return format_short(1 / seconds) if seconds and number_of(one, "rate") is None else ""
 

@@ -26,7 +26,7 @@ def begin_message(facts: Texts, exporters: Sequence[tuple[str, str]]) -> bytes:
 
 
 def event_message(event: Fields) -> bytes:
-    """A line of the record."""
+    """Encode a line of the record."""
     return _encoded({"is": "event", **plain(event)})
 
 
@@ -45,7 +45,7 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
 
 
 def spent_message(seconds: Numbers) -> bytes:
-    """What the time of the job went into so far."""
+    """Encode the seconds of the job so far, by what they were spent on."""
     return _encoded({"is": "spent", "seconds": dict(seconds)})
 
 
@@ -130,7 +130,7 @@ def bounded(values: Numbers, known: Mapping[str, object]) -> dict[str, float]:
 
 
 def ranked(ready: Fields) -> list[Document]:
-    """The processes that the event `ready` announces, without the one that runs before them."""
+    """Return the processes of the event `ready`, without the one that runs before them."""
     return [each for each in ready["containers"] if each["rank"] is not None]
 
 

@@ -17,8 +17,8 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
 def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[str, Any]:
-    """Of the event `launch`. `argv` is what to type after `fleetrun` for the same launch, wherever its
-    options came from, but for what only the `job_file` said; `typed` is what was typed.
+    """Return the fields of the event `launch`. `typed` is what the user typed. `argv` is what to type after
+    `fleetrun` for the same launch, wherever its options came from, without what only the job file had.
     """
     settings = resolved.settings
     return {
@@ -59,7 +59,7 @@ def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
 
 
 def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
-    """The processes of a pod; one that runs before them has no rank."""
+    """Describe the processes of a pod. The one that runs before them has no rank."""
     return [
         {
             "name": each.name,
@@ -74,7 +74,7 @@ def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
 
 
 def logs_of(spec: PodSpec) -> dict[str, Path]:
-    """The log of each, by its name."""
+    """Return the log of each process, by its name."""
     return {each.name: each.log for each in _with_hook(spec)}
 
 

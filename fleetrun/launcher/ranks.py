@@ -33,7 +33,7 @@ _SILENT = 3.0  # seconds after which a job that is stopped perhaps makes no prog
 
 
 class Ranks(Part):
-    """Of every launch."""
+    """Part of every launch."""
 
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._launch = launch
@@ -143,7 +143,7 @@ class Ranks(Part):
         return self._pod.containers if self._pod is not None else ()
 
     def why(self, detail: Detail, then: Callable[[Findings], None]) -> None:
-        """For `fleetrun why` and `bundle`."""
+        """Find out where all ranks are, for `fleetrun why` and `bundle`."""
         self._find(self._containers, then, detail)
 
     def tell(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:

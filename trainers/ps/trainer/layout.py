@@ -39,7 +39,7 @@ from trainers.ps.tables.spec import (
     place_blocks,
     servers_for,
 )
-from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit, rows_of
+from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit, rows_of, weight_of
 
 # ---- From a torch optimizer to the servers' rules.
 
@@ -393,7 +393,7 @@ def _plan_sparse(
         rule=SGD() if options.geo and trained else rule,  # deltas are added: SGD with a learning rate of -1
         rows=rows,
     )
-    return SparseParameter(
+    planned = SparseParameter(
         name=name,
         module=module,
         group=trained_by.group if trained_by else None,
@@ -402,6 +402,14 @@ def _plan_sparse(
         spec=spec,
         rule=rule,
     )
+    zeros = planned.zeros
+    if zeros is not None and row_limit(module) is not None and bool(weight_of(module)[zeros].any()):
+        raise NotSupportedError(
+            f"embedding {name!r} has a padding row (id {zeros}) that is not zero. The servers may evict "
+            "rows of this table, and an evicted padding row reads as zeros. Set it to zeros, or use no bound "
+            "and no statistics"
+        )
+    return planned
 
 
 def _of_every_table(tables: Mapping[str, TableConfigs], *, trained: bool) -> TableConfigs:

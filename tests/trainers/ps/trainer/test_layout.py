@@ -237,3 +237,16 @@ def test_a_table_learns_at_the_rate_of_its_group_or_its_own() -> None:
     rates = [found[f"{number}.weight"].lr for number in range(3)]
     assert rates == [pytest.approx(0.01), 2.0, pytest.approx(0.05)]
     assert len({each.alike for each in layout.sparse}) == 3
+
+
+@pytest.mark.parametrize("table", [TableConfigs(max_rows=7), TableConfigs(statistics=True)])
+def test_a_padding_row_that_would_read_as_zeros_is_refused(table: TableConfigs) -> None:
+    """Torch reads what is in it. Only a table that keeps its rows can do so."""
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 2, padding_idx=3, sparse=True))
+    options = LayoutOptions(configs=PsConfigs(), tables={"0.weight": table})
+    plan_layout(model, [sgd(model)], 1, options)
+    with torch.no_grad():
+        model[0].weight[3] = 7.0
+    plan_layout(model, [sgd(model)], 1, LayoutOptions(configs=PsConfigs(), tables={}))
+    with pytest.raises(NotSupportedError, match="id 3"):
+        plan_layout(model, [sgd(model)], 1, options)
