@@ -45,7 +45,7 @@ PARTS = {
     "schedulers": {"values", "record", "pod", "plugins", "envs", "errors"},
     "launcher": {
         "schedulers", "elastic", "exporters", "stacks", "control", "progress", "record", "console", "pod",
-        "plan", "host", "files", "shadow", "values", "envs", "errors",
+        "plan", "host", "files", "proc", "shadow", "values", "envs", "errors",
     },
     "doctor": {
         "launcher", "schedulers", "elastic", "console", "pod", "plan", "host", "files", "shadow", "values",

@@ -3,8 +3,7 @@ end.
 
 One line of JSON, one line back, and the connection is over. Only this user and root are answered. Nothing
 here waits: a client that asks slowly, or does not read the answer, is dropped after a while, and costs the
-job nothing. `JobStatus` listens to the events of the pods and keeps the status of the job on this machine;
-`Control` connects socket, status and job.
+job nothing. `JobStatus` is the status of the job on this machine; `Control` connects socket, status and job.
 """
 
 from __future__ import annotations
@@ -26,27 +25,12 @@ from fleetrun.aliases import Callback, Clock, Environ, Fields
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.files import peer, short_socket_path
-from fleetrun.pod.container import Container, Ended, Pod
-from fleetrun.pod.events import (
-    Detail,
-    Ending,
-    Failure,
-    Findings,
-    Hang,
-    Late,
-    Leaving,
-    PodEvent,
-    RestartAsked,
-    Restarting,
-    Started,
-    Verdict,
-    lateness_fields,
-    verdict_fields,
-)
+from fleetrun.pod.container import Container, Pod
+from fleetrun.pod.events import Detail, Findings, lateness_fields, verdict_fields
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
-from fleetrun.pod.policy import Restart
 from fleetrun.record.goodput import Goodput, goodput_fields
 from fleetrun.record.journal import plain
+from fleetrun.record.state import State
 
 if TYPE_CHECKING:
     from fleetrun.envs.progress_report import Report
@@ -215,7 +199,7 @@ def _answered(line: bytes | None, answer: Answer, asker: tuple[int, int]) -> Mes
     return answer({**question, "asker": asker})
 
 
-# ---- The status of the job on this machine, kept from events
+# ---- The status of the job on this machine
 
 STATUS_VERSION = 1
 """Of the answer. A later one may have more fields, and has all of these."""
@@ -225,129 +209,32 @@ class Reports(Protocol):
     """Where the reports of processes arrive; containers go by their names (`trainer.0`)."""
 
     def latest(self, container: str, /) -> Report | None: ...
+    def age(self, container: str, /) -> float | None: ...
     def speeds(self, container: str, /) -> tuple[float | None, float | None, float | None]: ...
 
 
-class JobStatus:
-    """Follows the events of all pods of a launch."""
+class JobStatus(State):
+    """The state, which follows from the record, and what the processes and their reports add at the moment.
 
-    def __init__(
-        self,
-        facts: Fields,
-        reports: Reports | None = None,
-        clock: Clock = time.monotonic,
-        wall: Clock = time.time,
-    ) -> None:
+    `clock` is that of the record.
+    """
+
+    def __init__(self, facts: Fields, reports: Reports | None = None, clock: Clock = time.time) -> None:
+        super().__init__()
         self.goodput = Goodput()
-        """Takes the events of the record."""
         self.facts = facts
         self._reports = reports
         self._clock = clock
-        self._wall = wall
-        self._began = clock()
-        self._state = "meeting"
-        self._why = ""
-        self._restarts = 0
-        self._nodes: list[dict[str, Any]] = []
-        self._stopping_since: float | None = None
-        self._waiting: dict[str, Any] | None = None
-        self._until: float | None = None
-        self._store: tuple[str, float] | None = None
+        self._began = self.began = clock()
         self._pod: Pod | None = None
-        self._started_at: dict[str, float] = {}
-        self._ended: dict[str, Ended] = {}
-        self.late: tuple[Late, ...] = ()
-        self._verdict: tuple[Verdict, float] | None = None
-        """Of the whole job, where it is known here."""
 
-    # ---- what happened
+    def set_pod(self, pod: Pod) -> None:
+        """This pod is next."""
+        self._pod = pod
 
-    def set_pod(self, pod: Pod, restarts: int) -> None:
-        """This pod is next, after so many restarts."""
-        self._pod, self._restarts, self.late = pod, restarts, ()
-        self._state, self._why = "starting", ""
-
-    def waiting(
-        self,
-        present: int,
-        wanted: int,
-        missing: Sequence[str],
-        *,
-        left: float | None = None,
-        spare: bool = False,
-    ) -> None:
-        """The machines of the job meet, for at most `left` seconds more; or it runs on so many others, and
-        this one is a spare.
-        """
-        self._waiting = {"present": present, "wanted": wanted, "missing": list(missing)}
-        self._until = None if left is None or spare else self._clock() + left
-        self._state = "spare" if spare else "meeting"
-
-    def met(self, titles: Sequence[str], rank: int) -> None:
-        """The machines of this round, in the order of their ranks; `rank` is this one's."""
-        self._waiting = None
-        self._nodes = [
-            {"rank": number, "title": title, "this": number == rank} for number, title in enumerate(titles)
-        ]
-
-    def store_down(self, store: str, limit: float) -> None:
-        """The machines' store cannot be reached, and is waited for, for so many seconds; at the start since
-        this launcher began.
-        """
-        first = not self._nodes and self._waiting is None
-        self._store = store, (self._began if first else self._clock()) + limit
-
-    def store_up(self) -> None:
-        self._store = None
-
-    def handle(self, event: PodEvent) -> None:
-        match event:
-            case Started():
-                self._started(event.containers)
-            case Ended():
-                self._ended[event.spec.name] = event
-            case Failure() if not event.tolerated:
-                self._decided(event.decision, str(event.ended.exit))
-            case Hang():
-                self._decided(event.decision, event.headline)
-            case RestartAsked() | Restarting():
-                self._restarting(event.containers)
-            case Leaving():
-                self._state = "leaving"
-            case Ending():
-                self.stopping(event.reason, restart=False)
-
-    def _started(self, containers: Sequence[Container]) -> None:
-        self._state, self._stopping_since = "running", None
-        self._started_at.update((each.spec.name, self._wall()) for each in containers)
-
-    def _decided(self, decision: object, why: str) -> None:
-        """After a failure or a hang."""
-        if isinstance(decision, Restart):
-            self._restarts += 1
-            self._state = "restarting"
-        else:
-            self.stopping(why, restart=False)
-
-    def _restarting(self, containers: Sequence[Container]) -> None:
-        if any(each.spec.role is not Role.EVALUATOR for each in containers):
-            self._state = "restarting"
-
-    def stopping(self, why: str, restart: bool) -> None:
-        """The pod of this machine, for what happened on one of the job's."""
-        self._state, self._why = "restarting" if restart else "ending", why
-        self._stopping_since = self._clock() if self._stopping_since is None else self._stopping_since
-
-    def stopping_for(self) -> float | None:
-        """For how many seconds the processes of this machine have been asked to end; None if they are not."""
-        return None if self._stopping_since is None else self._clock() - self._stopping_since
-
-    # ---- what it tells
-
-    @property
-    def nodes(self) -> int:
-        """How many machines have met."""
-        return len(self._nodes)
+    def handle(self, line: Fields) -> None:
+        super().handle(line)
+        self.goodput.take(line)
 
     @property
     def elapsed(self) -> float:
@@ -356,54 +243,60 @@ class JobStatus:
 
     def fields(self) -> dict[str, Any]:
         """The answer to `status`; see docs/monitoring-a-job.md."""
+        waiting, store = self.waiting, self.store
         return {
             "version": STATUS_VERSION,
             **self.facts,
             "elapsed": self.elapsed,
-            "state": self._state,
-            "why": self._why,
-            "restarts": self._restarts,
-            "nodes": self._nodes,
-            "waiting": None if self._waiting is None else {**self._waiting, "left": self._left(self._until)},
-            "store": None
-            if self._store is None
-            else {"name": self._store[0], "left": self._left(self._store[1])},
+            "state": self.state,
+            "why": self.why,
+            "restarts": self.restarted,
+            "nodes": self.nodes,
+            "waiting": waiting
+            and {
+                **{name: waiting[name] for name in ("present", "wanted", "missing")},
+                "left": self._left(waiting),
+            },
+            "store": store and {"name": store["name"], "left": self._left(store)},
             "containers": [self._container(each) for each in self._shown()],
-            "late": lateness_fields(self.late),
-            "goodput": goodput_fields(self.goodput.seconds(self._wall())),
+            "late": self.late,
+            "goodput": goodput_fields(self.goodput.seconds(self._clock())),
         }
 
-    def _left(self, until: float | None) -> float | None:
+    def _left(self, waits: Fields) -> float | None:
+        until = waits["until"]
         return None if until is None else max(0.0, round(until - self._clock(), 3))
 
-    def warned(self, verdict: Verdict) -> None:
-        """The launch has told this of a job that makes no progress."""
-        self._verdict = verdict, self._clock()
+    def stopping_for(self) -> float | None:
+        """For how many seconds the processes of this machine have been asked to end; None if they are not."""
+        return None if self.stopping_since is None else self._clock() - self.stopping_since
 
     def waits_for(self) -> str:
-        """In short what was told since the last sign of life; empty if nothing was."""
-        if self._verdict is None:
+        """In short the verdict since the last sign of life; empty if there was none."""
+        said = self.verdict
+        if said is None or said["kind"] == "straggler":
             return ""
-        verdict, told = self._verdict
-        if verdict.kind == "straggler" or (self.silent_for() or 0.0) < self._clock() - told:
+        if (self.silent_for() or 0.0) < self._clock() - said["time"]:
             return ""
-        ranks = f"trainer {ranks_in_words(verdict.ranks)}, " if verdict.ranks else ""
-        return f"{verdict.kind}: {ranks}fleetrun why"
+        ranks = f"trainer {ranks_in_words(said['ranks'])}, " if said["ranks"] else ""
+        return f"{said['kind']}: {ranks}fleetrun why"
 
     def silent_for(self) -> float | None:
         """How many seconds no trainer here has printed or reported anything; None unless some are running."""
         trainers = [
-            each
-            for each in (self._pod.containers if self._pod is not None and self._state == "running" else ())
+            each.spec
+            for each in (self._pod.containers if self._pod is not None and self.state == "running" else ())
             if each.spec.role is Role.TRAINER and each.alive
         ]
-        now = self._wall()
-        ages = [now - self._started_at.get(each.spec.name, now) for each in trainers]
+        ages: list[float] = []
         for each in trainers:
-            report = self._reports.latest(each.spec.name) if self._reports is not None else None
-            ages += [] if report is None else [self._clock() - report.received]
-            with suppress(OSError):
-                ages.append(now - each.spec.log.stat().st_mtime)
+            known = self.processes.get(each.name)
+            started = known.started if known is not None else None
+            ages.append(0.0 if started is None else self._clock() - started)
+            reported = self._reports.age(each.name) if self._reports is not None else None
+            ages += [] if reported is None else [reported]
+            with suppress(OSError):  # its time is that of the machine's clock, which may have been set
+                ages.append(time.time() - each.log.stat().st_mtime)
         return max(0.0, min(ages)) if ages else None
 
     def servers(self) -> dict[str, Any]:
@@ -428,12 +321,11 @@ class JobStatus:
         return [*self._pod.containers, *([hook] if hook is not None and hook.alive else [])]
 
     def _container(self, container: Container) -> dict[str, Any]:
-        spec, name = container.spec, container.spec.name
-        process = container.process
+        spec, process = container.spec, container.process
         alive = process is not None and process.exit is None
-        ended = None if alive else self._ended.get(name)
+        known = self.processes.get(spec.name)
         return {
-            "name": name,
+            "name": spec.name,
             "role": spec.label or str(spec.role),
             "rank": spec.rank,
             "index": spec.index,
@@ -441,12 +333,12 @@ class JobStatus:
             "alive": alive,
             "pid": process.pid if process is not None and alive else None,
             "attempt": container.restarts,
-            "started": self._started_at.get(name),
+            "started": known and known.started,
             "log": str(spec.log),
             "gpus": _gpus(spec.env),
-            "ended": None if ended is None else ended.ended,
-            "exit": None if ended is None else ended.exit.code,
-            **self._progress(name if alive else ""),
+            "ended": known and known.ended,
+            "exit": known and known.code,
+            **self._progress(spec.name if alive else ""),
         }
 
     def _progress(self, name: str) -> dict[str, Any]:
@@ -624,9 +516,9 @@ class Control:
         """`node`: its rank, if it is about one; `all`: every process, however many there are."""
         from fleetrun.control.node_status import MANY, with_answers  # late, too
 
-        rank = question.get("node")
-        one = rank if isinstance(rank, int) and 0 <= rank < self._job_status.nodes else None
-        brief = one is None and question.get("all") is not True and self._job_status.nodes > MANY
+        rank, nodes = question.get("node"), len(self._job_status.nodes)
+        one = rank if isinstance(rank, int) and 0 <= rank < nodes else None
+        brief = one is None and question.get("all") is not True and nodes > MANY
 
         def ask(say: Say) -> None:
             others.ask(

@@ -5,48 +5,17 @@ the exporter process builds from them.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from fleetrun.aliases import Document, Fields, Numbers, Texts
-from fleetrun.envs.progress_report import Report
-from fleetrun.record.journal import plain
+from fleetrun.aliases import Document, Fields, Numbers
+from fleetrun.record.state import Process, State
 
 Line = Document
 """The field `is` has its kind: `begin`, `report`, `spent`, or `event` (of the record)."""
 
-_OF_REPORTS = ("step", "samples", "loss", "values", "server", "tables", "time")
-"""Fields of a report that are sent as they are."""
 
-
-def begin_message(facts: Texts, exporters: Sequence[tuple[str, str]]) -> bytes:
-    """The first message: names and arguments of the exporters, and what job this is."""
-    return _encoded({"is": "begin", "facts": dict(facts), "exporters": list(exporters)})
-
-
-def event_message(event: Fields) -> bytes:
-    """Encode a line of the record."""
-    return _encoded({"is": "event", **plain(event)})
-
-
-def report_message(container: str, report: Report, rate: float | None) -> bytes:
-    """`rate` is in samples per second."""
-    activity = report.activity
-    return _encoded(
-        {
-            "is": "report",
-            "container": container,
-            "rate": rate,
-            "activity": [activity.what, activity.done, activity.of] if activity is not None else None,
-            **{name: getattr(report, name) for name in _OF_REPORTS},
-        }
-    )
-
-
-def spent_message(seconds: Numbers) -> bytes:
-    """Encode the seconds of the job so far, by what they were spent on."""
-    return _encoded({"is": "spent", "seconds": dict(seconds)})
+def message(kind: str, fields: Fields) -> bytes:
+    return json.dumps({"is": kind, **fields}, separators=(",", ":"), default=str).encode() + b"\n"
 
 
 def read_message(line: bytes) -> Line | None:
@@ -58,54 +27,40 @@ def read_message(line: bytes) -> Line | None:
     return message if isinstance(message, dict) and isinstance(message.get("is"), str) else None
 
 
-def _encoded(line: Line) -> bytes:
-    return json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
-
-
 # ---- The state of the job, in no particular export format.
 
 MOST_NAMES = 200
 """How many named values of one process are exported: a script that makes up names must not fill a disk."""
 
 
-@dataclass(slots=True)
-class ProcessState:
-    """One process of the job over all its attempts, by its role and rank.
-
-    `exits` counts by outcome: `ok`, `failed`, or `stopped` (by fleetrun). `started` and
-    `reported` are seconds since the epoch.
+class ProcessState(Process):
+    """One process of the job, and what it reported since it started. `reported` is in seconds since the
+    epoch.
     """
 
-    role: str
-    rank: int
-    pid: int | None = None
-    started: float | None = None
-    starts: int = 0
-    exits: Counter[str] = field(default_factory=Counter)
-    reported: float | None = None
-    step: int | None = None
-    samples: int | None = None
-    rate: float | None = None
-    loss: float | None = None
-    values: dict[str, float] = field(default_factory=dict)
-    activity: tuple[str, float | None, float | None] | None = None
-    server: dict[str, float] = field(default_factory=dict)
-    tables: dict[str, dict[str, float]] = field(default_factory=dict)
+    def __init__(self, role: str, rank: int | None) -> None:
+        super().__init__(role, rank)
+        self._forget()
 
-    @property
-    def up(self) -> bool:
-        return self.pid is not None
+    def _forget(self) -> None:
+        self.reported: float | None = None
+        self.step: int | None = None
+        self.samples: int | None = None
+        self.rate: float | None = None
+        self.loss: float | None = None
+        self.activity: tuple[str, float | None, float | None] | None = None
+        self.values: dict[str, float] = {}
+        self.server: dict[str, float] = {}
+        self.tables: dict[str, dict[str, float]] = {}
 
-    def start(self, pid: int, time: float) -> None:
+    def start(self, line: Fields) -> None:
         """A new process: the reports of the one before it no longer count."""
-        self.pid, self.started = pid, time
-        self.starts += 1
-        self.reported = self.step = self.samples = self.rate = self.loss = self.activity = None
-        self.values, self.server, self.tables = {}, {}, {}
+        super().start(line)
+        self._forget()
 
-    def end(self, code: int, asked: int | None) -> None:
-        self.pid = self.rate = self.activity = None
-        self.exits["ok" if code == 0 else "stopped" if asked is not None else "failed"] += 1
+    def end(self, line: Fields) -> None:
+        super().end(line)
+        self.rate = self.activity = None
 
     def report(self, line: Line, time: float) -> None:
         """Fields that the report leaves out keep their values."""
@@ -134,57 +89,40 @@ def ranked(ready: Fields) -> list[Document]:
     return [each for each in ready["containers"] if each["rank"] is not None]
 
 
-class Job:
-    """The processes of this machine's part of the job, and counts of what happened to it."""
+class Job(State):
+    """The state of this machine's part of the job, with reports, and counts of what happened."""
+
+    process = ProcessState
+    processes: dict[str, ProcessState]  # type: ignore[assignment]  # they are all made by `process`
 
     def __init__(self) -> None:
+        super().__init__()
         self.facts: dict[str, str] = {}
         self.started: float | None = None
-        self.processes: dict[str, ProcessState] = {}
-        self.late: dict[int, float] = {}
-        """Of the trainers of the whole job, where this machine has the first one."""
         self.spent: dict[str, float] = {}
         """Seconds of the job by what they went into."""
-        self.failures = 0
-        self.restarts = 0
-        self.hangs = 0
-        self.pods = 0
+        self.failures = self.restarts = self.hangs = 0
 
     def take(self, line: Line, now: float) -> None:
-        """Raises KeyError, TypeError or ValueError for a line that this module did not make."""
+        """Raises KeyError, TypeError or ValueError for a line that the launcher did not send."""
         kind = line["is"]
         if kind == "begin":
-            self.facts = {str(name): str(value) for name, value in line["facts"].items()}
-            self.started = now
+            self.facts, self.started = line["facts"], now
         elif kind == "report" and line["container"] in self.processes:
             self.processes[line["container"]].report(line, now)
         elif kind == "spent":
-            self.spent = {str(kind): float(seconds) for kind, seconds in line["seconds"].items()}
+            self.spent = line["seconds"]
         elif kind == "event":
-            self._event(line)
+            self.handle(line)
 
-    def _pod(self, line: Line) -> None:
-        """A machine that joins again keeps the names of its containers; their ranks may change."""
-        before = {(each.role, each.rank): each for each in self.processes.values()}
-        self.pods += 1
-        self.processes, self.late = {}, {}
-        for each in ranked(line):
-            key = (str(each["role"]), int(each["rank"]))
-            self.processes[each["name"]] = before.get(key) or ProcessState(*key)
+    def on_ready(self, line: Fields) -> None:
+        super().on_ready({**line, "containers": ranked(line)})
 
-    def _event(self, line: Line) -> None:
-        name = line["event"]
-        process = self.processes.get(line.get("container") or "")
-        if name == "ready":
-            self._pod(line)
-        elif name == "failed":
-            self.failures += 1
-            self.restarts += bool(line["restart"])
-        elif name == "hung":
-            self.hangs += 1
-        elif name == "lateness":
-            self.late = {int(each["rank"]): float(each["share"]) for each in line["late"]}
-        elif name == "started" and process is not None:
-            process.start(int(line["pid"]), float(line["time"]))
-        elif name == "exited" and process is not None:
-            process.end(int(line["code"]), line["asked"])
+    def on_failed(self, line: Fields) -> None:
+        super().on_failed(line)
+        self.failures += 1
+        self.restarts += bool(line["restart"])
+
+    def on_hung(self, line: Fields) -> None:
+        super().on_hung(line)
+        self.hangs += 1

@@ -127,8 +127,8 @@ class JobMetrics(Collector):
             "The part of the time for which other trainers waited for it",
             labels=_LABELS,
         )
-        for rank, share in self._job.late.items():
-            late.add_metric(("trainer", str(rank)), share)
+        for each in self._job.late:
+            late.add_metric(("trainer", str(each["rank"])), each["share"])
         yield late
         yield self._spent()
 

@@ -570,20 +570,24 @@ class _NodeEvents:
             self.nodes.ending(f"the faults of machines cannot be kept for the next launch: {error}")
 
     def waiting(self, note: Waiting) -> None:
-        self._job_status.waiting(note.present, note.fewest, note.missing, left=note.left, spare=note.spare)
         if note.spare:
             self.spared()
         self.nodes.waiting(note)
+        now = self._session.wall()
+        until = None if note.spare else now + note.left
+        waits = {"wanted": note.fewest, "missing": list(note.missing), "until": until, "spare": note.spare}
+        line = {"text": self.nodes.missed(note), "present": note.present, **waits}
         if self._has_met and (note.spare or note.present < note.most):
             self._has_met = False  # a record begins with the wait for the first meeting: that is not noted
-            self._note(text=self.nodes.missed(note), present=note.present)
+            self._note(**line)
+        else:
+            self._job_status.handle({"time": now, "event": "waiting", **line})
 
     def met(self, place: Assignment) -> None:
         self._has_met, self._rank, self._restarts = True, place.rank, place.restarts
         hosts = [each.title for each in place.members]
         if self._session.notices is not None:
             self._session.notices.node = place.rank
-        self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
         self._compare(place)
         text = f"node {place.rank} of {len(hosts)}: {', '.join(hosts)}"
@@ -605,9 +609,9 @@ class _NodeEvents:
 
     def stopping(self, cause: Cause, restart: bool) -> None:
         answer = self._answer(cause.why, restart)
-        self._job_status.stopping(cause.headline, restart)
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer, cause.requested)
-        self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
+        text = f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}"
+        self._note(text=text, why=cause.headline, restart=restart)
         tells = restart and cause.why is not CauseKind.JOINED and tells_for_job(self._rank, cause)
         if self._session.notices is not None and tells:
             self._session.notices.restarting(
@@ -630,13 +634,12 @@ class _NodeEvents:
 
     def store_down(self, why: str) -> None:
         self.nodes.store_down(why)
-        self._job_status.store_down(_store_name(self._settings), self._settings.rdzv_timeout)
-        self._note(text=f"the rendezvous store cannot be reached: {why}")
+        store, limit = _store_name(self._settings), self._settings.rdzv_timeout
+        self._note(text=f"the rendezvous store cannot be reached: {why}", store=store, limit=limit)
 
     def store_up(self) -> None:
         self.nodes.store_up()
-        self._job_status.store_up()
-        self._note(text="reconnected to the rendezvous store")
+        self._note(text="reconnected to the rendezvous store", store=None)
 
     def ending(self, why: str, requested: bool = False) -> None:
         self.nodes.ending(why, requested)

@@ -93,11 +93,11 @@ class Launch:
         """Pids of the launcher's own processes. They are spared when what containers left is ended."""
         mode, script = settings.run_mode, program(settings)
         facts = facts_of_launch(settings.job_id, spec.name, mode, self.log_dir, settings.max_restart, script)
-        self.status = JobStatus(facts, self.progress)
+        self.status = JobStatus(facts, self.progress, self.wall)
 
         self.memory = MemoryStore(loop, files.memory_socket(self.runtime, spec.name))
         self.marks = Marks(marks_path(self.log_dir, settings.job_id, spec.name), loop, self.wall)
-        for listener in (self.marks.heard, self.status.goodput.take):
+        for listener in (self.marks.heard, self.status.handle):
             self.journal.subscribe(listener)
         if (hear := console.listener) is not None:
             self.journal.subscribe(lambda event: hear(encoded(event)))

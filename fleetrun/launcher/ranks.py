@@ -100,16 +100,14 @@ class Ranks(Part):
         return Finder(taker, self._ask, detail).begin(containers, then)
 
     def _note_lateness(self, late: tuple[Late, ...]) -> None:
-        if lateness_fields((*late, *self._status.late)):
-            self._launch.journal.write("lateness", late=lateness_fields(late))
-        self._status.late = late
+        if (fields := lateness_fields(late)) or self._status.late:
+            self._launch.journal.write("lateness", late=fields)
 
     def _warn_of(self, verdict: Verdict, *, normal: bool = False) -> None:
         tell = self._launch.console.info if normal else self._launch.console.warning
         hint = " (normal while a rank evaluates, compiles or reads data)" if normal else ""
         tell(printable(f"{verdict.sentence}{hint}; see `fleetrun why`"))
         self._launch.journal.write("verdict", **verdict_fields(verdict))
-        self._status.warned(verdict)
 
     def hangs(self) -> HangWatch | None:
         """Return the watch for hangs, the same for all pods; None unless it was asked for."""

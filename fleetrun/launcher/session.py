@@ -109,7 +109,7 @@ class LaunchSession(Launch):
         """
         events = Events()
         parts = [part.handle for part in self._parts.values()]
-        for handle in (narrator.handle, self.progress.handle, self._record, self.status.handle, *parts):
+        for handle in (narrator.handle, self.progress.handle, self._record, *parts):
             events.subscribe(handle)
         return events
 
@@ -132,13 +132,14 @@ class LaunchSession(Launch):
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
         self._pod = pod
-        self.status.set_pod(pod, restarts)
+        self.status.set_pod(pod)
         self.progress.pod(pod.spec)
         for part in self._parts.values():
             part.set_pod(pod, restarts)
         self.journal.write(
             "ready",
             attempt=max((each.restarts for each in pod.containers), default=0),
+            restarts=restarts,
             containers=container_fields(pod.spec),
         )
         self.marks.start(logs_of(pod.spec))

@@ -105,6 +105,11 @@ class ProgressReceiver:
         track = self._tracks.get(name)
         return track.latest if track is not None else None
 
+    def age(self, name: str) -> float | None:
+        """Seconds since the last report of the process that runs now; None if there was none."""
+        latest = self.latest(name)
+        return None if latest is None else self._loop.clock() - latest.received
+
     def last_step(self, names: Iterable[str]) -> int | None:
         """The last step that any of these containers has reported; None if none has."""
         self._read(_QUEUE)

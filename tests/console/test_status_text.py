@@ -17,6 +17,7 @@ from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.pods import spec_of
+from tests.support.record_lines import line, met, set_pod, waits
 
 # ---- From the answer to `status` to the fields of the status line.
 
@@ -41,7 +42,7 @@ def status(**more):
 
 def test_a_launch_that_has_no_pod_yet(tmp_path):
     """The keys are those that the status answers with."""
-    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=iter([5.0, 7.5]).__next__)
+    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=iter([5.0, 7.5, 7.5]).__next__)
     facts = status_fields(status.fields())
     assert (facts.elapsed, facts.up, facts.state, facts.activity) == (2.5, (), "", None)
 
@@ -50,7 +51,7 @@ def test_a_pod_of_which_nothing_runs(tmp_path):
     status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3))
     specs = [spec_of(tmp_path, "true", Role.SERVER, 0), spec_of(tmp_path, "true", Role.TRAINER, 0)]
     spec = PodSpec(name="x", job_id="x", mode=Mode.PS, containers=tuple(specs), log_dir=tmp_path)
-    status.set_pod(Pod(spec), 2)
+    set_pod(status, Pod(spec), 2)
     facts = status_fields(status.fields())
     assert facts.up == (("trainer", 0, 1), ("ps", 0, 1)), "trainers first"
     assert (facts.state, facts.restarts) == ("starting", 2)
@@ -58,11 +59,11 @@ def test_a_pod_of_which_nothing_runs(tmp_path):
 
 def test_waiting_for_machines(tmp_path):
     status = JobStatus(facts_of_launch("job", "pod", "collective", tmp_path, 3))
-    status.waiting(3, 4, ["10.0.0.7"])
+    waits(status, 3, 4, ["10.0.0.7"])
     assert status_fields(status.fields()).activity == CurrentActivity("3 of 4 nodes, waiting for 10.0.0.7")
-    status.waiting(1, 4, ["a", "b", "c"])
+    waits(status, 1, 4, ["a", "b", "c"])
     assert status_fields(status.fields()).activity == CurrentActivity("1 of 4 nodes, waiting for a, b ...")
-    status.waiting(1, 4, [])
+    waits(status, 1, 4, [])
     assert status_fields(status.fields()).activity == CurrentActivity("1 of 4 nodes, waiting for more")
 
 
@@ -74,15 +75,15 @@ def test_what_is_waited_for_has_an_end(tmp_path):
         return activity_text(status_fields(status.fields()).activity)
 
     now[0] = 8.0
-    status.store_down("etcd", 600.0)
+    line(status, "node", store="etcd", limit=600.0)
     now[0] = 35.0
     assert told() == "waiting for etcd, 9:30 left", "since the launcher began"
-    status.store_up()
-    status.waiting(1, 2, ["h2"], left=65.0)
+    line(status, "node", store=None)
+    waits(status, 1, 2, ["h2"], left=65.0)
     assert told() == "1 of 2 nodes, waiting for h2, 1:05 left"
-    status.met(["h1", "h2"], 0)
+    met(status, ["h1", "h2"], 0)
     now[0] = 100.0
-    status.store_down("etcd", 600.0)
+    line(status, "node", store="etcd", limit=600.0)
     assert told() == "waiting for etcd, 10:00 left"
     now[0] = 9999.0
     assert told() == "waiting for etcd, 0:00 left"
@@ -101,9 +102,9 @@ def test_since_when_processes_are_asked_to_end(tmp_path):
     now = [5.0]
     status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=lambda: now[0])
     assert status.stopping_for() is None
-    status.stopping("a node is lost", restart=False)
+    line(status, "node", why="a node is lost", restart=False)
     now[0] = 8.0
-    status.stopping("got SIGTERM", restart=False)
+    line(status, "ending", reason="got SIGTERM")
     assert status.stopping_for() == 3.0
 
 

@@ -7,6 +7,7 @@ import pytest
 from fleetrun.control.node_status import MANY, unpack
 from fleetrun.control.server import Control, JobStatus, facts_of_launch
 from fleetrun.pod.loop import Loop
+from tests.support.record_lines import met
 
 
 class Others:
@@ -34,7 +35,7 @@ def control():
 
 
 def meet(control, count):
-    control.status.met([f"h{rank}" for rank in range(count)], 0)
+    met(control.status, [f"h{rank}" for rank in range(count)], 0)
 
 
 def ask(control, **more):

@@ -24,6 +24,7 @@ from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
 from fleetrun.record.journal import plain
 from tests.support.pods import spec_of
+from tests.support.record_lines import happened, line, met, set_pod, waits
 from tests.support.serving import serving
 from tests.support.waiting import eventually
 
@@ -297,6 +298,9 @@ class ProgressReceiver:
             activity=activity,
         )
 
+    def age(self, container: str, /) -> float | None:
+        return 5000.0 if container == "trainer.0" else None
+
     def speeds(self, container: str, /) -> tuple[float | None, float | None, float | None]:
         return (12.5, 0.25, 3.5) if container == "trainer.0" else (None, None, None)
 
@@ -317,8 +321,9 @@ def now():
 
 
 @pytest.fixture
-def status(now):
-    return JobStatus(FACTS, ProgressReceiver(), clock=lambda: now[0], wall=lambda: now[0] + 1e9)
+def status(now, monkeypatch):
+    monkeypatch.setattr("fleetrun.control.server.time.time", lambda: now[0] + 1e9)
+    return JobStatus(FACTS, ProgressReceiver(), clock=lambda: now[0] + 1e9)
 
 
 def run(status, *containers):
@@ -326,14 +331,14 @@ def run(status, *containers):
     for number, each in enumerate(containers):
         each.process = SimpleNamespace(pid=100 + number, exit=None)
         each.status = Status.RUNNING
-    status.handle(Started(list(containers)))
+    happened(status, Started(list(containers)))
 
 
 def end(status, container, code):
     container.process.exit = Exit(code)
     container.status = Status.FAILED if code else Status.COMPLETED
     ended = Ended(spec=container.spec, exit=Exit(code), pid=100, started=1.0, ended=2.0, attempt=0)
-    status.handle(ended)
+    happened(status, ended)
     return ended
 
 
@@ -352,7 +357,7 @@ def test_a_job_that_has_just_begun(status, now):
 
 
 def test_processes_that_run(status, pod, now):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     assert status.fields()["state"] == "starting"
     run(status, *pod.containers)
     assert status.fields()["state"] == "running"
@@ -381,12 +386,12 @@ def test_processes_that_run(status, pod, now):
 )
 def test_gpus_are_told_by_the_names_that_the_machine_has_for_them(status, pod, seen, own, gpus):
     pod.containers[1].spec.env.update(CUDA_VISIBLE_DEVICES=seen, FLAGS_selected_gpus=own)
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     assert of(status, "trainer.0")["gpus"] == gpus
 
 
 def test_what_they_report(status, pod):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     run(status, *pod.containers)
     trainer = of(status, "trainer.0")
     assert (trainer["step"], trainer["samples"], trainer["rate"]) == (7, 70, 12.5)
@@ -395,21 +400,21 @@ def test_what_they_report(status, pod):
     assert of(status, "trainer.1")["step"] is None
 
 
-def test_one_that_ended_says_how_and_reports_no_more(status, pod):
-    status.set_pod(pod, 0)
+def test_one_that_ended_says_how_and_reports_no_more(status, pod, now):
+    set_pod(status, pod)
     run(status, *pod.containers)
     end(status, pod.containers[1], -9)
     trainer = of(status, "trainer.0")
     assert (trainer["alive"], trainer["pid"], trainer["state"]) == (False, None, "failed")
-    assert (trainer["exit"], trainer["ended"]) == (-9, 2.0)
+    assert (trainer["exit"], trainer["ended"]) == (-9, now[0] + 1e9)
     assert (trainer["step"], trainer["rate"]) == (None, None)
 
 
 def test_a_failure_is_restarted_and_counted(status, pod):
-    status.set_pod(pod, 1)
+    set_pod(status, pod, 1)
     run(status, *pod.containers)
     ended = end(status, pod.containers[1], 3)
-    status.handle(Failure(ended=ended, decision=Restart(after=1.0, number=2, limit=3), alive=2))
+    happened(status, Failure(ended=ended, decision=Restart(after=1.0, number=2, limit=3), alive=2))
     assert (status.fields()["state"], status.fields()["restarts"]) == ("restarting", 2)
     run(status, pod.containers[1])
     assert status.fields()["state"] == "running"
@@ -417,24 +422,24 @@ def test_a_failure_is_restarted_and_counted(status, pod):
 
 
 def test_a_failure_that_is_the_last_ends_the_job(status, pod):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     run(status, *pod.containers)
     ended = end(status, pod.containers[1], 3)
-    status.handle(Failure(ended=ended, decision=GiveUp("enough"), alive=2))
+    happened(status, Failure(ended=ended, decision=GiveUp("enough"), alive=2))
     assert (status.fields()["state"], status.fields()["why"]) == ("ending", "exited with code 3")
 
 
 def test_leaving_and_ending(status, pod):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     run(status, *pod.containers)
-    status.handle(Leaving(pod.containers[:1]))
+    happened(status, Leaving(pod.containers[:1]))
     assert status.fields()["state"] == "leaving"
-    status.handle(Ending("got SIGTERM"))
+    happened(status, Ending("got SIGTERM"))
     assert (status.fields()["state"], status.fields()["why"]) == ("ending", "got SIGTERM")
 
 
 def test_the_pre_hook_shows_while_it_runs(status, pod):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     run(status, pod.hook)
     assert of(status, "pre_hook")["state"] == "running"
     end(status, pod.hook, 0)
@@ -442,7 +447,7 @@ def test_the_pre_hook_shows_while_it_runs(status, pod):
 
 
 def test_how_long_no_trainer_has_given_a_sign_of_life(status, pod, now):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     assert status.silent_for() is None
     run(status, *pod.containers)
     log = pod.containers[1].spec.log
@@ -460,12 +465,12 @@ def test_how_long_no_trainer_has_given_a_sign_of_life(status, pod, now):
 
 
 def test_machines_that_meet(status):
-    status.waiting(3, 4, ["10.0.0.7"], left=60.0)
+    waits(status, 3, 4, ["10.0.0.7"], left=60.0)
     known = {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
     assert status.fields()["waiting"] == {**known, "left": 60.0}
-    status.waiting(4, 4, [], spare=True)
+    waits(status, 4, 4, [], spare=True)
     assert status.fields()["state"] == "spare"
-    status.met(["h1 (10.0.0.1)", "h2 (10.0.0.2)"], 1)
+    met(status, ["h1 (10.0.0.1)", "h2 (10.0.0.2)"], 1)
     assert status.fields()["waiting"] is None
     assert status.fields()["nodes"] == [
         {"rank": 0, "title": "h1 (10.0.0.1)", "this": False},
@@ -475,14 +480,14 @@ def test_machines_that_meet(status):
 
 @pytest.mark.parametrize(("restart", "state"), [(True, "restarting"), (False, "ending")])
 def test_what_happened_on_another_machine(status, pod, restart, state):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     run(status, *pod.containers)
-    status.stopping("trainer 3 exited with code 7", restart)
+    line(status, "node", why="trainer 3 exited with code 7", restart=restart)
     assert (status.fields()["state"], status.fields()["why"]) == (
         state,
         "trainer 3 exited with code 7",
     )
-    status.set_pod(pod, 1)
+    set_pod(status, pod, 1)
     assert (status.fields()["state"], status.fields()["why"], status.fields()["restarts"]) == (
         "starting",
         "",
@@ -580,6 +585,6 @@ def test_the_folder_of_another_is_not_used(control, tmp_path):
 
 
 def test_every_answer_is_json(status, pod):
-    status.set_pod(pod, 0)
+    set_pod(status, pod)
     run(status, *pod.containers)
     json.dumps(status.fields())

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+from fleetrun.aliases import Fields
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.progress_report import Activity, Report
 from fleetrun.exporters import job_state
 from fleetrun.exporters.job_state import Line
+from fleetrun.launcher.exports import Exports
 from fleetrun.launcher.facts import container_fields
 from fleetrun.pod.spec import ContainerSpec, PodSpec
+from fleetrun.record.journal import plain
 
 
-def read(line: bytes | None) -> Line:
-    assert line is not None
-    found = job_state.read_message(line)
+def sent(kind: str, **fields: object) -> Line:
+    """A message as it arrives."""
+    found = job_state.read_message(job_state.message(kind, fields))
     assert found is not None
     return found
 
@@ -37,7 +41,7 @@ def spec(*who: tuple[Role, int]) -> PodSpec:
 
 def begin(**how: object) -> Line:
     facts = {"job": "ads", "pod": "abcdef", "mode": "ps", "host": "node1"}
-    return read(job_state.begin_message(**{"facts": facts, "exporters": [], **how}))
+    return sent("begin", facts=facts, exporters=[], **how)
 
 
 def pod(*ranks: int) -> Line:
@@ -46,7 +50,7 @@ def pod(*ranks: int) -> Line:
 
 
 def event(name: str, **fields: object) -> Line:
-    return read(job_state.event_message({"event": name, "time": 100.0, **fields}))
+    return sent("event", **plain({"event": name, "time": 100.0, **fields}))
 
 
 def started(container: str = "trainer.0", pid: int = 7, attempt: int = 0) -> Line:
@@ -54,12 +58,26 @@ def started(container: str = "trainer.0", pid: int = 7, attempt: int = 0) -> Lin
 
 
 def exited(container: str = "trainer.0", code: int = 0, asked: int | None = None) -> Line:
-    return event("exited", container=container, pid=7, attempt=0, code=code, asked=asked)
+    return event("exited", container=container, pid=7, attempt=0, code=code, asked=asked, how="")
+
+
+def failed(*, restart: bool) -> Line:
+    return event("failed", container="trainer.0", beside=False, restart=restart)
+
+
+def hung() -> Line:
+    return event("hung", reason="no trainer printed anything", restart=True)
 
 
 def report(container: str = "trainer.0", rate: float | None = None, **said: object) -> Line:
     made = Report(pod="abcdef", role="trainer", rank=0, **said)  # type: ignore[arg-type]
-    return read(job_state.report_message(container, made, rate))
+    messages: list[tuple[str, Fields]] = []
+    exports = SimpleNamespace(
+        _speeds=lambda name: (rate, None, None), _send=lambda *message: messages.append(message)
+    )
+    Exports._report(exports, container, made)  # type: ignore[arg-type]
+    ((kind, fields),) = messages
+    return sent(kind, **fields)
 
 
 BUSY = Activity("loading tables", 3.0, 12.0)

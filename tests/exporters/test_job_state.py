@@ -7,7 +7,7 @@ import pytest
 from fleetrun.exporters import job_state
 from fleetrun.exporters.job_state import MOST_NAMES, Job
 from fleetrun.pod.companion import read_warning, warning_message
-from tests.exporters.messages import BUSY, begin, event, exited, pod, report, started
+from tests.exporters.messages import BUSY, begin, event, exited, failed, hung, pod, report, started
 
 
 def job(*lines):
@@ -18,7 +18,7 @@ def job(*lines):
 
 
 def test_the_job_itself():
-    made = job(begin(), pod(), event("failed", restart=True), event("failed", restart=False), event("hung"))
+    made = job(begin(), pod(), failed(restart=True), failed(restart=False), hung())
     assert made.facts == {"job": "ads", "pod": "abcdef", "mode": "ps", "host": "node1"}
     assert (made.started, made.failures, made.restarts, made.hangs) == (1000.0, 2, 1, 1)
 
@@ -136,7 +136,7 @@ def test_anything_else_is_no_line(line):
 
 
 def test_each_is_one_line():
-    for line in (job_state.begin_message({"job": "a\nb"}, []), warning_message("a\nb")):
+    for line in (job_state.message("begin", {"facts": {"job": "a\nb"}}), warning_message("a\nb")):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
     assert begin()["facts"]["host"] == "node1"

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetrun.exporters.job_state import Job, read_message, spent_message
+from fleetrun.exporters.job_state import Job
 from fleetrun.exporters.prometheus import (
     SERVER_GAUGES,
     TABLE_COUNTERS,
@@ -22,7 +22,7 @@ from fleetrun.exporters.prometheus import (
     serve,
     usage,
 )
-from tests.exporters.messages import BUSY, begin, event, exited, pod, report, started
+from tests.exporters.messages import BUSY, begin, event, exited, failed, hung, pod, report, sent, started
 from tests.support.traces import wait_until
 
 # ---- Metrics as Prometheus reads them.
@@ -101,9 +101,7 @@ def test_a_loss_that_is_no_number_is_told():
 
 
 def test_ends_failures_and_restarts():
-    found = scraped(
-        pod(), started(), exited(code=3), event("failed", restart=True), event("hung"), started(), exited()
-    )
+    found = scraped(pod(), started(), exited(code=3), failed(restart=True), hung(), started(), exited())
     exits = {key[1:]: value for key, value in found.items() if key[0] == "fleetrun_process_exits_total"}
     assert {
         frozenset(key) & {"ok", "failed", "stopped"}: value for key, value in exits.items() if "0" in key
@@ -119,7 +117,7 @@ def test_ends_failures_and_restarts():
 
 
 def test_what_the_time_went_into():
-    found = scraped(pod(), read_message(spent_message({"steps": 3.0, "imports": 1.5})))
+    found = scraped(pod(), sent("spent", seconds={"steps": 3.0, "imports": 1.5}))
     assert found[("fleetrun_spent_seconds_total", "steps")] == 3.0
     assert found[("fleetrun_spent_seconds_total", "imports")] == 1.5
 

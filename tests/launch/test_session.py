@@ -214,11 +214,9 @@ def test_the_version_is_that_of_the_package():
 
 def test_the_time_that_is_exported_never_goes_back():
     """Since the last report of the first trainer it may have failed; a report of another does not count."""
-    spent: list[dict[str, float]] = []
+    sent = []
     goodput = Goodput()
-    exports = SimpleNamespace(
-        _feed=SimpleNamespace(event=lambda event: None, spent=spent.append), _goodput=goodput
-    )
+    exports = SimpleNamespace(_send=lambda *message: sent.append(message), _goodput=goodput)
     first = {"container": "trainer.0"}
     for time, event, fields in (
         (0, "launch", {}),
@@ -232,6 +230,7 @@ def test_the_time_that_is_exported_never_goes_back():
         said = {"time": time, "event": event, **fields}
         goodput.take(said)
         Exports.noted(exports, said)
+    spent = [fields["seconds"] for kind, fields in sent if kind == "spent"]
     for earlier, later in itertools.pairwise(spent):
         assert all(later[kind] >= seconds for kind, seconds in earlier.items())
     assert spent[-1] == {"steps": 10.0, "start-up": 2.0, "restarts": 9.0}

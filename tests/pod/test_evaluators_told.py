@@ -1,6 +1,7 @@
 """What is told of an evaluator that failed: on the console and on the status. It changes nothing else."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,12 +9,13 @@ from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
 from fleetrun.control.server import JobStatus, facts_of_launch
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import Failure, Restarting, Started
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
 from tests.support.pods import spec_of
+from tests.support.record_lines import happened, set_pod
 
 DECISIONS = [
     (Restart(after=0.0, number=1, limit=3), "restart 1 of 3 of evaluator 0 now; log "),
@@ -55,10 +57,16 @@ def test_on_the_board(tmp_path, decision, told):
     status = JobStatus(facts_of_launch("j", "p", "ps", Path("/"), 3))
     evaluator = Container(spec_of(tmp_path, "exit 3", Role.EVALUATOR))
     trainer = Container(spec_of(tmp_path, "exit 3"))
-    status.handle(Started([trainer, evaluator]))
-    status.handle(failure(tmp_path, decision))
-    status.handle(Restarting([evaluator]))
+    pod = PodSpec(
+        name="p", job_id="j", mode=Mode.PS, containers=(trainer.spec, evaluator.spec), log_dir=tmp_path
+    )
+    set_pod(status, Pod(pod))
+    for number, each in enumerate((trainer, evaluator)):
+        each.process = SimpleNamespace(pid=100 + number, exit=None)
+    happened(status, Started([trainer, evaluator]))
+    happened(status, failure(tmp_path, decision))
+    happened(status, Restarting([evaluator]))
     assert (status.fields()["state"], status.fields()["restarts"]) == ("running", 0)
-    status.handle(failure(tmp_path, DECISIONS[0][0], Role.TRAINER))
-    status.handle(Restarting([trainer, evaluator]))
+    happened(status, failure(tmp_path, DECISIONS[0][0], Role.TRAINER))
+    happened(status, Restarting([trainer, evaluator]))
     assert (status.fields()["state"], status.fields()["restarts"]) == ("restarting", 1)

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from fleetrun.errors import PortError, UsageError
-from fleetrun.exporters.feed import check_folder, listening_socket, metrics_url
+from fleetrun.exporters.targets import check_folder, listening_socket, metrics_url
 from fleetrun.host.interpreter import check_package
 from fleetrun.host.network import Ports
 

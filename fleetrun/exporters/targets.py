@@ -1,0 +1,77 @@
+"""Where exports go: the folder of --tensorboard, and the socket of --metrics_port."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fleetrun.envs.contract import split_endpoint
+from fleetrun.errors import LaunchError, PortError, UsageError
+from fleetrun.host.network import Ports
+
+
+def check_folder(name: str) -> Path:
+    """Create the folder if necessary. Raises UsageError if it cannot be written to."""
+    path = Path(name).absolute()
+    if "://" in name:
+        raise UsageError(
+            f"--tensorboard {name}: it must be a local folder",
+            hint="Use a local folder, and copy or mount it.",
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is not a folder" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror
+        raise UsageError(f"--tensorboard {name} cannot be used: {why}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--tensorboard {name} cannot be used: no permission to write there")
+    return path
+
+
+def listening_socket(host: str, port: int, ports: Ports, endpoints: Iterable[str]) -> socket.socket:
+    """A listening socket; port 0 takes any free port. `ports` reserves it, `endpoints` are those of the job.
+
+    Raises UsageError for an address of another machine, PortError for a port that is in use.
+    """
+    if port and port in {split_endpoint(each)[1] for each in endpoints if each}:
+        raise PortError(f"--metrics_port {port} is used by this job itself", hint="Choose another port.")
+    try:
+        number = ports.fixed(port) if port else ports.any()
+    except PortError as error:
+        hint = " ".join(filter(None, (error.hint, "With 0 any free port is used.")))
+        raise PortError(f"--metrics_port: {error.message}", hint=hint) from None
+    family, address = _resolved(host, number)
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(f"--metrics_port: cannot create a socket: {error.strerror}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # binds although `ports` holds the port
+        sock.bind(address)
+        sock.listen(64)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--metrics_host {host} is not an address of this machine") from None
+        raise PortError(f"--metrics_port: port {number} of {host} cannot be used: {error.strerror}") from None
+    return sock
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a valid host name"
+        raise UsageError(f"--metrics_host {host} has no address: {why}") from None
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def metrics_url(sock: socket.socket) -> str:
+    """`http://127.0.0.1:9100/metrics`"""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
