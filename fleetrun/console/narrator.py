@@ -39,7 +39,6 @@ from fleetrun.pod.events import (
     Hang,
     JobResult,
     Leaving,
-    PodEvent,
     RestartAsked,
     Restarting,
     Started,
@@ -65,7 +64,7 @@ class Narrator:
         self._told = False
         self._alone = alone
 
-    def handle(self, event: PodEvent) -> None:
+    def handle(self, event: object) -> None:
         match event:
             case Started():
                 self._started(event.containers)

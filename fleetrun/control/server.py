@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -260,8 +259,11 @@ class JobStatus(State):
             "store": store and {"name": store["name"], "left": self._left(store)},
             "containers": [self._container(each) for each in self._shown()],
             "late": self.late,
-            "goodput": goodput_fields(self.goodput.seconds(self._clock())),
+            "goodput": self.goodput_fields(),
         }
+
+    def goodput_fields(self) -> dict[str, Any]:
+        return goodput_fields(self.goodput.seconds(self._clock()))
 
     def _left(self, waits: Fields) -> float | None:
         until = waits["until"]
@@ -433,8 +435,8 @@ _RENEW_EVERY = 60.0
 
 
 class Control:
-    """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would, for
-    the command that asks; `restart` starts the container of this name again for it, and returns why not;
+    """Answers the commands that ask this launcher. `stop` ends the job for the command that asks, at once or
+    not; `restart` starts the container of this name again for it, and returns why not;
     `tell` shows a line on the launcher's terminal; `others` are the other machines of
     a job on several; `why` finds out for which rank the others wait.
     """
@@ -443,7 +445,7 @@ class Control:
         self,
         loop: Loop,
         job_status: JobStatus,
-        end: Callable[[int, str], None],
+        stop: Callable[[str, bool], None],
         restart: Callable[[str, str], str],
         tell: Callable[[str], None],
         others: Others | None = None,
@@ -452,7 +454,7 @@ class Control:
         self._job_status = job_status
         self.address: dict[str, Any] = {}
         """Where the store of a job on several machines is, and its secret, once that is known."""
-        self._end_job = end
+        self._stop_job = stop
         self._restart_process = restart
         self._why = why
         self._others = others
@@ -530,7 +532,8 @@ class Control:
     def _stop(self, question: Message) -> dict[str, Any]:
         now = question.get("now") is True
         by = _named(*question["asker"]) if "asker" in question else ""
-        self._loop.after(0, lambda: self._end(now, by))  # the command has its answer by then
+        command = f"`fleetrun stop{' --now' if now else ''}`{by}"
+        self._loop.after(0, lambda: self._stop_job(command, now))  # the command has its answer by then
         facts = self._job_status.facts
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 
@@ -539,9 +542,3 @@ class Control:
         by = _named(*question["asker"]) if "asker" in question else ""
         why_not = self._restart_process(name, f"`fleetrun top`{by}")
         return {"error": why_not} if why_not else {"restarting": name}
-
-    def _end(self, now: bool, by: str) -> None:
-        command = f"`fleetrun stop{' --now' if now else ''}`{by}"
-        self._end_job(signal.SIGTERM, command)
-        if now:
-            self._end_job(signal.SIGQUIT, command)  # the second one kills what is left

@@ -17,12 +17,13 @@ from functools import partial
 from typing import Protocol
 
 from fleetrun.aliases import Callback, Clock, Strings
-from fleetrun.elastic.membership import Membership, Notices
+from fleetrun.elastic.membership import FaultsKnown, Membership, StoreDown, StoreUp
+from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.member import LOST_CODE
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Nodes, Round
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import frozen_by_name
+from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import (
     LOST_GUARD,
@@ -107,12 +108,24 @@ class Pods(Protocol):
         """
 
 
-class AgentEvents(Notices, Protocol):
-    """What the user is told."""
+@frozen
+class Stopping:
+    """The processes of this node are being stopped for this cause. `restart`: they will start again."""
 
-    def met(self, place: Assignment) -> None: ...
-    def stopping(self, cause: Cause, restart: bool) -> None: ...
-    def ending(self, why: str, requested: bool = False) -> None: ...
+    cause: Cause
+    restart: bool
+
+
+@frozen
+class Departing:
+    """This node is about to leave the job, perhaps because its user asked for it."""
+
+    why: str
+    requested: bool = False
+
+
+NodeEvent = Waiting | Assignment | Stopping | Departing | FaultsKnown | StoreDown | StoreUp
+"""What happens between the nodes of a job. An `Assignment`: they have met, and a generation starts."""
 
 
 class SuspensionWatch:
@@ -151,7 +164,7 @@ class Agent:
         loop: Loop,
         node: Node,
         pods: Pods,
-        events: AgentEvents,
+        publish: Callable[[NodeEvent], None],
         *,
         timeout: float | None = None,
         lease: float = math.inf,
@@ -163,10 +176,7 @@ class Agent:
         self._clock = clock
         self._node = node
         self._pods = pods
-        self._events = events
-        # The membership calls these (membership.Events).
-        self.waiting, self.noted = events.waiting, events.noted
-        self.store_down, self.store_up = events.store_down, events.store_up
+        self.publish = publish
         self._timeout = timeout
         self._next: Assignment | None = None
         self._place: Assignment | None = None
@@ -258,7 +268,7 @@ class Agent:
         step = None
         try:
             self._supervisor = self._pods.supervisor(place, self)
-            self._events.met(place)
+            self.publish(place)
             self._result = self._supervisor.run()
             step = self._supervisor.last_step
         except LaunchError as error:
@@ -272,7 +282,7 @@ class Agent:
 
     def _leave(self, why: str) -> None:
         """A process of this node does not end: the machine is to blame, and no generation can use it."""
-        self._events.noted((MachineFault(time.time(), self._node.known_as, why),))
+        self.publish(FaultsKnown((MachineFault(time.time(), self._node.known_as, why),)))
         self._membership.leave(self._cause(CauseKind.LOST, why, LOST_CODE), last=self._serves)
 
     def _cause(
@@ -317,7 +327,7 @@ class Agent:
     def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
         first, self._stopping = not self._stopping, True
         if first:
-            self._events.stopping(cause, restart)
+            self.publish(Stopping(cause, restart))
             self._note_restarted_servers()
         if self._supervisor is not None and at_once:
             self._supervisor.kill_for(cause.headline, _NOTICES.get(cause.why, "stop"))
@@ -347,7 +357,7 @@ class Agent:
         """This node cannot take part, or cannot continue."""
         if self._supervisor is not None:
             if not self._stopping:
-                self._events.ending(f"{error.message}; stopping the processes of this node")
+                self.publish(Departing(f"{error.message}; stopping the processes of this node"))
             self._supervisor.stop_for(error.message, "stop")
         self._finish(error.exit_code, error=error)
 
@@ -423,11 +433,11 @@ class Agent:
         if self._supervisor is not None:
             # One Ctrl-C may reach all nodes: a stop because of another node's is not the first of two.
             if first and self._stopping:
-                self._events.ending(f"{why}; this node's processes are stopping already", requested)
+                self.publish(Departing(f"{why}; this node's processes are stopping already", requested))
             else:
                 self._supervisor.interrupt(number, command)
         else:
-            self._events.ending(why, requested)
+            self.publish(Departing(why, requested))
             self._finish(code)
 
     def restart(self, name: str, command: str) -> str:
@@ -450,7 +460,7 @@ class Agent:
         cause = self._cause(CauseKind.TIMEOUT, headline, TIMEOUT)
         if self._supervisor is not None:
             self._stopping, self._expired = True, cause
-            self._events.ending(f"{headline}; stopping it")
+            self.publish(Departing(f"{headline}; stopping it"))
             self._membership.failed(cause, False, 0.0)
             self._supervisor.stop_for(headline, "stop")
         else:

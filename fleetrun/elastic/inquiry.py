@@ -86,7 +86,7 @@ class Inquiry:
     """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes;
     `tell_ranks(most, detail, then)` the answer about its ranks, a moment later.
 
-    Needs `membership`, and to be called with what that sees: `membership.when_looked = inquiry.look`.
+    Needs `membership`, and to be called with what that sees: `membership.when_looked.append(inquiry.look)`.
     """
 
     def __init__(

@@ -58,26 +58,35 @@ from fleetrun.elastic.rendezvous.records import (
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT, Entries, Entry, Store, Written
 from fleetrun.errors import LaunchError, StoreSilentError
+from fleetrun.frozen import frozen
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.record.faults import MachineFaults
 
 
-class Notices(Protocol):
-    """What the agent passes on to the user as it is. Calls come from the loop and must return at once."""
+@frozen
+class FaultsKnown:
+    """The faults of the job's machines that are known now."""
 
-    def waiting(self, note: Waiting) -> None:
-        """Nodes are missing: called on every change, then at intervals."""
-
-    def noted(self, faults: MachineFaults) -> None:
-        """What is now known of the job's machines."""
-
-    def store_down(self, why: str) -> None: ...
-
-    def store_up(self) -> None: ...
+    faults: MachineFaults
 
 
-class Events(Notices, Protocol):
+@frozen
+class StoreDown:
+    """The store cannot be reached."""
+
+    why: str
+
+
+@frozen
+class StoreUp:
+    """The store answers again."""
+
+
+class Events(Protocol):
     """What a membership reports to the node's agent."""
+
+    def publish(self, event: Waiting | FaultsKnown | StoreDown | StoreUp) -> None:
+        """`Waiting` comes when nodes are missing: on every change, then at intervals."""
 
     def check(self, round: Round, members: Nodes, rank: int, then: Callable[[Measured], None]) -> None:
         """Take part in the check of this round, in place of one that is under way."""
@@ -361,7 +370,7 @@ class Membership:
         self._ended = False
         self.closed = False
         self.when_closed: Callback = lambda: None
-        self.when_looked: Callable[[Entries], None] = lambda others: None
+        self.when_looked: list[Callable[[Entries], None]] = []
         """Called at every look with the entries that are not records of the rendezvous, while there are any;
         once more when there are none.
         """
@@ -504,7 +513,7 @@ class Membership:
         if own.down_since is not None:
             away, own.down_since = self._loop.clock() - own.down_since, None
             own.told_down.clear()
-            self._events.store_up()
+            self._events.publish(StoreUp())
         own.was_up = self._view.up = True
         # No lease ends in a shorter outage: a node that is missing now has gone for another reason.
         self._whole |= fresh or away >= self._policy.lease / 8
@@ -521,7 +530,7 @@ class Membership:
                 own.down_since = self._loop.clock()
             if why not in own.told_down and len(own.told_down) < _MOST_REASONS:
                 own.told_down.add(why)
-                self._events.store_down(why)
+                self._events.publish(StoreDown(why))
         self._look()
 
     def lost(self, error: LaunchError) -> None:
@@ -562,7 +571,8 @@ class Membership:
             self._watch()
             if view.others or self._had_others:
                 self._had_others = bool(view.others)
-                self.when_looked(view.others)
+                for look in self.when_looked:
+                    look(view.others)
         due = self._writer.pending.forget_late(now)
         decision = decide(view, own, self._policy, now)
         for act in decision.acts:
@@ -570,7 +580,7 @@ class Membership:
                 continue
             self._do.get(type(act), self._writer.take)(act)
         decision.look_at(due)
-        decision.look_at(self._reminder.note(decision.waiting, now, self._events.waiting))
+        decision.look_at(self._reminder.note(decision.waiting, now, self._events.publish))
         if not self.closed and decision.until < float("inf"):
             self._look_in(max(0.0, decision.until - now))
 
@@ -589,7 +599,7 @@ class Membership:
             own.round = round_
         if round_ is not None and round_.faults != self._faults_known:
             self._faults_known = round_.faults
-            self._events.noted(round_.faults)
+            self._events.publish(FaultsKnown(round_.faults))
 
     def _watch(self) -> None:
         """The leader watches all nodes, and the reports of the generation."""

@@ -187,7 +187,7 @@ class Requests:
     """The requests that this node answers. `stop(command, now)` ends the job on this node for a `command`;
     `restart(name, command)` starts a process of it again, and returns why not.
 
-    Needs `membership`, and to be called with what that sees: `membership.when_looked = requests.look`.
+    Needs `membership`, and to be called with what that sees: `membership.when_looked.append(requests.look)`.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ on several machines in `cluster.py`; nothing is decided but how the console look
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
 from fleetrun.aliases import Environ, Texts
@@ -23,6 +22,7 @@ from fleetrun.launcher.prepare import (
     check_followed,
     check_program,
     equipped,
+    imagined,
     locate,
     name_clash,
     offer_of,
@@ -71,12 +71,26 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         if (clash := name_clash(settings, os.environ)) is not None:
             console.warning(f"{clash.sentence}. {clash.way_out}")
         host = locate(settings)
-        if host.alone:
-            return _alone(resolved, host, ports, console, loop, interrupts)
-        from fleetrun.launcher.cluster import run_cluster  # late: one machine needs no network
+        if not host.alone:
+            from fleetrun.elastic.meeting import check_meeting  # late: one machine needs no network
 
-        show = partial(_show_settings, console=console)
-        return run_cluster(resolved, host, ports, console, loop, interrupts, show)
+            check_meeting(host.master)
+        host = equipped(host, resolved, console.warning, os.environ)
+        offer = offer_of(settings, host, ports)
+        offers, rank = imagined(host, offer)
+        spec = pod_spec(settings, host, offers, rank, pod=pod_name(), environ=os.environ)
+        check_followed(resolved, spec)
+        if settings.dry_run:
+            print_plan(settings, spec)
+            return 0
+        logs.make_log_dir(Path(settings.log_dir))
+        facts = _show_settings(resolved, host, spec, console)
+        session = LaunchSession(resolved, spec, console, loop, interrupts)
+        if host.alone:
+            return _alone(session)
+        from fleetrun.launcher.cluster import run_cluster  # late, too
+
+        return run_cluster(session, host, ports, offer, facts)
     finally:
         signals.only_endings()
         ports.close()
@@ -110,26 +124,14 @@ def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard
     return submit(job)
 
 
-def _alone(
-    resolved: Resolved, host: Host, ports: Ports, console: Console, loop: Loop, interrupts: Interrupts
-) -> int:
+def _alone(session: LaunchSession) -> int:
     """A job on this machine."""
-    settings = resolved.settings
-    host = equipped(host, resolved, console.warning, os.environ)
-    offers = [offer_of(settings, host, ports)]
-    spec = pod_spec(settings, host, offers, pod=pod_name(), environ=os.environ)
-    check_followed(resolved, spec)
-    if settings.dry_run:
-        print_plan(settings, spec)
-        return 0
-    logs.make_log_dir(Path(settings.log_dir))
-    _show_settings(resolved, host, spec, console)
+    spec, console, interrupts = session.spec, session.console, session.interrupts
     announce(spec, console)
-    session = LaunchSession(resolved, spec, console, loop, interrupts)
     try:
         session.open(Reach())
         runner = PodRunner(session, interrupts)
-        supervisor = runner.supervisor(spec, timeout=settings.timeout)
+        supervisor = runner.supervisor(spec, timeout=session.settings.timeout)
         interrupts.listen(supervisor.interrupt, supervisor.guard_lost, supervisor.restart)
         result = supervisor.run()
         runner.over()

@@ -1,7 +1,7 @@
 """The launcher's side of --notify: from what happens to a job to one message for each moment, which the
 notifier process delivers. While the job runs it never waits for that.
 
-On several machines one of them tells for the job: `cluster.tells_for_job`.
+On several machines one of them tells for the job: `nodes.tells_for_job`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fleetrun.console.text import describe_duration, printable, read_tail, witho
 from fleetrun.envs.settings.parsing import written_notifiers
 from fleetrun.envs.settings.show import program
 from fleetrun.host import interpreter
-from fleetrun.launcher.parts import End, Launch, Part, Reach
+from fleetrun.launcher.parts import End, Event, Launch, Part, Reach
 from fleetrun.pod.companion import Companion, Said
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, PodEvent, code_of
+from fleetrun.pod.events import HUNG, Failure, Hang, JobResult, code_of
 from fleetrun.pod.policy import Restart
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import ContainerSpec
@@ -56,7 +56,7 @@ class Notices(Part):
         titled = [(*each, written_notifiers((each,))) for each in self._settings.notify]
         self._companion.write(encoded_line(titled))
 
-    def handle(self, event: PodEvent) -> None:
+    def handle(self, event: Event) -> None:
         """An event after which this machine starts processes again by itself: if it is alone, and else with
         parameter servers, after a failure.
         """

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from fleetrun import files
 from fleetrun.aliases import Clock, Fields
@@ -29,7 +29,11 @@ from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks
 from fleetrun.values import frozen, frozen_by_name
 
 if TYPE_CHECKING:
+    from fleetrun.elastic.agent import NodeEvent
     from fleetrun.stacks.helper import AskOthers
+
+Event: TypeAlias = "PodEvent | NodeEvent"
+"""What happens on this machine, and between the nodes of the job: one stream, `LaunchSession.publish`."""
 
 PARTS: Mapping[str, Callable[[LaunchSettings], object]] = {
     "ranks": lambda its: True,
@@ -128,8 +132,8 @@ class Part:
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
 
-    def handle(self, event: PodEvent) -> None:
-        """An event of the pod."""
+    def handle(self, event: Event) -> None:
+        """What has happened."""
 
     def noted(self, line: Fields) -> None:
         """A line of the record."""

@@ -408,6 +408,34 @@ def offer_of(settings: LaunchSettings, host: Host, ports: Ports) -> Offer:
     return offer(settings, host, lambda port: ports.any() if port is None else ports.fixed(port))
 
 
+def imagined(host: Host, offer: Offer) -> tuple[list[Offer], int]:
+    """Return the offers of all machines and the rank of this one, before they have met: as if every machine
+    made the same offer, under its own address or, if that is not known, as node0, node1 and so on. A spare,
+    whose rank is beyond those of the job, could get any.
+    """
+    if host.alone:
+        return [offer], 0
+    rank = host.rank if 0 <= host.rank < max(host.nnodes[1], len(host.machines)) else 0
+    machines = host.machines or tuple(f"node{number}" for number in range(host.nnodes[1]))
+
+    def moved(endpoints: Strings, to: str) -> Strings:
+        return tuple(f"{to}:{split_endpoint(each)[1]}" for each in endpoints)
+
+    offers = [
+        Offer(
+            servers=moved(offer.servers, machine),
+            trainers=moved(offer.trainers, machine),
+            heter=tuple(moved(runner, machine) for runner in offer.heter),
+            coordinators=moved(offer.coordinators, machine),
+            service=moved((offer.service,), machine)[0],
+            gloo=moved((offer.gloo,), machine)[0] if offer.gloo else "",
+        )
+        for machine in machines
+    ]
+    offers[rank] = offer
+    return offers, rank
+
+
 def pod_name() -> str:
     return "".join(chr(ord("a") + byte % 26) for byte in os.urandom(6))
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from fleetrun.aliases import Callback, Strings
 from fleetrun.console.text import printable
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.launcher.parts import Launch, Part, Reach
+from fleetrun.launcher.parts import Event, Launch, Part, Reach
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import (
     Detail,
     Findings,
     Late,
-    PodEvent,
     Verdict,
     lateness_fields,
     verdict_fields,
@@ -52,7 +51,7 @@ class Ranks(Part):
             first = any(each.spec.role is Role.TRAINER and each.spec.rank == 0 for each in pod.containers)
             self._watches = self._watches_of_ranks(first)
 
-    def handle(self, event: PodEvent) -> None:
+    def handle(self, event: Event) -> None:
         for watch in self._watches:
             watch.handle(event)
 

@@ -85,7 +85,8 @@ class PodRunner:
         first = self._watch is None
         if first and self._settings.log_overwrite:
             logs.remove_earlier(spec.log_dir, spec.job_id)
-        pod = Pod(spec, attempt, self._session.take_warm)
+        warm, progress = self._session.warm, self._session.progress
+        pod = Pod(spec, attempt, *([] if warm is None else [warm.take]))
         pod.prepare()
         if first:
             files = [(each.name, each.log) for each in spec.containers]
@@ -97,15 +98,15 @@ class PodRunner:
             pod,
             self._loop,
             Budget(self._settings.max_restart, self._settings.restart_window),
-            self._session.events(narrator).publish,
+            self._session.publish,
             stop_timeout=self._settings.stop_timeout,
             out_of_memory=self._oom.killed,
             timeout=timeout,
             peers=peers,
             restarts=restarts,
             spent=spent,
-            last_step=self._session.last_step,
-            has_saved=lambda container: self._session.progress.has_saved(container.spec.name),
+            last_step=lambda there: progress.last_step(each.spec.name for each in there),
+            has_saved=lambda container: progress.has_saved(container.spec.name),
             hangs=self._session.ranks.hangs(),
             inspect=self._session.ranks.inspect,
             sweep=partial(end_descendants, but=self._session.companions),
@@ -113,7 +114,7 @@ class PodRunner:
             end_marked=partial(kill_marked, but=self._session.companions),
         )
         self._pod = pod
-        self._session.set_pod(pod, restarts)
+        self._session.set_pod(pod, restarts, narrator)
         if first:
             self._watch.start()
             if self._settings.enable_gpu_log and spec.uses_gpus:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fleetrun.envs.contract import Role, split_endpoint
 from fleetrun.host.network import ports_in_use
-from fleetrun.launcher.parts import Launch, Part, Reach
+from fleetrun.launcher.parts import Event, Launch, Part, Reach
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import Leaving, PodEvent
+from fleetrun.pod.events import Leaving
 
 
 class Served(Part):
@@ -15,7 +15,7 @@ class Served(Part):
     def __init__(self, launch: Launch, reach: Reach) -> None:
         self._warn = launch.console.warning
 
-    def handle(self, event: PodEvent) -> None:
+    def handle(self, event: Event) -> None:
         if isinstance(event, Leaving):
             servers = [each.spec for each in event.rest]
         elif isinstance(event, Ended) and event.exit.ok and not event.dismissed and event.asked is None:

@@ -8,13 +8,12 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fleetrun import files
-from fleetrun.aliases import Environ
 from fleetrun.console.narrator import Narrator, logs_pattern, progress_facts, restarts_in_words
 from fleetrun.console.text import describe_duration, format_speed
 from fleetrun.control.server import Control
@@ -22,13 +21,11 @@ from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.launcher.facts import container_fields, launch_fields, logs_of
-from fleetrun.launcher.parts import PARTS, End, Launch, Part, Reach
+from fleetrun.launcher.parts import PARTS, End, Event, Launch, Part, Reach
 from fleetrun.launcher.ranks import Ranks
-from fleetrun.pod.container import Container, Pod
-from fleetrun.pod.events import Detail, Events, PodEvent, record_lines
-from fleetrun.pod.process import Process
-from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.record.goodput import goodput_fields
+from fleetrun.pod.container import Pod
+from fleetrun.pod.events import record_lines
+from fleetrun.pod.spec import PodSpec
 
 if TYPE_CHECKING:
     from fleetrun.launcher.notices import Notices
@@ -49,12 +46,16 @@ class LaunchSession(Launch):
     """Made before the first pod, closed after the last."""
 
     _parts: Mapping[str, Part] = {}
+    _narrator: Narrator | None = None
     _control: Control | None = None
     _pod: Pod | None = None
     _over = False
 
-    def open(self, reach: Reach) -> None:
-        """Before the first process of the first pod starts. Raises LaunchError for what cannot be."""
+    def open(self, reach: Reach, *more: Part) -> None:
+        """Before the first process of the first pod starts. `more`: parts besides `PARTS`.
+
+        Raises LaunchError for what cannot be.
+        """
         if (problem := self.progress.open()) is not None:
             tell = self.console.debug if self.settings.hang_timeout is None else self.warn
             tell(
@@ -63,7 +64,7 @@ class LaunchSession(Launch):
             )
         if (problem := self.memory.open()) is not None:
             self.console.debug(f"no checkpoints can be kept in memory: {problem}")
-        self._parts = parts = {}
+        self._parts = parts = {type(part).__name__: part for part in more}
         for name, wanted in PARTS.items():
             if wanted(self.settings):
                 made = getattr(import_module(f"fleetrun.launcher.{name}"), name.title())
@@ -73,7 +74,7 @@ class LaunchSession(Launch):
         self._control = Control(
             self.loop,
             self.status,
-            self.interrupts.end,
+            self.interrupts.stop,
             self.interrupts.restart,
             self.console.info,
             reach.others,
@@ -103,35 +104,21 @@ class LaunchSession(Launch):
         self._control.address = address
         self.status.facts = {**self.status.facts, "url": url}
 
-    def events(self, narrator: Narrator) -> Events:
-        """Return the event stream of one pod, with all its subscribers. Their order matters: the console
-        comes first, and the last progress report of a process is recorded before its exit.
+    def publish(self, event: Event) -> None:
+        """Pass on what has happened. The order matters: the console comes first, and the last progress report
+        of a process is recorded before its exit.
         """
-        events = Events()
-        parts = [part.handle for part in self._parts.values()]
-        for handle in (narrator.handle, self.progress.handle, self._record, *parts):
-            events.subscribe(handle)
-        return events
-
-    def _record(self, event: PodEvent) -> None:
+        if self._narrator is not None:
+            self._narrator.handle(event)
+        self.progress.handle(event)
         for name, fields in record_lines(event):
             self.journal.write(name, **fields)
+        for part in self._parts.values():
+            part.handle(event)
 
-    def tell_ranks(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:
-        """For another node that asks: see `Ranks.tell`."""
-        self.ranks.tell(most, detail, then)
-
-    def take_warm(self, spec: ContainerSpec, env: Environ) -> Process | None:
-        """`TakeWarm` of the pods of this launch."""
-        return self.warm.take(spec, env) if self.warm is not None else None
-
-    def last_step(self, containers: Sequence[Container]) -> int | None:
-        """Of these containers in this attempt, as far as they have reported it."""
-        return self.progress.last_step(each.spec.name for each in containers)
-
-    def set_pod(self, pod: Pod, restarts: int) -> None:
+    def set_pod(self, pod: Pod, restarts: int, narrator: Narrator) -> None:
         """This pod is next, after so many restarts."""
-        self._pod = pod
+        self._pod, self._narrator = pod, narrator
         self.status.set_pod(pod)
         self.progress.pod(pod.spec)
         for part in self._parts.values():
@@ -177,7 +164,7 @@ class LaunchSession(Launch):
             report=end.report,
             container=end.first.name if end.first is not None else None,
             rank=end.first.rank if end.first is not None else None,
-            goodput=goodput_fields(self.status.goodput.seconds(self.wall())),
+            goodput=self.status.goodput_fields(),
             reached=reached,
         )
         if end.code and end.report:

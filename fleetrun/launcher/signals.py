@@ -61,6 +61,12 @@ class Interrupts:
         if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
             self._interrupt(number, command)
 
+    def stop(self, command: str, now: bool) -> None:
+        """A `command` of fleetrun ends the job. `now`: what is left is killed, as by a second signal."""
+        self.end(signal.SIGTERM, command)
+        if now:
+            self.end(signal.SIGQUIT, command)
+
     def restart(self, name: str, command: str) -> str:
         """Start this container again; why not, or empty."""
         return "no process runs yet" if self._restart is None else self._restart(name, command)

@@ -1,15 +1,14 @@
-"""The events of a pod, the stream that carries them and their form in the record; the result of a job; the
-interface to other machines.
+"""The events of a pod and their form in the record; the result of a job; the interface to other machines.
 
-What runs on this machine (console, record, status) subscribes to `Events`; `Peers` are the other machines
-of the job. The first failure in time decides the exit code.
+`LaunchSession.publish` passes each event to what runs on this machine (console, record, parts); `Peers` are
+the other machines of the job. The first failure in time decides the exit code.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -312,28 +311,11 @@ PodEvent = Started | Ended | Verdict | Failure | Hang | RestartAsked | Restartin
 """`Ended`: one process has exited, successfully or not; the events that follow from it come later."""
 
 
-class Events:
-    """Passes each event to all listeners, in the order in which they subscribed.
-
-    Listeners are called from the loop and must return at once.
-    """
-
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[PodEvent], None]] = []
-
-    def subscribe(self, listener: Callable[[PodEvent], None]) -> None:
-        self._listeners.append(listener)
-
-    def publish(self, event: PodEvent) -> None:
-        for listener in self._listeners:
-            listener(event)
-
-
 # ---- The form of these events in the record; docs/events.md describes it
 
 
-def record_lines(event: PodEvent) -> Iterator[tuple[str, Document]]:
-    """(name of the event, its fields) for each line of the record that this event makes."""
+def record_lines(event: object) -> Iterator[tuple[str, Document]]:
+    """(name of the event, its fields) for each line of the record that this event of a pod makes."""
     match event:
         case Started():
             yield from _started(event)

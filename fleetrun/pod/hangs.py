@@ -19,7 +19,6 @@ from fleetrun.pod.events import (
     Hang,
     Late,
     Leaving,
-    PodEvent,
     RestartAsked,
     Restarting,
     Started,
@@ -243,7 +242,7 @@ class PodWatch(_Watch):
         self._containers: list[Container] = []
         self._rhythms: dict[str, Rhythm] = {}
 
-    def handle(self, event: PodEvent) -> None:
+    def handle(self, event: object) -> None:
         """Watch from the start of processes until they are stopped."""
         if isinstance(event, Started):
             new = {each.spec.name for each in event.containers}

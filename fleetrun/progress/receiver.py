@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fleetrun import files
 from fleetrun.envs.channels import LARGEST_DATAGRAM
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import Hang, PodEvent, Started
+from fleetrun.pod.events import Hang, Started
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 
@@ -73,7 +73,7 @@ class ProgressReceiver:
         self._names = {(str(each.role), each.rank): each.name for each in spec.containers}
         self._tracks, self._speakers = {}, {}
 
-    def handle(self, event: PodEvent) -> None:
+    def handle(self, event: object) -> None:
         """Follow which processes start and end; what they said before a hang is in the record before it."""
         if isinstance(event, Started):
             for each in event.containers:

@@ -1,10 +1,60 @@
 """What is told of the other nodes."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from fleetrun.aliases import Fields
+from fleetrun.elastic.agent import Assignment, Departing, Stopping
+from fleetrun.elastic.membership import StoreDown, StoreUp
 from fleetrun.elastic.rendezvous.actions import Waiting
-from fleetrun.elastic.rendezvous.records import Cause, CauseKind
-from fleetrun.launcher.cluster import NodeReporter
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node
+from fleetrun.envs.settings.options import LaunchSettings
+from fleetrun.launcher.nodes import Nodes
+from fleetrun.plan.topology import Offer
+from fleetrun.pod.policy import Spent
+from fleetrun.record.state import State
+
+OFFER = Offer(trainers=("10.0.0.1:6170",), service="10.0.0.1:6171")
+
+
+class Voice:
+    """What the console shows of the nodes' events."""
+
+    def __init__(self, said, width: int = 60, facts: str = "") -> None:
+        self.made = said()
+        self.state = State()
+        self.lines: list[Fields] = []
+        session = SimpleNamespace(
+            console=self.made.console,
+            settings=LaunchSettings(script="train.py", nnodes=(2, 2), master="h1:6768", rdzv_timeout=60.0),
+            notices=None,
+            wall=lambda: 5.0,
+            journal=SimpleNamespace(write=self._write),
+            status=self.state,
+        )
+        self.nodes = Nodes(session, facts)  # type: ignore[arg-type]
+        self.nodes._width = width
+
+    def _write(self, event: str, **fields: object) -> None:
+        self.lines.append({"time": 5.0, "event": event, **fields})
+        self.state.handle(self.lines[-1])
+
+    @property
+    def err(self) -> str:
+        return self.made.err
+
+    def meets(self, generation: int, *hosts: str) -> None:
+        """This node is the first of these."""
+        there = tuple(Node(id=each, host=each, name=each, offer=OFFER) for each in hosts)
+        counts = {"attempts": 0, "restarts": 0, "spent": Spent()}
+        self.nodes.handle(
+            Assignment(generation=generation, members=there, rank=0, first=True, **counts)  # type: ignore[arg-type]
+        )
+
+    def stops(self, node: str, rank: int, headline: str) -> None:
+        cause = Cause(why=CauseKind.FAILED, node=node, rank=rank, headline=headline)
+        self.nodes.handle(Stopping(cause, restart=False))
 
 
 def _waiting(present: int, fewest: int, most: int, missing: tuple[str, ...] = ()) -> Waiting:
@@ -32,45 +82,43 @@ def _cause(node: str, headline: str, lines: tuple[str, ...] = (), summary: str =
     ],
 )
 def test_waiting(said, note, line):
-    made = said()
-    NodeReporter(made.console, 100).waiting(note)
+    made = Voice(said)
+    made.nodes.handle(note)
     assert made.err.endswith(f" {line}\n")
 
 
 def test_a_spare_waits(said):
-    made = said()
-    NodeReporter(made.console, 100).waiting(Waiting(present=2, fewest=2, most=2, spare=True))
+    made = Voice(said)
+    made.nodes.handle(Waiting(present=2, fewest=2, most=2, spare=True))
     assert made.err.endswith(" the job runs on 2 nodes; this node is a spare, and waits\n")
 
 
 def test_what_runs_on_this_node_is_told_when_all_have_come_and_once(said):
-    made = said()
-    nodes = NodeReporter(made.console, 100, "2 trainers of train.py on CPU; logs: log/x.*.log")
-    nodes.met(1, 2, 0, ["h1", "h2"])
-    nodes.met(2, 2, 0, ["h1", "h3"])
+    made = Voice(said, 100, "2 trainers of train.py on CPU; logs: log/x.*.log")
+    made.meets(1, "h1", "h2")
+    made.meets(2, "h1", "h3")
     first, second = made.err.splitlines()
     assert first.endswith(" Node 0 of 2: h1, h2; here 2 trainers of train.py on CPU; logs: log/x.*.log")
     assert second.endswith(" Node 0 of 2 (generation 2): h1, h3")
 
 
 def test_a_stop_names_the_node_once(said):
-    made = said()
-    voice = NodeReporter(made.console, 100)
-    voice.stopping("h1 (10.0.0.1)", 2, "h1 (10.0.0.1) does not answer any more", "stopping the job")
+    made = Voice(said)
+    made.stops("h1 (10.0.0.1)", 2, "h1 (10.0.0.1) does not answer any more")
     assert made.err.endswith(" node 2, h1 (10.0.0.1) does not answer any more; stopping the job\n")
 
 
 def test_a_stop_that_no_node_caused(said):
-    made = said()
-    NodeReporter(made.console, 100).stopping("", -1, "2 of 4 nodes met", "stopping the job")
+    made = Voice(said)
+    made.stops("", -1, "2 of 4 nodes met")
     assert made.err.endswith(" 2 of 4 nodes met; stopping the job\n")
 
 
 def test_the_report_of_another_node(said):
-    made = said()
+    made = Voice(said)
     lines = ("First failure: trainer 3 exited with code 7", "  its \033[31mlast words")
     headline, summary = "trainer 3 exited with code 7", "trainer 3: ValueError: \033[2Jx at train.py:3"
-    NodeReporter(made.console, 60).final(_cause("h1", headline, lines, summary))
+    made.nodes._final(_cause("h1", headline, lines, summary))
     assert made.err.splitlines() == [
         "=" * 60,
         "On node 1, h1:",
@@ -81,19 +129,18 @@ def test_the_report_of_another_node(said):
 
 
 def test_a_report_without_lines(said):
-    made = said()
-    NodeReporter(made.console, 60).final(_cause("h1", "h1 does not answer any more"))
+    made = Voice(said)
+    made.nodes._final(_cause("h1", "h1 does not answer any more"))
     assert made.err.splitlines()[1:] == ["node 1, h1 does not answer any more"]
 
 
 def test_an_outage_is_told_once_and_its_end_too(said):
-    made = said()
-    voice = NodeReporter(made.console, 60)
-    voice.store_up()
+    made = Voice(said)
+    made.nodes.handle(StoreUp())
     assert made.err == ""
-    voice.store_down("h1:6768: Connection refused")
-    voice.store_up()
-    voice.store_up()
+    made.nodes.handle(StoreDown("h1:6768: Connection refused"))
+    made.nodes.handle(StoreUp())
+    made.nodes.handle(StoreUp())
     lines = made.err.splitlines()
     assert len(lines) == 2
     assert "h1:6768: Connection refused" in lines[0]
@@ -101,23 +148,48 @@ def test_an_outage_is_told_once_and_its_end_too(said):
 
 
 def test_the_meeting_point_is_there_again_for_those_who_were_there(said):
-    made = said()
-    voice = NodeReporter(made.console, 60)
-    voice.met(1, 1, 0, ["h1"])
-    voice.store_down("h1:6768: Connection refused")
-    voice.store_up()
+    made = Voice(said)
+    made.meets(1, "h1")
+    made.nodes.handle(StoreDown("h1:6768: Connection refused"))
+    made.nodes.handle(StoreUp())
     assert made.err.endswith("reconnected to the rendezvous store\n")
 
 
 def test_what_other_machines_are_called_does_nothing_to_a_terminal(said):
-    made = said()
-    voice = NodeReporter(made.console, 60)
+    made = Voice(said)
     evil = "h\033]0;x\007\033[2J\n2"
-    voice.waiting(_waiting(1, 2, 2, (evil,)))
-    voice.met(1, 1, 0, [evil])
-    voice.stopping(evil, 1, "trainer 1 exited with code 7", "stopping the job")
-    voice.ending(evil)
-    voice.final(_cause(evil, "trainer 1 exited with code 7"))
+    made.nodes.handle(_waiting(1, 2, 2, (evil,)))
+    made.meets(1, evil)
+    made.stops(evil, 1, "trainer 1 exited with code 7")
+    made.nodes.handle(Departing(evil))
+    made.nodes._final(_cause(evil, "trainer 1 exited with code 7"))
     assert "\033" not in made.err
     assert "\007" not in made.err
     assert made.err.count("\n") == 4 + 2
+
+
+def test_the_state_follows_and_only_the_wait_before_the_first_meeting_is_not_recorded(said):
+    made = Voice(said)
+    made.nodes.handle(StoreDown("h1:6768: Connection refused"))
+    assert made.state.store == {"name": "the rendezvous store at h1:6768", "until": 65.0}
+    made.nodes.handle(StoreUp())
+    assert made.state.store is None
+    made.nodes.handle(_waiting(1, 2, 2, ("h2",)))
+    assert (made.state.state, made.state.waiting["missing"], made.state.waiting["until"]) == (
+        "meeting", ["h2"], 64.6,
+    )  # fmt: skip
+    assert [each.get("wanted") for each in made.lines] == [None, None]
+    made.meets(1, "h1", "h2")
+    assert made.state.waiting is None
+    assert made.state.nodes == [
+        {"rank": 0, "title": "h1", "this": True},
+        {"rank": 1, "title": "h2", "this": False},
+    ]
+    made.stops("h2", 1, "h2 does not answer any more")
+    assert (made.state.state, made.state.why) == ("ending", "h2 does not answer any more")
+    made.nodes.handle(_waiting(1, 2, 2))
+    assert (made.lines[-1]["present"], made.lines[-1]["wanted"], made.state.state) == (1, 2, "meeting")
+    again = State()
+    for line in made.lines:
+        again.handle(line)
+    assert vars(again) == vars(made.state)

@@ -36,7 +36,7 @@ class Script:
         self.reached = False
         self.restarted_servers = ()
         self.result = JobResult(code=0)
-        self.agent = Agent(self.loop, NODE, self, self, timeout=timeout)
+        self.agent = Agent(self.loop, NODE, self, self.publish, timeout=timeout)
 
     def __getattr__(self, name):
         def note(*words, **options):
@@ -52,6 +52,10 @@ class Script:
     def expire(self):
         """All that was to last long is over."""
         self.passed = LONG
+
+    def publish(self, event):
+        self.heard.append((type(event).__name__, event))
+        self.step()
 
     def supervisor(self, place, peers):
         self.heard.append(("supervisor", place))
@@ -95,7 +99,7 @@ def outcome_of(made, **options):
 
 def test_a_job_that_completes():
     made = Script(
-        lambda: made.agent.waiting(Waiting(present=1, fewest=2, most=2)),
+        lambda: made.agent.publish(Waiting(present=1, fewest=2, most=2)),
         lambda: made.agent.start(ROUND, (NODE, OTHER), 0),
         lambda: made.agent.pod_completed(),
         lambda: made.agent.finish(),
@@ -104,7 +108,7 @@ def test_a_job_that_completes():
     outcome = outcome_of(made)
     assert (outcome.code, outcome.rank, outcome.result) == (0, 0, made.result)
     words = made.words()
-    assert words[:5] == ["join", "waiting", "supervisor", "met", "run"]
+    assert words[:5] == ["join", "Waiting", "supervisor", "Assignment", "run"]
     assert words[-4:] == ["completed", "finish", "stopped", "close"]
     place = made.heard[2][1]
     assert (place.generation, place.rank, place.first, place.restarts) == (3, 0, True, 1)
@@ -227,7 +231,7 @@ def test_a_first_ctrl_c_while_the_job_is_stopping_kills_nothing():
     made.stop_for = stop_for
     assert outcome_of(made).code == 130
     assert "interrupt" not in made.words()
-    assert any(each[0] == "ending" and "interrupted" in each[1] for each in made.heard)
+    assert any(each[0] == "Departing" and "interrupted" in each[1].why for each in made.heard)
 
 
 def test_a_lost_guard_is_told_to_the_others_before_the_processes_are_ended():
@@ -252,7 +256,7 @@ def test_a_timeout_is_told_once():
 
     made.failed = failed
     assert outcome_of(made).code == 124
-    assert [word for word in made.words() if word in ("ending", "stopping")] == ["ending"]
+    assert [word for word in made.words() if word in ("Departing", "Stopping")] == ["Departing"]
 
 
 def test_a_pod_that_cannot_be_started_is_a_failure_of_this_node():
@@ -345,7 +349,7 @@ class Clock:
 def suspended_script(*plan):
     made = Script(*plan)
     made.clock = Clock()
-    made.agent = Agent(made.loop, NODE, made, made, lease=0.08, clock=made.clock)
+    made.agent = Agent(made.loop, NODE, made, made.publish, lease=0.08, clock=made.clock)
     return made
 
 

@@ -14,7 +14,8 @@ from tests.support.simulation import SimulatedJob
 
 
 def attach(inquiry, membership):
-    membership.when_looked, inquiry.membership = inquiry.look, membership
+    inquiry.membership = membership
+    membership.when_looked.append(inquiry.look)
 
 
 class Asking:

@@ -67,7 +67,7 @@ class Asked:
 
         requests = Requests(self.job.loop, me, "abcdef", set(), token, stop, restart)
         requests.membership = player.membership
-        player.membership.when_looked = requests.look
+        player.membership.when_looked.append(requests.look)
         return me
 
     def ask(self, request=STOP, token="", name="1"):

@@ -4,7 +4,7 @@ import pytest
 
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.errors import RendezvousError, StoreLostError
-from fleetrun.launcher.cluster import tells_for_job
+from fleetrun.launcher.nodes import tells_for_job
 from fleetrun.launcher.notices import for_slack
 
 FAILED, LEFT, LOST = CauseKind.FAILED, CauseKind.LEFT, CauseKind.LOST

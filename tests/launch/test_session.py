@@ -15,9 +15,9 @@ import pytest
 
 from fleetrun import __version__
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.launcher.cluster import only_nodes_write
 from fleetrun.launcher.exports import Exports
-from fleetrun.launcher.signals import dispatch, suspend
+from fleetrun.launcher.joining import only_nodes_write
+from fleetrun.launcher.signals import Interrupts, dispatch, suspend
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from fleetrun.record.goodput import Goodput
@@ -95,6 +95,15 @@ def test_in_the_order_in_which_they_came(pod):
     calls.dispatch([signal.SIGTERM, signal.SIGIO, signal.SIGINT, signal.SIGIO, signal.SIGCONT], pod())
     assert calls.interrupts == [signal.SIGTERM, signal.SIGINT]
     assert calls.written == 1, "however often the kernel told"
+
+
+@pytest.mark.parametrize(
+    ("now", "numbers"), [(False, [signal.SIGTERM]), (True, [signal.SIGTERM, signal.SIGQUIT])]
+)
+def test_a_command_ends_the_job_as_signals_do(now, numbers):
+    got = []
+    Interrupts.stop(SimpleNamespace(end=lambda *signalled: got.append(signalled)), "`fleetrun stop`", now)
+    assert got == [(number, "`fleetrun stop`") for number in numbers]
 
 
 def test_a_user_signal_reaches_those_that_have_a_handler(pod, tmp_path):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fleetrun.elastic.membership import Membership
+from fleetrun.elastic.membership import FaultsKnown, Membership, StoreDown, StoreUp
 from fleetrun.elastic.memory_store import Expiry, MemoryStore
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
@@ -271,8 +271,16 @@ class Player:
 
     # ---- Events
 
-    def waiting(self, note: Waiting) -> None:
-        self.notes.append(note)
+    def publish(self, event: Waiting | FaultsKnown | StoreDown | StoreUp) -> None:
+        match event:
+            case Waiting():
+                self.notes.append(event)
+            case FaultsKnown():
+                self.faults = event.faults
+            case StoreDown():
+                self.downs.append(event.why)
+            case StoreUp():
+                self.ups += 1
 
     def check(
         self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
@@ -331,15 +339,6 @@ class Player:
             assert not self.over, "ended twice"
             self.error = error
             self.job.ended(self)
-
-    def store_down(self, why: str) -> None:
-        self.downs.append(why)
-
-    def store_up(self) -> None:
-        self.ups += 1
-
-    def noted(self, faults: MachineFaults) -> None:
-        self.faults = faults
 
     # ---- what happens to it
 
