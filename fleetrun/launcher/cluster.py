@@ -49,6 +49,7 @@ from fleetrun.launcher.prepare import (
 from fleetrun.launcher.runner import PodRunner, announce
 from fleetrun.launcher.session import LaunchSession
 from fleetrun.launcher.signals import Interrupts
+from fleetrun.launcher.victims import Victims
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.container import Ended
@@ -97,7 +98,8 @@ def run_cluster(
     session = LaunchSession(resolved, imagined, console, loop, interrupts)
     node = _node(session, host, offer)
     runner = PodRunner(session, interrupts)
-    events = _NodeEvents(session, NodeReporter(console, terminal_columns() or WIDE, facts))
+    reporter = NodeReporter(console, terminal_columns() or WIDE, facts)
+    events = _NodeEvents(session, reporter, runner.victims)
     pods = PodFactory(session, host, runner)
     lease = settings.heartbeat_timeout
     agent = Agent(loop, node, pods, events, timeout=settings.timeout, lease=lease)
@@ -542,8 +544,9 @@ def _listed(names: Sequence[str]) -> str:
 class _NodeEvents:
     """What happens to the nodes, for the console, the job's status and the record."""
 
-    def __init__(self, session: LaunchSession, nodes: NodeReporter) -> None:
+    def __init__(self, session: LaunchSession, nodes: NodeReporter, victims: Victims) -> None:
         self.nodes = nodes
+        self.victims = victims
         self._session = session
         self._note = partial(session.journal.write, "node")
         self._settings = session.settings
@@ -604,6 +607,7 @@ class _NodeEvents:
                 self._note(text=f"the machines differ: {text}")
 
     def stopping(self, cause: Cause, restart: bool) -> None:
+        self.victims.elsewhere = cause.rank not in (self._rank, -1)
         answer = self._answer(cause.why, restart)
         self._job_status.stopping(cause.headline, restart)
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer, cause.requested)
