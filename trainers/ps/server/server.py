@@ -290,8 +290,8 @@ class Server:
         if self._service.shrinking:
             return 0
         waits = [] if self._quiet else [self._checks.wait(now)]
-        if self._newcomers is not None and (wait := self._newcomers.check()):
-            waits.append(wait)
+        if self._newcomers is not None and (pause := self._newcomers.check()):
+            waits.append(pause)
         if self._meter is not None and (wait := self._meter.wait(now)) is not None:
             waits.append(wait)
         return math.ceil(min(waits) * 1000) if waits else None
