@@ -289,9 +289,13 @@ def test_not_this_host(host):
 
 
 _ASK = """
-ip link set lo up && sysctl -qw net.ipv4.ip_nonlocal_bind=1 && ip addr add 10.5.5.5/32 dev lo
-ip route add 10.9.0.0/16 via 10.5.5.5 dev lo onlink
-exec "$0" -c 'from fleetrun.host.network import is_this_host as own; print(own("10.5.5.5"), own("10.9.9.9"))'
+set -e
+sysctl -qw net.ipv4.ip_nonlocal_bind=1
+ip link add v0 type veth peer name v1
+ip addr add 10.5.5.5/24 dev v0
+ip link set v0 up
+ip link set v1 up
+exec "$0" -c 'from fleetrun.host.network import is_this_host as own; print(own("10.5.5.5"), own("10.5.5.6"))'
 """
 
 
