@@ -13,10 +13,12 @@ last, even with the NULL mechanism and without a handler: 0 of 2,000.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hmac
 import itertools
 import socket as tcp
 import struct
+import termios
 import time
 from collections.abc import Callable, Sequence
 
@@ -33,6 +35,7 @@ HANDSHAKE_MS = 5000
 _STRANGER_BYTES = 64 << 10  # a handshake and a greeting have about a kilobyte
 _CHECK_S, _CHECKS_A_SECOND = 0.01, 10_000
 _COUNTS = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received in linux/tcp.h
+_UNREAD = struct.Struct("i")
 _RESET = struct.pack("ii", 1, 0)
 MONITOR_EVENT = struct.Struct("=HI")
 """The first frame of a message of `monitor_socket`: the event, and its descriptor or errno."""
@@ -140,10 +143,10 @@ def monitor_socket(socket: Socket, events: int) -> Socket:
 
 
 class Strangers:
-    """Connections of a server whose peers are not `known(fd, acked)` yet: each may send 64 KiB.
+    """The connections of a server whose peers are not `known(fd, acked)` yet. Each may send 64 KiB.
 
-    libzmq limits frames only. A frame of that size may be a handshake, and a message may have parts without
-    end, each of which takes 64 bytes of memory at least.
+    libzmq limits the size of frames only. A stranger may send a frame of that size as its handshake, or a
+    message without an end, each part of which takes at least 64 bytes of memory.
     """
 
     EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -157,16 +160,26 @@ class Strangers:
         """Note one of EVENTS of the server's socket. Call `check` then."""
         (self._fds.add if event == zmq.EVENT_ACCEPTED else self._fds.discard)(fd)
 
-    def check(self) -> float:
-        """Close connections that sent more. Return the seconds until the next check; 0: none is needed."""
+    def heard(self, fd: int) -> bool:
+        """Note that the peer of this connection is known. Return True if it was not."""
+        new = fd in self._fds
+        self._fds.discard(fd)
+        return new
+
+    def check(self, waits: Callable[[], int] = lambda: 0) -> float:
+        """Close connections that sent more, unless a message `waits`, perhaps from one of them.
+
+        Return the seconds until the next check; 0: none is needed.
+        """
         now = time.monotonic()
         if now >= self._due:
             for fd in tuple(self._fds):
                 with contextlib.suppress(OSError), tcp.fromfd(fd, tcp.AF_INET, tcp.SOCK_STREAM) as peer:
                     acked, received = _COUNTS.unpack(peer.getsockopt(tcp.IPPROTO_TCP, tcp.TCP_INFO, 136))
+                    (unread,) = _UNREAD.unpack(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
                     if self._known(fd, acked):
                         self._fds.discard(fd)
-                    elif received > _STRANGER_BYTES:
+                    elif received - unread > _STRANGER_BYTES and not waits():
                         peer.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _RESET)
                         peer.shutdown(tcp.SHUT_RDWR)  # libzmq closes it then
             self._due = now + max(_CHECK_S, len(self._fds) / _CHECKS_A_SECOND)

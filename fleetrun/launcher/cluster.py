@@ -28,7 +28,7 @@ def run_cluster(session: LaunchSession, host: Host, ports: Ports, offer: Offer, 
     settings, loop, interrupts = session.settings, session.loop, session.interrupts
     node = joining.described(session, host, offer)
     runner = PodRunner(session, interrupts)
-    nodes, pods = Nodes(session, facts), PodFactory(session, host, runner)
+    nodes, pods = Nodes(session, runner.victims, facts), PodFactory(session, host, runner)
     lease = settings.heartbeat_timeout
     agent = Agent(loop, node, pods, session.publish, timeout=settings.timeout, lease=lease)
     interrupts.listen(agent.interrupt, agent.guard_lost, agent.restart)
@@ -47,7 +47,7 @@ def run_cluster(session: LaunchSession, host: Host, ports: Ports, offer: Offer, 
     meeting = None
     try:
         reach = Reach(others, OtherRanks(others, agent).ask, spares.listed if spares is not None else None)
-        session.open(reach, *filter(None, (nodes, spares)))
+        session.open(reach, *filter(None, (nodes, spares, runner.victims)))
         meeting = open_meeting(options, loop, ports)
         if session.notices is not None:  # until machines have met
             session.notices.at_end(settings.rank == 0 if settings.rank >= 0 else meeting.hosted)

@@ -128,9 +128,9 @@ def _alone(session: LaunchSession) -> int:
     """A job on this machine."""
     spec, console, interrupts = session.spec, session.console, session.interrupts
     announce(spec, console)
+    runner = PodRunner(session, interrupts)
     try:
-        session.open(Reach())
-        runner = PodRunner(session, interrupts)
+        session.open(Reach(), runner.victims)
         supervisor = runner.supervisor(spec, timeout=session.settings.timeout)
         interrupts.listen(supervisor.interrupt, supervisor.guard_lost, supervisor.restart)
         result = supervisor.run()

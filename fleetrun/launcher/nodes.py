@@ -18,6 +18,7 @@ from fleetrun.host.software import differences, kinds
 from fleetrun.launcher.ending import WIDE, first_failure, tell_strays
 from fleetrun.launcher.parts import End, Event, Part
 from fleetrun.launcher.session import LaunchSession
+from fleetrun.launcher.victims import Victims
 from fleetrun.plan.topology import placed
 from fleetrun.pod.events import HUNG
 from fleetrun.pod.spec import PodSpec
@@ -33,8 +34,9 @@ _MOST_NOTED = 1000  # machines, of which the record says what runs there
 class Nodes(Part):
     """Part of every launch on several machines. `facts`: what runs on this one."""
 
-    def __init__(self, session: LaunchSession, facts: str = "") -> None:
+    def __init__(self, session: LaunchSession, victims: Victims, facts: str = "") -> None:
         self._session = session
+        self._victims = victims
         self._console = session.console
         self._settings = session.settings
         self._facts = facts
@@ -119,6 +121,8 @@ class Nodes(Part):
             self._note(f"the machines differ: {text}")
 
     def _stopping(self, cause: Cause, restart: bool) -> None:
+        if cause.rank not in (self._rank, -1):
+            self._victims.blame_another_node()
         answer = self._answer(cause.why, restart)
         text = f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}"
         self._tell(text, cause.requested)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
-from pathlib import Path
 
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator, environment_tables, pod_line
-from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.launcher.session import LaunchSession
 from fleetrun.launcher.signals import Interrupts, dispatch
+from fleetrun.launcher.victims import Victims
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Pod
 from fleetrun.pod.events import Peers
 from fleetrun.pod.kernel_log import OomWatch
 from fleetrun.pod.logs import Watch
-from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, Spent
 from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
 from fleetrun.pod.spec import PodSpec
@@ -35,6 +33,7 @@ class PodRunner:
         self._loop = loop = session.loop
         self._interrupts = interrupts
         self._watch: Watch | None = None
+        self.victims = Victims(loop, self._console.info, self._catch_up)
         self._pod: Pod | None = None
         self._oom = OomWatch()
         loop.add(interrupts.signals.fileno(), self._signalled)
@@ -57,6 +56,10 @@ class PodRunner:
         if self._watch is not None:
             self._watch.told()
         self._session.marks.told()
+
+    def _catch_up(self) -> None:
+        if self._watch is not None:
+            self._watch.catch_up()
 
     def _resumed(self, seconds: float) -> None:
         self._loop.postpone(seconds)
@@ -91,9 +94,10 @@ class PodRunner:
         if first:
             files = [(each.name, each.log) for each in spec.containers]
             logs.point_latest(spec.log_dir, spec.name, files)
-            self._watch = _watch(self._settings, spec, self._console, self._loop, self._session.marks.cut)
+            self._watch = self._follow(spec)
         assert self._watch is not None
-        narrator = Narrator(self._console, spec, self._watch.catch_up, alone=peers is None)
+        self.victims.settle()
+        narrator = Narrator(self._console, spec, self._catch_up, alone=peers is None)
         supervisor = Supervisor(
             pod,
             self._loop,
@@ -123,6 +127,29 @@ class PodRunner:
                 GpuLog.start(spec, self._loop)
         return supervisor
 
+    def _follow(self, spec: PodSpec) -> Watch:
+        """Follow the logs that the settings choose: one as it is, several with names before their lines."""
+        settings, console = self._settings, self._console
+        watch = Watch(self._loop, spec.log_dir, lambda: console.out.room, cut=self._session.marks.cut)
+        console.attach(self._loop, watch.go_on)
+        followed = [
+            each
+            for each in spec.containers
+            if console.shows_output
+            and any(
+                each.role is role and (numbers is None or each.index in numbers)
+                for role, numbers in settings.follow
+            )
+        ]
+        widest = max((len(each.name) for each in followed), default=0)
+        for number, each in enumerate(followed):
+            emit, live = console.follower(each.name, widest, number, alone=len(followed) == 1)
+            watch.follow(each.log, self.victims.hold(each.name, emit), live=live)
+        if settings.log_rotate is not None:
+            for each in spec.containers:
+                watch.bound(each.log, settings.log_rotate)
+        return watch
+
     def over(self) -> None:
         """After the last process: show what the logs still hold."""
         self._interrupts.job_over = True
@@ -130,6 +157,7 @@ class PodRunner:
         if self._watch is None:
             return
         self._watch.drain(lambda: self._console.out.drain(self._interrupts.urgent))
+        self.victims.settle()
         self._console.end()
         for path in self._watch.unbounded:
             self._console.warning(
@@ -140,33 +168,6 @@ class PodRunner:
 def _ask_strays(companions: Collection[int], groups: Collection[int]) -> None:
     """But not the launcher's helper processes, which lead groups of their own."""
     ask_strays({*groups, *companions})
-
-
-def _watch(
-    settings: LaunchSettings, spec: PodSpec, console: Console, loop: Loop, cut: Callable[[Path, int], None]
-) -> Watch:
-    """What the console follows: one container as it is, several with their names before each line. `cut` is
-    called with what --log_rotate takes away.
-    """
-    watch = Watch(loop, spec.log_dir, lambda: console.out.room, cut=cut)
-    console.attach(loop, watch.go_on)
-    followed = [
-        each
-        for each in spec.containers
-        if console.shows_output
-        and any(
-            each.role is role and (numbers is None or each.index in numbers)
-            for role, numbers in settings.follow
-        )
-    ]
-    widest = max((len(each.name) for each in followed), default=0)
-    for number, each in enumerate(followed):
-        emit, live = console.follower(each.name, widest, number, alone=len(followed) == 1)
-        watch.follow(each.log, emit, live=live)
-    if settings.log_rotate is not None:
-        for each in spec.containers:
-            watch.bound(each.log, settings.log_rotate)
-    return watch
 
 
 def announce(spec: PodSpec, console: Console) -> None:

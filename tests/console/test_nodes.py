@@ -33,7 +33,8 @@ class Voice:
             journal=SimpleNamespace(write=self._write),
             status=self.state,
         )
-        self.nodes = Nodes(session, facts)  # type: ignore[arg-type]
+        victims = SimpleNamespace(blame_another_node=lambda: None)
+        self.nodes = Nodes(session, victims, facts)  # type: ignore[arg-type]
         self.nodes._width = width
 
     def _write(self, event: str, **fields: object) -> None:

@@ -289,3 +289,54 @@ if ATTEMPT < 1:
     both = fleetrun.run("report", "default", "--all").out
     assert "Job default: 2 launches, " in both
     assert both.count(": completed, goodput ") == 2
+
+
+LOST = """
+import pathlib, time
+from trainers.process import hooks
+hooks.install_exit_hooks()
+if RANK == 0:
+    print("ready to train", flush=True)
+    raise RuntimeError("gloo: Connection closed by peer")
+(log,) = pathlib.Path("log").glob("*.trainer.0.log")
+while log.read_text().count("Connection closed by peer\\n") <= ATTEMPT:
+    time.sleep(0.01)
+raise ValueError("a bad batch")
+"""
+
+
+def test_the_traceback_of_a_victim_stays_in_its_log(fleetrun: Fleetrun):
+    launch = fleetrun.run("--max_restart", "1", "--nproc_per_node", "2", fleetrun.script(LOST))
+    assert launch.code == 1
+    assert launch.out.count("ready to train") == 2
+    assert "Traceback" not in launch.out
+    assert "Connection closed" not in launch.out
+    (log,) = fleetrun.logs("*.trainer.0.log")
+    assert log.read_text().count("Connection closed by peer\n") == 2
+    assert launch.err.count(f"trainer 0 failed because of another; its traceback is in {log}") == 2
+
+
+def test_without_another_failure_the_traceback_is_shown(fleetrun: Fleetrun):
+    script = fleetrun.script(
+        'if RANK == 0:\n    raise RuntimeError("gloo: Connection closed by peer")\nstay()'
+    )
+    launch = fleetrun.run("--max_restart", "0", "--nproc_per_node", "2", script)
+    assert "RuntimeError: gloo: Connection closed by peer" in launch.out
+    assert "because of another" not in launch.err
+
+
+def test_a_traceback_that_a_script_logs_is_shown_while_it_runs(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+import traceback
+try:
+    raise TimeoutError("the mirror timed out")
+except TimeoutError:
+    traceback.print_exc(file=sys.stdout)
+print("next mirror", flush=True)
+wait_for_go()
+""")
+    launch = fleetrun.start("--nproc_per_node", "2", script)
+    launch.until_out("next mirror")
+    assert "TimeoutError: the mirror timed out" in launch.out
+    launch.go()
+    assert launch.wait() == 0

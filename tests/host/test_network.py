@@ -11,6 +11,7 @@ import pytest
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import PortError
 from fleetrun.host.network import Ports, is_this_host
+from tests.support import netns
 from tests.support.ports import free_port
 
 
@@ -285,3 +286,24 @@ def test_this_host(host):
 @pytest.mark.parametrize("host", ["192.0.2.1", "203.0.113.9", "2001:db8::1", "no-such-host.invalid"])
 def test_not_this_host(host):
     assert not is_this_host(host)
+
+
+_ASK = """
+set -e
+sysctl -qw net.ipv4.ip_nonlocal_bind=1
+ip link add v0 type veth peer name v1
+ip addr add 10.5.5.5/24 dev v0
+ip link set v0 up
+ip link set v1 up
+exec "$0" -c 'from fleetrun.host.network import is_this_host as own; print(own("10.5.5.5"), own("10.5.5.6"))'
+"""
+
+
+@pytest.mark.hosts
+@pytest.mark.skipif(bool(netns.unavailable()), reason=netns.unavailable())
+def test_an_address_that_can_be_bound_may_be_another_hosts():
+    """As with ip_nonlocal_bind, which load balancers set."""
+    asked = subprocess.run(
+        ["unshare", "-n", "sh", "-c", _ASK, sys.executable], capture_output=True, text=True, check=True
+    )
+    assert asked.stdout.split() == ["True", "False"]

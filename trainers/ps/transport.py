@@ -119,6 +119,44 @@ class Authenticator:
         told.close()
 
 
+class Newcomers:
+    """Closes connections that send 64 KiB before their first whole message, to a server without keys.
+
+    A trainer begins each connection with an empty message (PROBE_ROUTER), so its first request may be large.
+    Create it before the socket is bound, and close the socket with it.
+    """
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._strangers = Strangers(lambda fd, acked: False)
+        self.events = monitor_socket(socket, Strangers.EVENTS)
+
+    def greets(self, frames: Sequence[zmq.Frame]) -> bool:
+        """Note the connection of a received message. Return True for the empty message that begins it."""
+        self._update()  # first: the connection may be new, with the descriptor of an old one
+        new = self._strangers.heard(int(frames[-1].get(zmq.SRCFD)))
+        return new and not any(frame.buffer.nbytes for frame in frames)
+
+    def check(self) -> float:
+        """Call it before each wait, which may take so many seconds; 0: any time."""
+        self._update()
+        # What libzmq has read it has also parsed, so a trainer's first message would wait by now.
+        return self._strangers.check(lambda: _readable(self._socket))
+
+    def _update(self) -> None:
+        while _readable(self.events):
+            self._strangers.happened(*MONITOR_EVENT.unpack(self.events.recv_multipart()[0]))
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close()
+        self.events.close()
+
+
+def _readable(socket: Socket) -> int:
+    return int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+
+
 def server_socket(context: Context, keys: CurveKeys | None = None) -> Socket:
     """A ROUTER for `bind_to`. With `keys` only trainers that have them can connect, checked by an
     Authenticator.
@@ -162,6 +200,7 @@ def client_socket(
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(200, int(trainer_timeout * 1000 / 2)))
     socket.setsockopt(zmq.HEARTBEAT_TTL, max(200, int(trainer_timeout * 1000 / 2)))
     secure_client(socket, keys)
+    socket.setsockopt(zmq.PROBE_ROUTER, int(keys is None))  # see Newcomers
     socket.setsockopt(zmq.ROUTING_ID, name)
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.RECONNECT_IVL, 50)

@@ -32,7 +32,7 @@ from trainers.ps.server.table_meter import Numbers, TableMeter, Tell
 from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
-from trainers.ps.transport import Authenticator, CurveKeys, bind_to, receive, send, server_socket
+from trainers.ps.transport import Authenticator, CurveKeys, Newcomers, bind_to, receive, send, server_socket
 from trainers.ps.wire import ROW_DTYPES, Kind, Message, WireError, decode, encode
 from trainers.storage.folder import absolute_path
 
@@ -135,8 +135,11 @@ class Server:
         with contextlib.ExitStack() as undo:
             undo.callback(self._close)
             self._socket = server_socket(self._context, plan.keys)
+            self._newcomers = None
             if plan.keys is not None:
                 self._authenticator = Authenticator(self._socket, plan.keys)
+            else:
+                self._newcomers = Newcomers(self._socket)
             bind_to(self._socket, self._endpoint)
             self._state_saver = self._make_state_saver()
             self._make_service()
@@ -264,6 +267,8 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_receiver, zmq.POLLIN)
+        if self._newcomers is not None:
+            poller.register(self._newcomers.events, zmq.POLLIN)
         while not self._service.over:
             quiet = self._quiet
             ready = dict(poller.poll(self._wait_ms(time.monotonic())))
@@ -285,6 +290,8 @@ class Server:
         if self._service.shrinking:
             return 0
         waits = [] if self._quiet else [self._checks.wait(now)]
+        if self._newcomers is not None and (pause := self._newcomers.check()):
+            waits.append(pause)
         if self._meter is not None and (wait := self._meter.wait(now)) is not None:
             waits.append(wait)
         return math.ceil(min(waits) * 1000) if waits else None
@@ -326,6 +333,8 @@ class Server:
         if self._meter is not None:
             self._meter.active = True
         route, *frames = receive(self._socket)
+        if self._newcomers is not None and self._newcomers.greets(frames):
+            return
         try:
             message = decode([frame.buffer for frame in frames])
         except WireError as error:
@@ -357,7 +366,7 @@ class Server:
         return True
 
     def _close(self) -> None:
-        for name in ("_authenticator", "_socket"):  # missing after a failed construction
+        for name in ("_authenticator", "_newcomers", "_socket"):  # missing after a failed construction
             made = getattr(self, name, None)
             if made is not None:
                 made.close()

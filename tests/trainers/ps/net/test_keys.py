@@ -24,6 +24,7 @@ from trainers.ps.transport import (
     TOKEN,
     Authenticator,
     CurveKeys,
+    Newcomers,
     bind_to,
     client_socket,
     keys_of,
@@ -167,6 +168,30 @@ def test_the_first_message_of_a_trainer_may_be_large() -> None:
         assert [len(server.recv_multipart()[1]) for _ in range(5)] == [20 << 20] * 5
         client.close()
         authenticator.close()
+    context.term()
+
+
+def test_so_it_may_without_a_secret_and_while_the_server_is_busy() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    server = server_socket(context)
+    newcomers = Newcomers(server)
+    with reserved_endpoints(1) as (endpoint,):
+        bind_to(server, endpoint)
+        for number in range(10):
+            client = client_socket(context, endpoint, b"trainer-0", 60)
+            client.send(bytes(20 << 20))
+            client.send(bytes([number]))
+            sizes = []
+            while len(sizes) < 3:
+                newcomers.check()
+                if server.poll(10):
+                    time.sleep(0.02)  # the server is busy, and a check is due while a message waits
+                    newcomers.check()
+                    frames = server.recv_multipart(copy=False)
+                    sizes.append((newcomers.greets(frames[1:]), len(frames[-1].buffer)))
+            assert sizes == [(True, 0), (False, 20 << 20), (False, 1)]
+            client.close()
+        newcomers.close()
     context.term()
 
 

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 import zmq
 
 from tests.support.cluster import reserved_endpoints
+from tests.support.flood import EMPTY_PARTS, ENDLESS, Flood
 from tests.trainers.ps.net.test_wire import mutate
 from trainers.errors import ServerError
 from trainers.ps.client import Client, Request
@@ -129,6 +131,16 @@ def test_mutated_messages_are_refused_and_change_nothing(
     assert all(map(torch.equal, before, port.values()))
     port.push()
     assert not torch.equal(before[0], port.values()[0])
+
+
+def test_a_message_without_an_end_takes_no_memory(port: Port) -> None:
+    before = port.values()
+    flood = Flood(port.endpoint, 4, ENDLESS, EMPTY_PARTS, 100)
+    while not flood.over:
+        time.sleep(0.01)
+    assert flood.cut == 4
+    assert flood.taken < 200 << 20, "of 13 million parts, which take 800 MiB"
+    assert all(map(torch.equal, before, port.values()))
 
 
 def valid_frames(port: Port, kind: Kind) -> list[bytes]:

@@ -1,0 +1,100 @@
+"""Keeps tracebacks of victims off the console: of ranks that lost a connection because another failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from fleetrun.aliases import Callback
+from fleetrun.launcher.parts import Event, Part
+from fleetrun.pod.container import Ended
+from fleetrun.pod.events import Restarting, Verdict
+from fleetrun.pod.logs import Emit
+from fleetrun.pod.loop import Loop, Timer
+from fleetrun.pod.policy import is_symptom
+from fleetrun.pod.process import Exit
+
+_HEADER = b"Traceback (most recent call last):"
+_COMPLETE = re.compile(rb"^(?:\[rank\d+\]: )?(?!Traceback )\S.*\n\s*\Z", re.MULTILINE)
+"""The last line of a traceback, whose lines torch marks with their rank."""
+_PATIENCE = 3.0  # seconds for a process to exit after it printed a traceback
+_MOST = 64 * 1024  # bytes
+
+
+class Victims(Part):
+    """Holds back a traceback until its process has ended and the pod restarts or ends. The log has it before.
+
+    It is shown after `_PATIENCE` if the process goes on, and immediately if its error cannot come from
+    another process.
+    """
+
+    def __init__(self, loop: Loop, tell: Callable[[str], None], catch_up: Callback) -> None:
+        """`catch_up` reads what the logs hold."""
+        self._loop = loop
+        self._tell = tell
+        self._catch_up = catch_up
+        self._held: dict[str, tuple[bytes, Emit, Timer]] = {}
+        self._ended: dict[str, Ended] = {}
+        self._failed = False
+        self._verdict: Verdict | None = None
+
+    def hold(self, name: str, emit: Emit) -> Emit:
+        """Return a function that takes the output of a process, and passes it on to `emit`."""
+        return partial(self._take, name, emit)
+
+    def _take(self, name: str, emit: Emit, lines: bytes) -> None:
+        held, _, timer = self._held.pop(name, (b"", emit, None))
+        header = 0 if held else lines.find(_HEADER)
+        begin = lines.rfind(b"\n", 0, header) + 1 if header >= 0 else len(lines)
+        if lines[:begin]:
+            emit(lines[:begin])
+        held += lines[begin:]
+        if not held:
+            return
+        timer = timer or self._loop.after(_PATIENCE, partial(self._show, name))
+        self._held[name] = held, emit, timer
+        complete = _COMPLETE.search(held) is not None
+        if len(held) > _MOST or (complete and not is_symptom(Exit(1), held.decode(errors="replace"))):
+            self._show(name)
+
+    def _show(self, name: str) -> None:
+        if name in self._held:
+            lines, emit, timer = self._held.pop(name)
+            timer.cancel()
+            emit(lines)
+
+    def blame_another_node(self) -> None:
+        """Note that a process of another node failed first."""
+        self._failed = True
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case Ended() if not event.ok:
+                self._catch_up()
+                name = event.spec.name
+                if event.asked is None and not is_symptom(event.exit, event.message):
+                    self._failed = True
+                    self._show(name)
+                else:
+                    self._ended[name] = event
+                    if name in self._held:
+                        self._held[name][2].cancel()
+            case Verdict():
+                self._verdict = event
+            case Restarting():
+                self.settle()
+
+    def settle(self) -> None:
+        """Show what is held, or where it is if another process failed first."""
+        named = () if self._verdict is None else self._verdict.ranks
+        for name in list(self._held):
+            ended = self._ended.get(name)
+            others = self._failed or bool(named)
+            if ended is not None and others and ended.spec.rank not in named:
+                del self._held[name]
+                self._tell(
+                    f"{ended.spec.title} failed because of another; its traceback is in {ended.spec.log}"
+                )
+            self._show(name)
+        self._ended, self._failed, self._verdict = {}, False, None
