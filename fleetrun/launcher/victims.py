@@ -16,7 +16,7 @@ from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 
 _HEADER = b"Traceback (most recent call last):"
-_COMPLETE = re.compile(rb"^(?:\[rank\d+\]: )?(?!Traceback )\S.*\n\s*\Z", re.MULTILINE)
+_COMPLETE = re.compile(rb"^(?:\[rank\d+\]: )?+(?!Traceback )\S.*\n\s*\Z", re.MULTILINE)
 """The last line of a traceback, whose lines torch marks with their rank."""
 _PATIENCE = 3.0  # seconds for a process to exit after it printed a traceback
 _MOST = 64 * 1024  # bytes
