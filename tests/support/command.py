@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -24,6 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from fleetrun.files import run_folder
+from fleetrun.record.journal import SUFFIX
+from tests.support.states import check_end, check_running, check_status
 from tests.support.traces import BOUND, cgroup_of, left_behind, wait_until
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
@@ -43,7 +47,7 @@ class Launch:
     """A started command. `out` and `err` are what it printed so far, `news` what its scripts told.
 
     Scripts tell by lines in a FIFO (`tests/support/child/telling.py`). `terminal` is the master of a terminal
-    to read `out` from; `close` closes it.
+    to read `out` from; `close` closes it. `sockets` is the folder of its launchers' sockets.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class Launch:
         folder: Path,
         env: Mapping[str, str] | None = None,
         terminal: int | None = None,
+        sockets: Path | None = None,
         **options: Any,
     ) -> None:
+        self._sockets = sockets
         self.token = uuid.uuid4().hex
         name = folder / f".news-{self.token}"
         gate = folder / f".gate-{self.token}"
@@ -175,8 +181,12 @@ class Launch:
         return self.told(text)
 
     def until_ready(self, times: int) -> list[int]:
-        """So many scripts say "ready"; their pids, in the order of their names."""
+        """So many scripts say "ready"; their pids, in the order of their names. The status agrees with the
+        record then.
+        """
         lines = self.until_told(" ready", times)
+        if self._sockets is not None:
+            check_running(self._sockets)
         return [int(line.split()[2]) for line in sorted(lines)]
 
     def until_err(self, text: str) -> None:
@@ -281,7 +291,8 @@ class Fleetrun:
     ) -> Launch:
         """`fleetrun *words`, run by `prefix` (prlimit, nohup, ...)."""
         argv = [*self._user, *prefix, *(self._command if command is None else command), *words]
-        launch = Launch(argv, self.folder, {**self._env, **(env or {})}, **options)
+        there = {**self._env, **(env or {})}
+        launch = Launch(argv, self.folder, there, sockets=run_folder(there), **options)
         self._launches.append(launch)
         return launch
 
@@ -309,6 +320,8 @@ class Fleetrun:
         """The same, to its end."""
         launch = self.start(*words, **options)
         launch.wait()
+        if words[:1] == ("status",) and words[-1] == "--json" and launch.popen.poll() == 0:
+            check_status(json.loads(launch.out))
         return launch
 
     def logs(self, pattern: str = "*.log") -> list[Path]:
@@ -330,6 +343,8 @@ class Fleetrun:
                 for launch in self._launches:
                     assert launch.popen.poll() is not None, f"the test did not wait for\n{launch}"
                     launch.gone()
+                for path in (self.folder / "log").glob(f"*{SUFFIX}"):
+                    check_end(path)
         finally:
             for launch in self._launches:
                 launch.close()
