@@ -77,7 +77,7 @@ RUNTIME_PARTS = {
     "notice": {"errors"},
     "zoo": {"errors"},
     "roles": {"checks", "errors"},
-    "storage": {"errors"},
+    "storage": {"process", "errors"},
     "kernels": {"process"},
     "progress": {"process"},
     "optimizer": {"progress", "errors"},

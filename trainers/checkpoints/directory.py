@@ -1,8 +1,18 @@
-"""A directory of checkpoints: which there are, which are damaged, which go. Here on this machine's file
-systems, where a rename is all or nothing; `remote` has those that fsspec reaches.
+"""Directories of checkpoints: which checkpoints exist, which are damaged, which are removed.
 
-DIR/step-00000120/               complete: it got its name by one rename, after all in it was fsynced
-DIR/step-00000140.5c3e9a01.tmp/  being written, or left by a save that was interrupted
+On a file system of this machine a checkpoint becomes visible by a rename, which is all or nothing:
+
+    DIR/step-00000120/               complete: renamed after all files in it were fsynced
+    DIR/step-00000140.5c3e9a01.tmp/  being written, or left by a save that was interrupted
+
+On s3://, gs://, hdfs:// and whatever else fsspec reaches there is no rename to rely on, and a file may be
+visible before it is complete:
+
+    URL/step-00000120.5c3e9a01/      complete as soon as it has a whole manifest, which is written last
+    URL/step-00000140.97d0e3f2/      without one: being written, or left by a save that was interrupted
+
+Both have the same files. You may copy a checkpoint from one to the other, so a URL may have names without the
+id.
 """
 
 from __future__ import annotations
@@ -12,105 +22,125 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import xxhash
 
 from trainers.checkpoints import manifest
-from trainers.checkpoints.manifest import MANIFEST, CheckpointError, Manifest, step_of
-from trainers.checkpoints.remote import RemoteDirectory
+from trainers.checkpoints.manifest import MANIFEST, CheckpointError, Manifest, is_ended, step_of
 from trainers.errors import NotSupportedError, UsageError
-from trainers.storage.folder import Where, sync_folder, write_file
-
-# ---- Checkpoints on a local file system
-
-_NAME = re.compile(r"step-\d{8,}")
-_ASIDE = re.compile(r"step-\d{8,}\.[0-9a-f]{8}\.tmp")
+from trainers.storage.folder import LocalFolder, RemoteFolder, Where, sync_folder
 
 
-class LocalDirectory:
+class _Directory:
     """Checkpoints by their names, and files in them by theirs. Every method raises OSError."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    suffix = ""
+    """The end of the name of a checkpoint that is being written."""
 
-    @property
-    def where(self) -> str:
-        return str(self._folder)
+    def __init__(self, folder: LocalFolder | RemoteFolder) -> None:
+        self._folder = folder
+        self.where, self.free = folder.where, folder.free
 
     def path(self, name: str, file: str = "") -> str:
         """Return the whole path or URL."""
-        return str(self._folder / name / file)
+        return self._folder.path(f"{name}/{file}".rstrip("/"))
 
     def complete(self) -> list[str]:
         """Return the names of the checkpoints, the newest first. Their content has not been checked."""
-        return sorted(filter(_NAME.fullmatch, self._names()), key=step_of, reverse=True)
+        return sorted(self._names(True), key=lambda name: (step_of(name), name), reverse=True)
 
     def interrupted(self) -> list[str]:
-        """Return the names of saves that have not come to their end, also of one that is under way."""
-        return sorted(filter(_ASIDE.fullmatch, self._names()))
+        """Return the names of saves that did not end, including one that is being written."""
+        return sorted(self._names(False))
 
     def begin(self, step: int) -> str:
-        """Return a new name to write under, which is not a checkpoint yet, and unique: an earlier process of
-        this job that still writes, on a machine that was thought dead, writes elsewhere. Removes what is
-        `interrupted`.
+        """Return a new name to write under, which is not a checkpoint yet. The name is unique: an earlier
+        process of this job that still writes, on a machine that was thought dead, writes elsewhere. Remove
+        what is `interrupted`.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         for name in self.interrupted():
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-        name = _aside(f"step-{step:08d}")
-        (self._folder / name).mkdir()
+            with suppress(OSError):
+                self.discard(name)
+        name = self._unique(f"step-{step:08d}")
+        self._folder.make(name)
         return name
 
     def publish(self, name: str, content: bytes) -> str:
         """Make what was begun under `name` a checkpoint, all at once, in place of one of the same step.
         Return its name from then on. `content`: its manifest.
         """
-        aside, final = self._folder / name, self._folder / name.partition(".")[0]
-        write_file(aside / MANIFEST, [content])  # durable, and so are all other names in its folder
-        if final.exists():
-            self.discard(final.name)  # it was found damaged, else this step would not be saved again
-        aside.rename(final)
-        sync_folder(self._folder)  # else the name might not outlive a power failure
-        return final.name
+        damaged = [other for other in self.complete() if step_of(other) == step_of(name)]
+        self._folder.write(f"{name}/{MANIFEST}", [content])  # durable, and so are all other names beside it
+        for other in damaged:  # else this step would not be saved again
+            self.discard(other)
+        return name
 
     def discard(self, name: str) -> None:
-        """Remove a checkpoint: first its name, then its files. If that is interrupted, the rest is not
-        a checkpoint.
+        """Remove a checkpoint: first what makes it one, then its files. If that is interrupted, the rest is
+        not a checkpoint.
         """
-        path = self._folder / name
+        raise NotImplementedError
+
+    def _names(self, complete: bool) -> list[str]:
+        raise NotImplementedError
+
+    def _unique(self, name: str) -> str:
+        return f"{name}.{uuid.uuid4().hex[:8]}{self.suffix}"
+
+
+_NAME = re.compile(r"step-\d{8,}")
+_ASIDE = re.compile(r"step-\d{8,}\.[0-9a-f]{8}\.tmp")
+_NAME_ELSEWHERE = re.compile(r"step-(\d{8,})(\.[0-9a-f]{8})?")
+
+
+class LocalDirectory(_Directory):
+    suffix = ".tmp"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(LocalFolder(folder))
+
+    def publish(self, name: str, content: bytes) -> str:
+        final = name.partition(".")[0]
+        super().publish(name, content)
+        self._move(name, final)
+        sync_folder(Path(self.where))  # else the name might not outlive a power failure
+        return final
+
+    def discard(self, name: str) -> None:
         if _ASIDE.fullmatch(name) is None:
-            path = path.rename(self._folder / _aside(name))
-        shutil.rmtree(path, ignore_errors=True)
+            name = self._move(name, self._unique(name))
+        shutil.rmtree(self.path(name), ignore_errors=True)
 
     def open(self, name: str, file: str, mode: str) -> BinaryIO:
         """`mode` is "rb" or "wb". What was written is durable when the file is closed."""
-        path = self._folder / name / file
-        if mode == "wb":
-            return cast(BinaryIO, _Durable(io.FileIO(path, mode)))
-        return cast(BinaryIO, path.open("rb"))
+        raw = io.FileIO(self.path(name, file), mode)
+        return cast(BinaryIO, _Durable(raw) if mode == "wb" else io.BufferedReader(raw))
 
     def rename(self, name: str, file: str, to: str) -> None:
-        (self._folder / name / file).rename(self._folder / name / to)
+        self._move(f"{name}/{file}", f"{name}/{to}")
 
     def size(self, name: str, file: str) -> int | None:
         """Return the number of bytes, None if the file does not exist."""
         try:
-            return (self._folder / name / file).stat().st_size
+            return Path(self.path(name, file)).stat().st_size
         except OSError:
             return None
 
-    def free(self) -> int | None:
-        """Return the number of free bytes, None if unknown."""
-        return shutil.disk_usage(self._folder).free
+    def _move(self, name: str, to: str) -> str:
+        Path(self.path(name)).rename(self.path(to))
+        return to
 
-    def _names(self) -> list[str]:
+    def _names(self, complete: bool) -> list[str]:
+        kind = _NAME if complete else _ASIDE
         try:
-            return [entry.name for entry in self._folder.iterdir() if entry.is_dir()]
+            there = list(Path(self.where).iterdir())
         except FileNotFoundError:
             return []
+        return [entry.name for entry in there if kind.fullmatch(entry.name) and entry.is_dir()]
 
 
 class _Durable(io.BufferedWriter):
@@ -123,16 +153,60 @@ class _Durable(io.BufferedWriter):
                 super().close()
 
 
-def _aside(name: str) -> str:
-    return f"{name}.{uuid.uuid4().hex[:8]}.tmp"
+class RemoteDirectory(_Directory):
+    """The URL's options come from fsspec's configuration and the environment."""
 
+    def __init__(self, url: str) -> None:
+        self._remote = RemoteFolder(url)
+        super().__init__(self._remote)
+        self._files = self._remote.files
+
+    def discard(self, name: str) -> None:
+        """The manifest first: half of it is never a checkpoint."""
+        if self.size(name, MANIFEST) is not None:
+            self._files.rm_file(self._inside(name, MANIFEST))
+        self._files.invalidate_cache()
+        folder = self._inside(name)
+        if files := self._files.find(folder):
+            self._files.rm(files)
+        self._files.invalidate_cache()
+        if self._files.exists(folder):  # where there are folders: a store of objects has none without a file
+            self._files.rm(folder, recursive=True)
+
+    def open(self, name: str, file: str, mode: str) -> BinaryIO:
+        return cast(BinaryIO, self._files.open(self._inside(name, file), mode))
+
+    def rename(self, name: str, file: str, to: str) -> None:
+        self._files.mv(self._inside(name, file), self._inside(name, to))
+
+    def size(self, name: str, file: str) -> int | None:
+        try:
+            return self._folder.size(f"{name}/{file}")
+        except FileNotFoundError:
+            return None
+
+    def _is_complete(self, name: str) -> bool:
+        size = self.size(name, MANIFEST)
+        try:
+            return size not in (None, 0) and is_ended(
+                self._files.cat_file(self._inside(name, MANIFEST), start=size - 1)
+            )
+        except FileNotFoundError:
+            return False  # removed meanwhile
+
+    def _names(self, complete: bool) -> list[str]:
+        found = filter(_NAME_ELSEWHERE.fullmatch, self._folder.names())
+        return [name for name in found if self._is_complete(name) is complete]
+
+    def _inside(self, name: str, file: str = "") -> str:
+        return self._remote.inside(f"{name}/{file}")
+
+
+CheckpointDirectory = LocalDirectory | RemoteDirectory
 
 # ---- Checkpoints wherever they are
 
 _PIECE = 1 << 22
-
-
-CheckpointDirectory = LocalDirectory | RemoteDirectory
 
 
 def open_directory(directory: Where) -> CheckpointDirectory:
@@ -151,13 +225,11 @@ def commit(checkpoints: CheckpointDirectory, name: str, about: Manifest) -> str:
     """Make a written checkpoint one. Raises CheckpointError when a file is not here that another rank has
     written, OSError.
     """
-    for file, (size, _) in about.files.items():
-        found = checkpoints.size(name, file)
-        if found != size:
-            raise CheckpointError(
-                f"{checkpoints.path(name, file)} has {size} bytes where it was written and {found} here; the "
-                "directory of checkpoints must be one that all machines of the job share"
-            )
+    for path, size, found in _of_other_sizes(checkpoints, name, about):
+        raise CheckpointError(
+            f"{path} has {size} bytes where it was written and {found} here; the directory of checkpoints "
+            "must be one that all machines of the job share"
+        )
     return checkpoints.publish(name, manifest.manifest_to_bytes(about))
 
 
@@ -180,13 +252,17 @@ def read_manifest(checkpoints: CheckpointDirectory, name: str) -> Manifest:
         about = manifest.manifest_from_bytes(content)
     except (CheckpointError, NotSupportedError) as error:
         raise type(error)(f"{path} {error}") from error
-    for file, (size, _) in about.files.items():
-        found = checkpoints.size(name, file)
-        if found != size:
-            raise CheckpointError(
-                f"{checkpoints.path(name, file)} has {found} bytes; the manifest says {size}"
-            )
+    for path, size, found in _of_other_sizes(checkpoints, name, about):
+        raise CheckpointError(f"{path} has {found} bytes; the manifest says {size}")
     return about
+
+
+def _of_other_sizes(
+    checkpoints: CheckpointDirectory, name: str, about: Manifest
+) -> Iterator[tuple[str, int, int | None]]:
+    for file, (size, _) in about.files.items():
+        if (found := checkpoints.size(name, file)) != size:
+            yield checkpoints.path(name, file), size, found
 
 
 def damage(checkpoints: CheckpointDirectory, name: str, files: Mapping[str, tuple[int, str]]) -> str | None:

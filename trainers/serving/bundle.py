@@ -1,17 +1,15 @@
-"""Bundles: a few files, and a manifest that names them. This module has the order of writes that keeps a
-bundle consistent, not the content of its files.
+"""Bundles: a few files, and a manifest that names them. `publication` has the order of writes that keeps a
+bundle consistent, and this module the content of the manifest.
 
-    DIR/inference.json                              what it is, and its files with sizes and checksums;
-    written last DIR/inference-program-5c3e9a01.pt2 DIR/inference-weights-5c3e9a01.safetensors
+    DIR/inference.json                              what it is, and its files with sizes and checksums
+    DIR/inference-program-5c3e9a01.pt2
+    DIR/inference-weights-5c3e9a01.safetensors
 
-A former bundle in the same folder counts until the new manifest is there, and its files go after that. On
-this machine each file is written aside, fsynced and renamed; on URLs, where there is no rename, the
-manifest's being last is what counts.
+A former bundle in the same folder counts until the new manifest is there, and its files go after that.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +22,8 @@ from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, Folder, Where, open_folder
-from trainers.storage.manifest import FileRecord, checksum_of, is_name
+from trainers.storage.manifest import FileRecord, ManifestError, is_name, opened, sealed
+from trainers.storage.publication import current, listed, publish, sweep, withdraw
 
 VERSION = 1
 _ID = re.compile(r"-([0-9a-f]{8})\.")
@@ -32,14 +31,15 @@ _ID = re.compile(r"-([0-9a-f]{8})\.")
 
 @frozen(eq=False)
 class Bundle:
-    """One that was read. `id`: another one for each save; `about`: what its writer said of it; `contents`:
-    (size,) uint8 by part.
-    """
+    """A bundle that was read."""
 
     where: str
     id: str
+    """Different for each save."""
     about: Fields
+    """The description that its writer gave."""
     contents: Mapping[str, Tensor]
+    """(size,) uint8 by part."""
 
 
 @frozen
@@ -71,16 +71,15 @@ def write_bundle(
             written.append(name)
             folder.write(name, content)
             records[part] = asdict(FileRecord.of(name, [memoryview(piece).cast("B") for piece in content]))
-        body = {"format": _format(kind), "version": VERSION, "files": records, "about": about}
-        sealed = json.dumps({**body, "checksum": checksum_of(body)}, indent=1)
-        folder.write(f"{kind}.json", [sealed.encode() + b"\n"])
-        # Only now: before the manifest was written, the former files were the only complete ones.
-        ours = re.compile(rf"\.?{kind}-[a-z]+-[0-9a-f]{{8}}(\.[a-z0-9]+)*")
-        for name in folder.names():
-            if ours.fullmatch(name) and name not in written:
-                folder.remove(name)
+        body = {"files": records, "about": about}
+        durable = publish(folder, f"{kind}.json", sealed(_format(kind), VERSION, body, whole=True))
     except OSError as error:
-        raise _failed(error, folder, written, kind) from error
+        withdraw(folder, f"{kind}.json", written)
+        raise SaveError(
+            f"{folder.where} could not be written: {error}. What was there before still counts"
+        ) from error
+    if durable:  # only now: before the manifest was written, the former files were the only complete ones
+        sweep(folder, re.compile(rf"\.?{kind}-[a-z]+-[0-9a-f]{{8}}(\.[a-z0-9]+)*").fullmatch, written)
 
 
 def read_bundle(
@@ -127,47 +126,22 @@ def _content(
 def _manifest(folder: Folder, kind: str) -> _Manifest:
     name = f"{kind}.json"
     try:
-        names = folder.names()
-        if name not in names:
-            there = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        text = current(folder, name)
+        if text is None:
             raise LoadError(
                 f"{folder.where} has no {name}, so there is no complete {_format(kind)} in it. It holds: "
-                f"{there or 'nothing'}"
+                f"{listed(folder.names())}"
             )
-        text = folder.read(name).numpy().tobytes()
     except OSError as error:
         raise LoadError(f"{folder.path(name)} cannot be read: {error}") from error
-    return _opened(folder.path(name), kind, text)
-
-
-def _opened(path: str, kind: str, text: bytes) -> _Manifest:
     try:
-        body = json.loads(text)
-        checksum = body.pop("checksum")
-        version = body["version"]
-        if body["format"] != _format(kind) or checksum != checksum_of(body):
-            raise LoadError(f"{path} is damaged, or something else: its checksum does not fit")
-        if version != VERSION:
-            raise LoadError(f"{path} has version {version}; this fleetrun reads {VERSION}: use a newer one")
+        body = opened(text, _format(kind), VERSION, whole=True)
         files = {part: FileRecord(**record) for part, record in body["files"].items()}
         if not all(is_name(record.name) for record in files.values()):
-            raise LoadError(f"{path} names files outside of its folder")
+            raise ManifestError("it names files outside of its folder")
         return _Manifest(body["about"], files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoadError(f"{path} is damaged: {error!r}") from error
-
-
-def _failed(error: OSError, folder: Folder, written: Sequence[str], kind: str) -> SaveError:
-    """What became of it, when what was written of it has been removed."""
-    try:
-        manifest = f"{kind}.json"
-        current = folder.read(manifest).numpy().tobytes().decode() if manifest in folder.names() else ""
-        for name in written:
-            if name not in current:
-                folder.remove(name)
-    except OSError as left:
-        return SaveError(f"{folder.where} could not be written: {error}; and some of it is left: {left}")
-    return SaveError(f"{folder.where} could not be written: {error}. What was there before still counts")
+        raise LoadError(f"{folder.path(name)} cannot be used: {error}") from error
 
 
 def _format(kind: str) -> str:

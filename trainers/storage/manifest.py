@@ -1,9 +1,10 @@
-"""Parts of every manifest: file records with sizes and checksums, safe names, checksums of JSON."""
+"""Parts of every manifest: file records with sizes and checksums, safe names, JSON with a checksum."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import xxhash
 
@@ -35,5 +36,38 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def checksum_of(body: Fields) -> str:
+class ManifestError(ValueError):
+    """Text that is not a valid manifest or part."""
+
+
+def sealed(kind: str, version: int, body: Fields, *, whole: bool = False) -> bytes:
+    """Return the JSON of a manifest, with its checksum. `whole`: kind and version are in the checksum too."""
+    head = {"format": kind, "version": version}
+    checksum = _checksum({**head, **body} if whole else body)
+    return json.dumps({**head, **body, "checksum": checksum}, indent=1).encode() + b"\n"
+
+
+def opened(text: bytes, kind: str, newest: int, *, whole: bool = False) -> dict[str, Any]:
+    """Return the body of a manifest of this kind, up to the `newest` version. Raises ManifestError."""
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ManifestError(f"it is not JSON: {error}") from error
+    if not isinstance(body, dict) or body.get("format") != kind:
+        raise ManifestError(f"it is not a manifest of {kind}")
+    checksum, version = body.pop("checksum", None), body.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise ManifestError(f"its format version is {version!r}")
+    if version > newest:
+        raise ManifestError(
+            f"its format version is {version}, but this fleetrun reads versions up to {newest}; use a newer "
+            "one"
+        )
+    rest = {key: each for key, each in body.items() if key not in ("format", "version")}
+    if checksum != _checksum(body if whole else rest):
+        raise ManifestError("its checksum is wrong: it was modified or damaged")
+    return rest
+
+
+def _checksum(body: Fields) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

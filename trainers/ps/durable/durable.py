@@ -42,7 +42,7 @@ from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableSpec
 from trainers.storage.errors import LoadError, SaveError
-from trainers.storage.folder import Buffer, sync_folder, write_file
+from trainers.storage.folder import Buffer, Where, sync_folder, write_file
 from trainers.storage.manifest import FileRecord
 
 # ---- Ownership: a folder belongs to one server of one job, and to one process at a time.
@@ -256,7 +256,7 @@ class DurableFolder:
     journal. Raises DurabilityError when the folder is damaged or belongs to another process or job.
     """
 
-    def __init__(self, where: str | os.PathLike[str], *, job: str, server: int, fsync: Fsync | None) -> None:
+    def __init__(self, where: Where, *, job: str, server: int, fsync: Fsync | None) -> None:
         if "://" in os.fspath(where):
             raise UsageError(f"durability_dir is {os.fspath(where)!r}; it must be a folder of this machine")
         self._folder = Path(where) / f"server-{server}"

@@ -9,24 +9,21 @@ no manifest names.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import IntEnum, StrEnum
-from typing import Any
 
 from fleetrun.aliases import Fields
 from fleetrun.frozen import frozen
 from trainers.checks import is_whole
-from trainers.process.log import glog
 from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
-from trainers.storage.folder import Folder, open_folder
-from trainers.storage.manifest import FileRecord, checksum_of, is_name
+from trainers.storage.folder import Folder, Where, open_folder
+from trainers.storage.manifest import FileRecord, ManifestError, is_name, opened, sealed
+from trainers.storage.publication import current, listed, publish, sweep, withdraw
 
 # ---- Modes of a save, by the numbers of Paddle's accessors (`CtrCommonAccessor::Save` in
 # paddle/fluid/distributed/ps/table/ctr_accessor.cc):
@@ -35,8 +32,8 @@ from trainers.storage.manifest import FileRecord, checksum_of, is_name
 # 1  Paddle: for serving, the values of rows that pass base_threshold, delta_threshold and delta_keep_days.
 #    Here: every row changed since the last save of mode 0, 1 or 3, with state and statistics, and the keys of
 #    the rows removed since then; mode 0 and its deltas load as one save.
-# 2  Paddle: values of rows that pass base_threshold and delta_keep_days. Here: the values of every row. 3
-# Paddle: every row, and then one more unseen day for each. Here: every row; the caller ages the statistics.
+# 2  Paddle: values of rows that pass base_threshold and delta_keep_days. Here: the values of every row.
+# 3  Paddle: every row, and then one more unseen day for each. Here: every row; the caller ages statistics.
 # 4  Here: of a published folder; as mode 1, but values only, and since the version before.
 
 
@@ -68,10 +65,6 @@ MANIFEST = "manifest.json"
 _FORMAT = "fleetrun saved tables"
 BUFFER = "buffer "
 """Before the name of a dense table that servers do not train: a buffer of a trainer's model."""
-
-
-class ManifestError(ValueError):
-    """Text that is not a valid manifest or part."""
 
 
 class PieceKind(StrEnum):
@@ -107,28 +100,30 @@ class Shard:
 
 @frozen
 class SavedTable:
-    """A table of one server. `step`: its updates so far; `rows`: in this part; `clock`, `candidate_clock`:
-    of the budgets of a bounded table (see `tables.budget`); `error`: by how much a value of the table is
-    another one here, at most.
-    """
+    """A table of one server."""
 
     spec: TableSpec
     step: int
+    """Updates so far."""
     rows: int
+    """In this part."""
     clock: tuple[float, ...] = ()
+    """Of the budget of a bounded table: see `tables.budget`."""
     candidate_clock: tuple[float, ...] = ()
     error: float = 0.0
+    """The largest difference between a value of the table and the saved value."""
 
 
 @frozen
 class SavedPart:
-    """What one of `servers` servers saved. `blob`: a file of opaque bytes, if there is one."""
+    """The part of a save that one of `servers` servers wrote."""
 
     server: int
     servers: int
     tables: tuple[SavedTable, ...]
     shards: tuple[Shard, ...]
     blob: FileRecord | None = None
+    """A file of opaque bytes."""
 
     @property
     def size(self) -> int:
@@ -156,20 +151,22 @@ class SavedPart:
             }
             for table in self.tables
         ]
-        return _sealed(
+        return sealed(
+            _FORMAT,
+            VERSION,
             {
                 "server": self.server,
                 "servers": self.servers,
                 "tables": tables,
                 "shards": list(map(asdict, self.shards)),
                 "blob": None if self.blob is None else asdict(self.blob),
-            }
+            },
         )
 
     @classmethod
     def decode(cls, text: bytes) -> SavedPart:
         """Raises ManifestError."""
-        body = _opened(text)
+        body = opened(text, _FORMAT, VERSION)
         tables = tuple(_table(entry) for entry in _list(body, "tables"))
         shards = tuple(_shard(entry) for entry in _list(body, "shards"))
         names = {table.spec.name for table in tables}
@@ -182,19 +179,21 @@ class SavedPart:
 
 @frozen
 class Save:
-    """One save of all servers: the folder of its files, and its parts, one per server in order. A published
-    one has a version `number`, the `time` of the moment that it shows (seconds since 1970), the `size` of
-    its files in bytes, and the `row_type` of `write.SaveSpec`.
-    """
+    """One save of all servers. The fields with defaults are of a published version."""
 
     id: str
+    """The folder of its files."""
     mode: SaveMode
     step: int
     parts: tuple[FileRecord, ...]
+    """One per server, in order."""
     number: int = 0
     time: float = 0.0
+    """The moment that the version shows, in seconds since 1970."""
     size: int = 0
+    """Bytes of its files."""
     row_type: str = ""
+    """See `write.SaveSpec`."""
 
 
 _OF_VERSIONS = ("number", "time", "size", "row_type")
@@ -202,24 +201,23 @@ _OF_VERSIONS = ("number", "time", "size", "row_type")
 
 @frozen
 class Manifest:
-    """The saves that make up the tables, in the order in which they are applied. `stream`: of a published
-    folder, what tells its versions from those of another one.
-    """
+    """The saves that make up the tables, in the order in which they are applied."""
 
     saves: tuple[Save, ...]
     stream: str = ""
+    """The name of a series of versions, in a published folder."""
 
     def encode(self) -> bytes:
         saves = [
             {name: each for name, each in asdict(save).items() if self.stream or name not in _OF_VERSIONS}
             for save in self.saves
         ]
-        return _sealed({"saves": saves} | ({"stream": self.stream} if self.stream else {}))
+        return sealed(_FORMAT, VERSION, {"saves": saves} | ({"stream": self.stream} if self.stream else {}))
 
     @classmethod
     def decode(cls, text: bytes) -> Manifest:
         """Raises ManifestError."""
-        body = _opened(text)
+        body = opened(text, _FORMAT, VERSION)
         saves = tuple(_save(entry) for entry in _list(body, "saves"))
         stream = _text(body, "stream") if "stream" in body else ""
         modes = [save.mode for save in saves]
@@ -235,47 +233,24 @@ class Manifest:
 
 @frozen(kw_only=True)
 class Loaded:
-    """The save with which a server begins. `source`: its folder and saves, and which part of them. `tables`:
-    the tables of this server with values of the save. `rows`: see `read.OpenFolder`; `others`:
-    the other names in the save. `named`: whether the script has named what to load.
-    """
+    """The save with which a server begins."""
 
     where: str
     source: str
+    """Its folder and saves, and which part of them."""
     tables: frozenset[str]
+    """The tables of this server that have values of the save."""
     rows: Mapping[str, int]
+    """See `read.OpenFolder`."""
     others: Sequence[str]
+    """The other names in the save."""
     named: bool
+    """True if the script named what to load."""
 
     def encode(self) -> bytes:
         """What a trainer needs of it, as JSON."""
         kept = {name: getattr(self, name) for name in ("where", "rows", "others", "named")}
         return json.dumps(kept).encode()
-
-
-def _sealed(body: Fields) -> bytes:
-    head = {"format": _FORMAT, "version": VERSION}
-    return json.dumps({**head, **body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"
-
-
-def _opened(text: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise ManifestError(f"it is not JSON: {error}") from error
-    if not isinstance(body, dict) or body.pop("format", None) != _FORMAT:
-        raise ManifestError("it is not a manifest of saved tables")
-    version = body.pop("version", None)
-    if not isinstance(version, int) or version < 1:
-        raise ManifestError(f"its format version is {version!r}")
-    if version > VERSION:
-        raise ManifestError(
-            f"its format version is {version}, but this fleetrun reads versions up to {VERSION}; use a newer "
-            "one"
-        )
-    if body.pop("checksum", None) != checksum_of(body):
-        raise ManifestError("its checksum is wrong: it was modified or damaged")
-    return body
 
 
 def _list(body: Fields, key: str) -> list[Fields]:
@@ -369,23 +344,23 @@ def new_id(step: int) -> str:
     return f"{_PREFIX}{step:012d}-{secrets.token_hex(4)}"
 
 
-def current_manifest(where: str | os.PathLike[str]) -> Manifest:
+def current_manifest(where: Where) -> Manifest:
     """The manifest of the folder. Raises LoadError; if there is none, its message lists what is there
     instead.
     """
     folder = open_folder(where)
     try:
-        names = folder.names()
-        if MANIFEST not in names:
-            raise LoadError(_no_manifest(folder, names))
-        return Manifest.decode(folder.read(MANIFEST).numpy().tobytes())
+        text = current(folder, MANIFEST)
+        if text is None:
+            raise LoadError(_no_manifest(folder, folder.names()))
+        return Manifest.decode(text)
     except OSError as error:
         raise load_error(error, folder.path(MANIFEST)) from error
     except ManifestError as error:
         raise LoadError(f"{folder.path(MANIFEST)} cannot be used: {error}") from error
 
 
-def check_target(where: str | os.PathLike[str], mode: SaveMode) -> list[str]:
+def check_target(where: Where, mode: SaveMode) -> list[str]:
     """Raises SaveError if a save of this mode must not be written there; to be called before writing. The
     ids of the saves that it will follow: none, or for mode 1 the current ones.
     """
@@ -393,7 +368,7 @@ def check_target(where: str | os.PathLike[str], mode: SaveMode) -> list[str]:
 
 
 def commit_save(
-    where: str | os.PathLike[str],
+    where: Where,
     id: str,
     mode: SaveMode,
     step: int,
@@ -403,7 +378,7 @@ def commit_save(
 ) -> bool:
     """Make a save the current one after every server has written its part; `parts` in the order of servers.
 
-    Return whether it is durable, as `write_manifest` does; if not, the former save stays, too. Raises
+    Return whether it is durable, as `publish` does; if not, the former save stays, too. Raises
     SaveError and leaves the former save current when parts are missing, or when a delta does not follow the
     folder's last save.
     """
@@ -419,7 +394,7 @@ def commit_save(
         for number, record in enumerate(parts):
             check_part(folder, id, record, number, len(parts))
         manifest = Manifest((*former, save))
-        durable = write_manifest(folder, manifest)
+        durable = publish(folder, MANIFEST, manifest.encode())
     except OSError as error:
         raise save_error(error, folder.path(id), folder.free()) from error
     if durable:  # only now: until the manifest was written, the former files were the only complete save
@@ -427,34 +402,9 @@ def commit_save(
     return durable
 
 
-def write_manifest(folder: Folder, manifest: Manifest) -> bool:
-    """Make this the manifest of the folder. Return False if it is, but may not survive a power failure.
-
-    An error does not say whether the write took effect: an object store may lose its reply, and a file may
-    have its name before the error. So the folder is read then, and the error is raised only if another
-    manifest, or none, is there.
-    """
-    try:
-        folder.write(MANIFEST, [manifest.encode()])
-    except Exception as error:  # (a storage library may raise anything)
-        with contextlib.suppress(Exception):
-            if manifest_of(folder) == manifest:
-                glog(f"{folder.path(MANIFEST)} was written in spite of an error: {error or repr(error)}")
-                return False
-        raise
-    return True
-
-
-def abandon_save(where: str | os.PathLike[str], id: str) -> None:
-    """Remove a save that was not committed. Raises SaveError."""
-    folder = open_folder(where)
-    manifest = manifest_of(folder)
-    if manifest is not None and id in {save.id for save in manifest.saves}:
-        raise SaveError(f"{folder.path(id)} is the current save and cannot be removed")
-    try:
-        folder.remove(id)
-    except OSError as error:
-        raise SaveError(f"{folder.path(id)} cannot be removed: {error}") from error
+def abandon_save(where: Where, id: str) -> None:
+    """Remove a save unless it was committed. What cannot be removed now, the next save removes."""
+    withdraw(open_folder(where), MANIFEST, [id])
 
 
 def _saves_to_keep(folder: Folder, mode: SaveMode) -> tuple[Save, ...]:
@@ -499,9 +449,8 @@ def check_part(folder: Folder, id: str, record: FileRecord, server: int, servers
 def manifest_of(folder: Folder) -> Manifest | None:
     """None if there is none. Raises SaveError."""
     try:
-        if MANIFEST not in folder.names():
-            return None
-        return Manifest.decode(folder.read(MANIFEST).numpy().tobytes())
+        text = current(folder, MANIFEST)
+        return None if text is None else Manifest.decode(text)
     except OSError as error:
         raise save_error(error, folder.where, folder.free()) from error
     except ManifestError as error:
@@ -511,14 +460,9 @@ def manifest_of(folder: Folder) -> Manifest | None:
 
 
 def remove_unlisted(folder: Folder, manifests: Sequence[Manifest]) -> None:
-    """Remove the saves that none of these names. A failure is logged: the last manifest counts already."""
+    """Remove the saves that none of these names."""
     named = {save.id for manifest in manifests for save in manifest.saves}
-    try:
-        for name in folder.names():
-            if name.startswith(_PREFIX) and name not in named:
-                folder.remove(name)
-    except Exception as error:  # noqa: BLE001  (a storage library may raise anything)
-        glog(f"former saves in {folder.where} are not needed any more but stay: {error or repr(error)}")
+    sweep(folder, lambda name: name.startswith(_PREFIX), named)
 
 
 def _no_manifest(folder: Folder, names: Sequence[str]) -> str:
@@ -526,8 +470,9 @@ def _no_manifest(folder: Folder, names: Sequence[str]) -> str:
         return f"{folder.where} has no save: it is empty or does not exist"
     unfinished = [name for name in names if name.startswith(_PREFIX)]
     why = f" The save {unfinished[-1]} was interrupted." if unfinished else ""
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    return f"{folder.where} has no {MANIFEST}, so there is no complete save in it.{why} It has: {shown}"
+    return (
+        f"{folder.where} has no {MANIFEST}, so there is no complete save in it.{why} It has: {listed(names)}"
+    )
 
 
 # ---- A dense block is saved under its name, `parameter[start:stop]`.

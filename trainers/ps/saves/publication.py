@@ -33,7 +33,6 @@ from trainers.ps.saves.manifest import (
     check_part,
     manifest_of,
     remove_unlisted,
-    write_manifest,
 )
 from trainers.ps.saves.read import (
     LaterKeys,
@@ -51,6 +50,7 @@ from trainers.ps.tables.storage import DenseCut, DenseRows
 from trainers.storage.errors import LoadError, SaveError, save_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord
+from trainers.storage.publication import publish
 
 MOST_INCREMENTS = 64
 """Of one base: the manifest names each, and a reader that begins reads them all."""
@@ -158,7 +158,7 @@ class Published:
             save = replace(save, parts=tuple(parts), size=size)
             kept = [] if self.manifest is None else [self.manifest]
             manifest = Manifest((*before, save, *after), kept[0].stream if kept else stream)
-            write_manifest(folder, manifest)
+            publish(folder, MANIFEST, manifest.encode())
         except OSError as error:
             raise save_error(error, folder.path(save.id), folder.free()) from error
         if not before:

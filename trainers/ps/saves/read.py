@@ -8,7 +8,6 @@ loaded.
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,6 @@ from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import (
-    ManifestError,
     ParameterRange,
     Piece,
     PieceKind,
@@ -43,8 +41,8 @@ from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec, holders
 from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
-from trainers.storage.folder import Folder, open_folder
-from trainers.storage.manifest import FileRecord
+from trainers.storage.folder import Folder, Where, open_folder
+from trainers.storage.manifest import FileRecord, ManifestError
 from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
 
 # ---- Parts and shards, checked against the manifest.
@@ -115,7 +113,7 @@ class ShardToRead:
     shard: Shard
 
 
-def open_saves(where: str | os.PathLike[str]) -> OpenFolder:
+def open_saves(where: Where) -> OpenFolder:
     """Read the manifest and every part that it names. Raises LoadError."""
     manifest = current_manifest(where)
     folder = open_folder(where)
@@ -528,7 +526,7 @@ def _rows_at(chunk: SparseRows | Candidates | Removed, mine: Tensor) -> SparseRo
 
 
 def load_tables(
-    where: str | os.PathLike[str] | OpenFolder,
+    where: Where | OpenFolder,
     tables: Sequence[Target],
     owner: RowOwner,
     *,
@@ -701,7 +699,7 @@ class ModelValues:
     sparse: dict[str, SparseValues]
 
 
-def read_values(where: str | os.PathLike[str] | OpenFolder, *, verify: bool = True) -> ModelValues:
+def read_values(where: Where | OpenFolder, *, verify: bool = True) -> ModelValues:
     """Read every value of a save of any mode, from all servers, at once. Raises LoadError."""
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = opened.specs()

@@ -38,7 +38,7 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import EntryKind, RowType, TableKind, TableSpec
 from trainers.ps.tables.storage import Candidates, DenseCut, DenseRows, SparseRows
 from trainers.storage.errors import SaveError, save_error
-from trainers.storage.folder import Folder, open_folder
+from trainers.storage.folder import Folder, Where, open_folder
 from trainers.storage.manifest import FileRecord, is_name
 from trainers.storage.safetensors import EVERY_TYPE, pack
 
@@ -496,7 +496,7 @@ class SaveTask:
 
     def __init__(
         self,
-        where: str | os.PathLike[str],
+        where: Where,
         spec: SaveSpec,
         cuts: Sequence[TableCut],
         *,

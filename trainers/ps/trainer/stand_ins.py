@@ -7,7 +7,6 @@ The servers save their values, and this process reads them. Programs belong to `
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import EmbeddingModule, row_limit
 from trainers.serving.lookup import RowsElsewhere
 from trainers.serving.program import Bags
-from trainers.storage.folder import open_folder
+from trainers.storage.folder import Where, open_folder
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = 1 << 64
@@ -157,7 +156,7 @@ StandIns = dict[Module, Module]
 
 def stand_ins_of(
     tables: Sequence[SparseParameter],
-    where: str | os.PathLike[str],
+    where: Where,
     save: Callable[[str], None],
     *,
     int8: bool = False,
