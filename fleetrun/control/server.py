@@ -218,10 +218,9 @@ class JobStatus(State):
     `clock` is that of the record.
     """
 
-    def __init__(self, facts: Fields, reports: Reports | None = None, clock: Clock = time.time) -> None:
+    def __init__(self, reports: Reports | None = None, clock: Clock = time.time) -> None:
         super().__init__()
         self.goodput = Goodput()
-        self.facts = facts
         self._reports = reports
         self._clock = clock
         self._began = self.began = clock()
@@ -245,7 +244,7 @@ class JobStatus(State):
         waiting, store = self.waiting, self.store
         return {
             "version": STATUS_VERSION,
-            **self.facts,
+            **self.launch,
             "elapsed": self.elapsed,
             "state": self.state,
             "why": self.why,
@@ -370,24 +369,6 @@ def _gpus(env: Environ) -> str:
     return ",".join(seen[int(each)] for each in own if each.isdecimal() and int(each) < len(seen))
 
 
-def facts_of_launch(
-    job: str, pod: str, mode: str, log_dir: Path, max_restart: int, script: str = ""
-) -> dict[str, Any]:
-    """What does not change while this launcher runs, as fields of the answer to `status`."""
-    return {
-        "job": job,
-        "pod": pod,
-        "mode": str(mode),
-        "pid": os.getpid(),
-        "guard": os.getppid(),
-        "log_dir": str(log_dir),
-        "cwd": str(Path.cwd()),
-        "script": script,
-        "started": round(time.time(), 3),
-        "max_restart": max_restart,
-    }
-
-
 def _findings_fields(findings: Findings, whole: bool) -> dict[str, Any]:
     """`whole`: with all that the probes have answered."""
     found = findings.verdict or findings.straggler
@@ -470,7 +451,7 @@ class Control:
         self._timer = self._loop.after(_RENEW_EVERY, partial(self._renew, runtime, renew))
         try:
             files.make_run_folder(runtime)
-            path = files.control_socket(runtime, self._job_status.facts["pod"])
+            path = files.control_socket(runtime, self._job_status.launch["pod"])
             self._server = Server(self._loop, path, self.answer)
         except OSError as error:
             why = error.strerror or error
@@ -534,7 +515,7 @@ class Control:
         by = _named(*question["asker"]) if "asker" in question else ""
         command = f"`fleetrun stop{' --now' if now else ''}`{by}"
         self._loop.after(0, lambda: self._stop_job(command, now))  # the command has its answer by then
-        facts = self._job_status.facts
+        facts = self._job_status.launch
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 
     def _restart(self, question: Message) -> dict[str, Any]:

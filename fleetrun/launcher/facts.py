@@ -26,6 +26,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[s
         "pod": spec.name,
         "version": __version__,
         "pid": os.getpid(),
+        "guard": os.getppid(),
         "host": os.uname().nodename,
         "user": environ.get("USER") or str(os.getuid()),
         "cwd": _cwd(),

@@ -15,9 +15,8 @@ from fleetrun import files
 from fleetrun.aliases import Clock, Fields
 from fleetrun.console.console import Console
 from fleetrun.console.text import printable
-from fleetrun.control.server import JobStatus, Others, facts_of_launch
+from fleetrun.control.server import JobStatus, Others
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
-from fleetrun.envs.settings.show import program
 from fleetrun.launcher.signals import Interrupts
 from fleetrun.pod.container import Pod
 from fleetrun.pod.events import PodEvent
@@ -95,10 +94,7 @@ class Launch:
         )
         self.companions: set[int] = set()
         """Pids of the launcher's own processes. They are spared when what containers left is ended."""
-        mode, script = settings.run_mode, program(settings)
-        facts = facts_of_launch(settings.job_id, spec.name, mode, self.log_dir, settings.max_restart, script)
-        self.status = JobStatus(facts, self.progress, self.wall)
-
+        self.status = JobStatus(self.progress, self.wall)
         self.memory = MemoryStore(loop, files.memory_socket(self.runtime, spec.name))
         self.marks = Marks(marks_path(self.log_dir, settings.job_id, spec.name), loop, self.wall)
         for listener in (self.marks.heard, self.status.handle):

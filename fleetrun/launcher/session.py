@@ -102,7 +102,7 @@ class LaunchSession(Launch):
         """
         assert self._control is not None
         self._control.address = address
-        self.status.facts = {**self.status.facts, "url": url}
+        self.status.launch["url"] = url
 
     def publish(self, event: Event) -> None:
         """Pass on what has happened. The order matters: the console comes first, and the last progress report

@@ -43,12 +43,17 @@ class Process:
         self.exits["ok" if self.code == 0 else "stopped" if line["asked"] is not None else "failed"] += 1
 
 
+_OF_LAUNCH = ("job", "pod", "mode", "pid", "guard", "log_dir", "cwd", "script", "max_restart")
+
+
 class State:
     """What is known after the lines so far."""
 
     process: type[Process] = Process
 
     def __init__(self) -> None:
+        self.launch: Document = {}
+        """Fields of the launch, and when it `started`."""
         self.began: float | None = None
         self.state, self.why = "meeting", ""
         self.restarted = 0
@@ -74,6 +79,9 @@ class State:
 
     def process_of(self, line: Fields) -> Process | None:
         return self.processes.get(line.get("container") or "")
+
+    def on_launch(self, line: Fields) -> None:
+        self.launch = {**{name: line.get(name) for name in _OF_LAUNCH}, "started": line["time"]}
 
     def on_ready(self, line: Fields) -> None:
         """A machine that joins again keeps the names of its containers; their ranks may change."""

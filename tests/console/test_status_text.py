@@ -12,7 +12,7 @@ from fleetrun.console.status_text import (
     status_row,
 )
 from fleetrun.console.text import columns, cut
-from fleetrun.control.server import JobStatus, facts_of_launch
+from fleetrun.control.server import JobStatus
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
@@ -42,13 +42,13 @@ def status(**more):
 
 def test_a_launch_that_has_no_pod_yet(tmp_path):
     """The keys are those that the status answers with."""
-    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=iter([5.0, 7.5, 7.5]).__next__)
+    status = JobStatus(clock=iter([5.0, 7.5, 7.5]).__next__)
     facts = status_fields(status.fields())
     assert (facts.elapsed, facts.up, facts.state, facts.activity) == (2.5, (), "", None)
 
 
 def test_a_pod_of_which_nothing_runs(tmp_path):
-    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3))
+    status = JobStatus()
     specs = [spec_of(tmp_path, "true", Role.SERVER, 0), spec_of(tmp_path, "true", Role.TRAINER, 0)]
     spec = PodSpec(name="x", job_id="x", mode=Mode.PS, containers=tuple(specs), log_dir=tmp_path)
     set_pod(status, Pod(spec), 2)
@@ -58,7 +58,7 @@ def test_a_pod_of_which_nothing_runs(tmp_path):
 
 
 def test_waiting_for_machines(tmp_path):
-    status = JobStatus(facts_of_launch("job", "pod", "collective", tmp_path, 3))
+    status = JobStatus()
     waits(status, 3, 4, ["10.0.0.7"])
     assert status_fields(status.fields()).activity == CurrentActivity("3 of 4 nodes, waiting for 10.0.0.7")
     waits(status, 1, 4, ["a", "b", "c"])
@@ -69,7 +69,7 @@ def test_waiting_for_machines(tmp_path):
 
 def test_what_is_waited_for_has_an_end(tmp_path):
     now = [5.0]
-    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=lambda: now[0])
+    status = JobStatus(clock=lambda: now[0])
 
     def told():
         return activity_text(status_fields(status.fields()).activity)
@@ -100,7 +100,7 @@ def test_a_stop_tells_for_which_processes_it_waits():
 
 def test_since_when_processes_are_asked_to_end(tmp_path):
     now = [5.0]
-    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=lambda: now[0])
+    status = JobStatus(clock=lambda: now[0])
     assert status.stopping_for() is None
     line(status, "node", why="a node is lost", restart=False)
     now[0] = 8.0

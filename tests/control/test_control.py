@@ -1,13 +1,11 @@
 """What a launcher of a job on several machines is asked, and whom it asks."""
 
-from pathlib import Path
-
 import pytest
 
 from fleetrun.control.node_status import MANY, unpack
-from fleetrun.control.server import Control, JobStatus, facts_of_launch
+from fleetrun.control.server import Control, JobStatus
 from fleetrun.pod.loop import Loop
-from tests.support.record_lines import met
+from tests.support.record_lines import line, met
 
 
 class Others:
@@ -26,8 +24,8 @@ class Others:
 @pytest.fixture
 def control():
     loop = Loop()
-    facts = facts_of_launch("job", "abcdef", "collective", Path("/logs"), 0)
-    status, others = JobStatus(facts, clock=lambda: 5.0), Others()  # two answers have one time
+    status, others = JobStatus(clock=lambda: 5.0), Others()  # two answers have one time
+    line(status, "launch", job="job", pod="abcdef", pid=1, log_dir="/logs")
     made = Control(loop, status, print, print, print, others)
     made.status, made.others, made.loop = status, others, loop
     yield made

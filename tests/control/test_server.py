@@ -276,7 +276,7 @@ def test_an_answer_that_comes_too_late_finds_nobody(tmp_path):
 
 FACTS = {
     "job": "default", "pod": "abcdef", "mode": "ps", "log_dir": "/logs", "cwd": "/here", "max_restart": 3,
-    "started": 1000.0, "pid": 11, "guard": 10,
+    "script": "train.py", "pid": 11, "guard": 10,
 }  # fmt: skip
 
 
@@ -323,7 +323,9 @@ def now():
 @pytest.fixture
 def status(now, monkeypatch):
     monkeypatch.setattr("fleetrun.control.server.time.time", lambda: now[0] + 1e9)
-    return JobStatus(FACTS, ProgressReceiver(), clock=lambda: now[0] + 1e9)
+    made = JobStatus(ProgressReceiver(), clock=lambda: now[0] + 1e9)
+    made.handle({"time": 1000.0, "event": "launch", **FACTS})
+    return made
 
 
 def run(status, *containers):
@@ -522,7 +524,7 @@ def test_a_socket_that_a_cleaner_of_old_files_took_is_made_again(status, tmp_pat
     made = Control(loop, status, print, print, print)
     renewed: list[float] = []
     made.open(tmp_path / "run", [lambda: renewed.append(now[0])])
-    path = control_socket(tmp_path / "run", status.facts["pod"])
+    path = control_socket(tmp_path / "run", status.launch["pod"])
     try:
         for seconds, number in ((60.0, 1), (59.0, 1), (1.0, 2)):
             path.unlink(missing_ok=True)

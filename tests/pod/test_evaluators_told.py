@@ -1,13 +1,12 @@
 """What is told of an evaluator that failed: on the console and on the status. It changes nothing else."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
-from fleetrun.control.server import JobStatus, facts_of_launch
+from fleetrun.control.server import JobStatus
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import Failure, Restarting, Started
@@ -54,7 +53,7 @@ def test_on_the_console(tmp_path, decision, told, mode, alone):
 
 @pytest.mark.parametrize(("decision", "told"), DECISIONS)
 def test_on_the_board(tmp_path, decision, told):
-    status = JobStatus(facts_of_launch("j", "p", "ps", Path("/"), 3))
+    status = JobStatus()
     evaluator = Container(spec_of(tmp_path, "exit 3", Role.EVALUATOR))
     trainer = Container(spec_of(tmp_path, "exit 3"))
     pod = PodSpec(
