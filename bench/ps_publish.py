@@ -29,7 +29,7 @@ from _ps_served import Served, table_line
 from ps_durability import BLOCKS, KEYS, Pushes, cells_of, specs, take_turn
 
 from trainers.ps.saves.manifest import SaveMode, current_manifest
-from trainers.ps.trainer.worker import SaveCoordinator
+from trainers.ps.trainer.saving import SaveCoordinator
 from trainers.ps.wire import Field, Kind, Part
 
 NAME = "ps_publish.py"

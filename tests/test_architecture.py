@@ -67,7 +67,7 @@ PARTS = {
     "__main__": {"cli", "launcher", "verbs", "schedulers", "pod", "envs"},
 }  # fmt: skip
 
-# What each part of the training runtime may import of it, and nothing else. The two runtimes are above the
+# What each part of the training runtime may import of it, and nothing else. The runtimes are above the
 # folders that they are in: they take a strategy, and `trainers.fleet` calls them.
 RUNTIME_PARTS = {
     "errors": set(),
@@ -96,7 +96,7 @@ RUNTIME_PARTS = {
     "export": {"inference", "ps", "serving", "storage", "checkpoints", "errors"},
     "inference_server": {"checks", "inference", "ps", "serving", "storage", "process", "errors"},
     "strategy": {"collective", "ps", "checks", "storage", "errors"},
-    "runtime": {"errors"},
+    "runtime": {"strategy", "roles", "errors"},
     "util": {"data", "roles", "storage", "errors"},
     "collective.runtime": {
         "collective", "runtime", "strategy", "serving", "storage", "data", "notice", "optimizer",
@@ -106,10 +106,13 @@ RUNTIME_PARTS = {
         "ps", "runtime", "strategy", "collective", "serving", "storage", "data", "notice", "optimizer",
         "process", "progress", "roles", "errors",
     },
+    "ps.server_runtime": {
+        "ps", "runtime", "strategy", "optimizer", "process", "progress", "roles", "errors",
+    },
     "fleet": {
-        "collective.runtime", "ps.runtime", "ps", "runtime", "strategy", "util", "export", "checkpoints",
-        "serving", "storage", "data", "metrics", "notice", "optimizer", "process", "progress", "roles",
-        "errors",
+        "collective.runtime", "ps.runtime", "ps.server_runtime", "ps", "runtime", "strategy", "util",
+        "export", "checkpoints", "serving", "storage", "data", "metrics", "notice", "optimizer", "process",
+        "progress", "roles", "errors",
     },
     "": {"fleet", "static", "collective", "data", "process", "progress"},
     "examples": {

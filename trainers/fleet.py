@@ -2,8 +2,7 @@
 
 `init` finds this process's place in the job and makes its runtime: `CollectiveRuntime`, or `ServerRuntime` or
 `TrainerRuntime` of `trainers.ps`. The other calls check their arguments and leave the rest to the runtime. A
-runtime has only the calls that belong to it. `_collective_for`, `_worker_for`, `_trainer_for` and
-`_server_for` return the runtime that has a call, or refuse the call.
+runtime defines the calls that its kind of process can do, and `Runtime` refuses the others.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast
 
 import torch
 from torch.amp import GradScaler
@@ -28,83 +27,49 @@ from trainers.data.slots import Batch as DataBatch
 from trainers.errors import NotSupportedError, UsageError
 from trainers.metrics import DistributedMetrics
 from trainers.notice import Notice, StopSignals, notice_file
-from trainers.optimizer import DistributedOptimizer
+from trainers.optimizer import DistributedOptimizer as DistributedOptimizer
 from trainers.process.hooks import install_exit_hooks
 from trainers.roles.environment import ask_first
-from trainers.roles.identity import Identity, Role, RoleMaker
-from trainers.roles.makers import MPISymmetricRoleMaker, PaddleCloudRoleMaker, UserDefinedRoleMaker, settle
-from trainers.runtime import Ids, check_model, on_a_server
+from trainers.roles.identity import Identity, RoleMaker
+from trainers.roles.identity import Role as Role
+from trainers.roles.makers import MPISymmetricRoleMaker as MPISymmetricRoleMaker
+from trainers.roles.makers import PaddleCloudRoleMaker as PaddleCloudRoleMaker
+from trainers.roles.makers import UserDefinedRoleMaker as UserDefinedRoleMaker
+from trainers.roles.makers import settle
+from trainers.runtime import Ids, check_model
 from trainers.storage.folder import Where
-from trainers.strategy import DistributedStrategy, DistributeTranspilerConfig, strategy_of
+from trainers.strategy import DistributedStrategy as DistributedStrategy
+from trainers.strategy import DistributeTranspilerConfig as DistributeTranspilerConfig
+from trainers.strategy import strategy_of
 from trainers.util import Util
 
 if TYPE_CHECKING:
     from trainers.data.stream import Source, Stream, Streaming
-    from trainers.ps.runtime import ServerRuntime, TrainerRuntime
+    from trainers.ps.runtime import TrainerRuntime
+    from trainers.ps.server_runtime import ServerRuntime
     from trainers.ps.tables.spec import ShrinkPolicy
     from trainers.serving.program import Inputs
 
     Runtime: TypeAlias = CollectiveRuntime | ServerRuntime | TrainerRuntime
 
-__all__ = [
-    "DistributeTranspilerConfig",
-    "DistributedOptimizer",
-    "DistributedStrategy",
-    "MPISymetricRoleMaker",
-    "MPISymmetricRoleMaker",
-    "PaddleCloudRoleMaker",
-    "Role",
-    "UserDefinedRoleMaker",
-    "activity",
-    "barrier_worker",
-    "checkpoint",
-    "distributed_model",
-    "distributed_optimizer",
-    "distributed_scaler",
-    "heartbeat",
-    "infer_from_dataset",
-    "init",
-    "init_server",
-    "init_worker",
-    "is_first_worker",
-    "is_server",
-    "is_worker",
-    "load",
-    "load_checkpoint",
-    "load_latest",
-    "log_scalar",
-    "metrics",
-    "minimize",
-    "prefetch",
-    "publish",
-    "report",
-    "resume_step",
-    "run_server",
-    "save",
-    "save_checkpoint",
-    "save_inference_model",
-    "save_persistables",
-    "server_endpoints",
-    "server_index",
-    "server_num",
-    "shrink",
-    "stop_requested",
-    "stop_worker",
-    "stream",
-    "train_from_dataset",
-    "util",
-    "wait_checkpoint",
-    "worker_endpoints",
-    "worker_index",
-    "worker_num",
-]
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def _asked(declared: C) -> C:
+    """Pass a call on to the runtime, which defines it with the same parameters or refuses it."""
+
+    @functools.wraps(declared)
+    def call(self: Fleet, *args: Any, **options: Any) -> Any:
+        name = declared.__name__
+        return self._runtime_for(name).ask(name)(*args, **options)
+
+    return cast(C, call)
 
 
 class Fleet:
     """One process's view of its job. Every method but `init` raises UsageError before `init`."""
 
     def __init__(self) -> None:
-        self._identity: Identity | None = None
         self._runtime: Runtime | None = None
         self._optimizer: DistributedOptimizer | None = None
         self._signals = StopSignals(notice_file(os.environ))
@@ -131,7 +96,6 @@ class Fleet:
         collective, identity = settle(role_maker, is_collective, os.environ)
         wanted.fits(collective)
         self._runtime = _make_runtime(collective, identity, wanted)
-        self._identity = identity
 
     # ---- this process's place in the job
 
@@ -245,10 +209,12 @@ class Fleet:
             raise UsageError(f"distributed_scaler needs a torch.amp.GradScaler, not {scaler!r}")
         return runtime.distributed_scaler(scaler)
 
+    @_asked
     def barrier_worker(self) -> None:
         """Wait until every trainer is here."""
-        self._worker_for("barrier_worker").barrier_worker()
+        raise NotImplementedError
 
+    @_asked
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         """The same batches, while the rows of the next one are already fetched from the servers. Up to two
         batches are taken from `batches` ahead of the one that is given out.
@@ -256,11 +222,9 @@ class Fleet:
         `ids(batch)` tells with which tensors (the very same objects) the served embeddings will be called:
         `{module: tensor or tensors}`, or just those when the model has one.
         """
-        runtime = self._worker_for("prefetch")
-        if runtime.is_collective:
-            return iter(batches)  # every row is here already
-        return runtime.prefetch(batches, ids)
+        raise NotImplementedError
 
+    @_asked
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
         """The records of a source, batch by batch, each of which counts once in the tables of the parameter
         servers: through restarts of trainers and servers, and with another number of trainers after one.
@@ -271,7 +235,7 @@ class Fleet:
         looked for every `poll_s` seconds, until the function `until`, which another thread calls, says that
         no more come (or for ever), or this process is to stop. `queue_size`: batches that may wait.
         """
-        return self._worker_for("stream").stream(source, **settings)
+        raise NotImplementedError
 
     def train_from_dataset(
         self,
@@ -293,7 +257,7 @@ class Fleet:
         """
         runtime = self._runtime_for("train_from_dataset")
         prefetch: loop.Prefetch | None = None
-        if runtime.is_collective:
+        if isinstance(runtime, CollectiveRuntime):
             prefetch = runtime.in_step
         elif ids is not None:
             prefetch = functools.partial(self.prefetch, ids=ids)
@@ -316,6 +280,7 @@ class Fleet:
 
     # ---- jobs with parameter servers
 
+    @_asked
     def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
         """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
         every server can read.
@@ -324,16 +289,19 @@ class Fleet:
         optimizer state and statistics. All others begin with trainer 0's values, and so do rows of an
         nn.Embedding that the save does not have. Raises LoadError for a name that the save does not have.
         """
-        self._server_for("init_server").init_server(dirname, var_names)
+        raise NotImplementedError
 
+    @_asked
     def run_server(self) -> None:
         """Serve until every trainer has called stop_worker, or SIGTERM."""
-        self._server_for("run_server").run_server()
+        raise NotImplementedError
 
+    @_asked
     def init_worker(self) -> None:
         """Connect to the servers; all trainers start from trainer 0's initial values."""
-        self._trainer_for("init_worker").init_worker()
+        raise NotImplementedError
 
+    @_asked
     def publish(self, *, buffers: bool = False) -> int:
         """Publish a version of all tables for serving now, with everything that this trainer has pushed;
         returns its number. Needs `strategy.ps_configs` `publish`, by which the servers publish at
@@ -341,21 +309,23 @@ class Fleet:
         `buffers`: those of this trainer's model are in it and in later ones, as float32; so are its dense
         parameters where no server has them (`strategy.dense = "allreduce"`).
         """
-        return self._trainer_for("publish").publish(buffers=buffers)
+        raise NotImplementedError
 
+    @_asked
     def shrink(self, policy: ShrinkPolicy | None = None) -> int:
         """A day has passed: age the statistics of all tables that keep them, remove the rows that are not
         worth their memory, and forget ids that a CountFilterEntry has not seen for long. For one trainer to
         call; returns how many rows went.
         """
-        return self._trainer_for("shrink").shrink(policy)
+        raise NotImplementedError
 
+    @_asked
     def stop_worker(self) -> None:
         """Say that this trainer has finished, wait for the others, and bring the trained values into the
         model. When fleetrun is ending this process (`stop_requested`), it has not finished: it waits for its
         own pushes only, not for the other trainers.
         """
-        self._trainer_for("stop_worker").stop_worker()
+        raise NotImplementedError
 
     # ---- Saves of models and tables, for serving and for another job. The former save stays in the folder
     # until the new one is complete. A folder is a path, or a URL that fsspec supports.
@@ -409,7 +379,7 @@ class Fleet:
         """
         _check_folder("load", dirname)
         runtime = self._runtime_for("load")
-        if runtime.is_collective:
+        if isinstance(runtime, CollectiveRuntime):
             optimizer = runtime.with_state(optimizer)
         elif model is None or optimizer is not None:
             raise UsageError(
@@ -451,7 +421,7 @@ class Fleet:
         """
         _check_folder("save_inference_model", None if more else dirname)
         runtime = self._worker_for("save_inference_model")
-        if model is None and rows and not int8_rows and not runtime.is_collective:
+        if model is None and rows and not int8_rows and not isinstance(runtime, CollectiveRuntime):
             runtime.save_table_values(dirname)
             return
         if int8_rows and not rows:
@@ -475,6 +445,7 @@ class Fleet:
 
     # ---- checkpoints, and the notice to stop
 
+    @_asked
     def resume_step(self) -> int:
         """How many steps are done already. Collective: the step of the checkpoint that was loaded, 0 when
         none was. With parameter servers: how many steps of this trainer's place they had when it started; 0,
@@ -482,7 +453,7 @@ class Fleet:
         restart. When there are more trainers than before, or fewer: the share of each of what all had done,
         rounded down.
         """
-        return self._worker_for("resume_step").resume_step()
+        raise NotImplementedError
 
     def save_checkpoint(
         self,
@@ -590,7 +561,7 @@ class Fleet:
         runtime = self._runtime_for("stop_requested")
         self._signals.listen((signal.SIGTERM, *signals), with_others=runtime.is_collective)
         notice = self._signals.notice()
-        return runtime.agree_to_stop(notice) if sync and runtime.is_collective else notice
+        return runtime.agree_to_stop(notice) if sync and isinstance(runtime, CollectiveRuntime) else notice
 
     # ---- values that trainers exchange; both are there before `init`, and raise UsageError until then
 
@@ -604,12 +575,10 @@ class Fleet:
 
     def known_identity(self) -> Identity | None:
         """This process's identity; None before `fleet.init`."""
-        return self._identity
+        return None if self._runtime is None else self._runtime.identity
 
     def _identity_for(self, call: str) -> Identity:
-        if self._identity is None:
-            raise UsageError(f"fleet.{call}() was called before fleet.init()")
-        return self._identity
+        return self._runtime_for(call).identity
 
     def _runtime_for(self, call: str) -> Runtime:
         if self._runtime is None:
@@ -622,11 +591,9 @@ class Fleet:
         runtime.strategy.fits(runtime.is_collective)
         return runtime
 
-    # ---- the runtimes that have a call; each raises UsageError where this process's runtime is another
-
     def _collective_for(self, call: str) -> CollectiveRuntime:
         runtime = self._runtime_for(call)
-        if not runtime.is_collective:
+        if not isinstance(runtime, CollectiveRuntime):
             raise UsageError(
                 f"fleet.{call}() belongs to collective training, and this job has parameter servers: they "
                 "keep their tables by strategy.ps_configs durability, and by fleet.save_persistables()"
@@ -636,41 +603,21 @@ class Fleet:
     def _worker_for(self, call: str) -> CollectiveRuntime | TrainerRuntime:
         runtime = self._runtime_for(call)
         if runtime.is_server:
-            raise on_a_server(call)
-        return runtime
-
-    def _trainer_for(self, call: str) -> TrainerRuntime:
-        runtime = self._served_for(call)
-        if runtime.is_server:
-            raise on_a_server(call)
-        return runtime
-
-    def _server_for(self, call: str) -> ServerRuntime:
-        runtime = self._served_for(call)
-        if not runtime.is_server:
-            raise UsageError(
-                f"fleet.{call}() was called on a trainer; move the servers' code under "
-                "`if fleet.is_server():`"
-            )
-        return runtime
-
-    def _served_for(self, call: str) -> ServerRuntime | TrainerRuntime:
-        runtime = self._runtime_for(call)
-        if runtime.is_collective:
-            raise UsageError(
-                f"fleet.{call}() belongs to parameter-server training, and this job is collective; "
-                "remove the call, or use fleet.init(is_collective=False) and start with --server_num"
-            )
-        return runtime
+            raise runtime.refusal(call)
+        return cast("CollectiveRuntime | TrainerRuntime", runtime)
 
 
 def _make_runtime(is_collective: bool, identity: Identity, strategy: DistributedStrategy) -> Runtime:
     if is_collective:
         return CollectiveRuntime(identity, strategy)
     # Late: its kernels take a third of a second to load, which a collective job need not wait for.
-    from trainers.ps.runtime import ServerRuntime, TrainerRuntime
+    if identity.is_server:
+        from trainers.ps.server_runtime import ServerRuntime
 
-    return ServerRuntime(identity, strategy) if identity.is_server else TrainerRuntime(identity, strategy)
+        return ServerRuntime(identity, strategy)
+    from trainers.ps.runtime import TrainerRuntime
+
+    return TrainerRuntime(identity, strategy)
 
 
 def _check_folder(call: str, dirname: Any) -> None:
@@ -729,6 +676,21 @@ init_server = _fleet.init_server
 run_server = _fleet.run_server
 init_worker = _fleet.init_worker
 stop_worker = _fleet.stop_worker
+
+__all__ = [name for name in vars(Fleet) if name in globals() and name[0] != "_"] + [
+    "DistributeTranspilerConfig",
+    "DistributedOptimizer",
+    "DistributedStrategy",
+    "MPISymetricRoleMaker",
+    "MPISymmetricRoleMaker",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "UserDefinedRoleMaker",
+    "activity",
+    "heartbeat",
+    "log_scalar",
+    "report",
+]
 
 _INSTEAD = {
     "main_program": "make a static.Program and give it to static.Executor().run",

@@ -1,8 +1,10 @@
-"""What the runtimes of both kinds of training share: types of the fleet calls, and checks of arguments."""
+"""The base of the runtimes, which refuses the calls that a kind of process cannot do. Also the types and
+checks of arguments that the runtimes share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -10,6 +12,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from trainers.errors import UsageError
+from trainers.roles.identity import Identity
+from trainers.strategy import DistributedStrategy
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
 Ids: TypeAlias = Tensors | Mapping[Module, Tensors]
@@ -19,11 +23,26 @@ StandIns: TypeAlias = dict[Module, Module]
 """Ordinary modules with the current values, for modules whose values are on servers."""
 
 
-def on_a_server(call: str) -> UsageError:
-    """The error for a trainer's call that a server makes."""
-    return UsageError(
-        f"fleet.{call}() was called on a server; move the trainers' code under `if fleet.is_worker():`"
-    )
+class Runtime:
+    """The calls of `trainers.fleet` in this process. A kind of process defines the calls that it can do."""
+
+    is_collective = is_server = False
+    refuses: str
+    """Why it cannot do the others: the end of a sentence that begins with the call."""
+
+    def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
+        self.identity = identity
+        self.strategy = strategy
+
+    def ask(self, call: str) -> Callable[..., Any]:
+        """Return the method that does this call. Raise UsageError if this kind of process cannot do it."""
+        if not hasattr(self, call):
+            raise self.refusal(call)
+        return getattr(self, call)  # type: ignore[no-any-return]
+
+    def refusal(self, call: str) -> UsageError:
+        """Return the error for a call that this kind of process cannot do."""
+        return UsageError(f"fleet.{call}() {self.refuses}")
 
 
 def check_model(call: str, model: Any) -> Module:

@@ -7,9 +7,9 @@ the order of the calls in them is the order that the parts need. Each part is in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
@@ -36,11 +36,12 @@ from trainers.collective.large_batch import lamb, lars
 from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
 from trainers.collective.sharding import rewire, shard, zero_optimizer
 from trainers.collective.stepping import DistributedScaler, SteppingOptimizer, scaler_of
+from trainers.data.loop import AnyBatch
 from trainers.errors import UsageError
 from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer, parameters_of
 from trainers.roles.identity import Identity
-from trainers.runtime import StandIns, check_model, check_optimizer
+from trainers.runtime import Ids, Runtime, StandIns, check_model, check_optimizer
 from trainers.storage.folder import Where
 from trainers.strategy import DistributedStrategy
 
@@ -149,15 +150,17 @@ class _WrappedModel:
         return {name: param for name, ref in self._former.items() if (param := ref()) is not None}
 
 
-class CollectiveRuntime:
+class CollectiveRuntime(Runtime):
     """Joins the process group when made."""
 
-    is_collective: ClassVar[Literal[True]] = True
-    is_server: ClassVar[Literal[False]] = False
+    is_collective = True
+    refuses = (
+        "belongs to parameter-server training, and this job is collective; remove the call, or use "
+        "fleet.init(is_collective=False) and start with --server_num"
+    )
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
-        self.strategy = strategy
-        self._identity = identity
+        super().__init__(identity, strategy)
         self.resumed = 0
         self._agreement = Agreement()
         self._settings: CollectiveSettings | None = None
@@ -204,6 +207,9 @@ class CollectiveRuntime:
     def gather(self, mine: bytes, call: str) -> list[bytes]:
         return gather(mine)
 
+    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
+        return iter(batches)  # every row is here already
+
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> NoReturn:
         raise UsageError(
             "fleet.stream() counts records on parameter servers, and this job has none; "
@@ -237,14 +243,14 @@ class CollectiveRuntime:
             raise UsageError(
                 f"fleet.{call}() was given mode={mode}; modes are of tables, and this job has no servers"
             )
-        first = self._identity.index == 0
+        first = self.identity.index == 0
         with progress.activity("saving the model"):
             save_state(dirname, check_model(call, model), self.with_state(optimizer), first=first)
 
     def stand_ins(
         self, model: Module, where: Where, *, rows: bool, int8: bool
     ) -> AbstractContextManager[StandIns | None]:
-        return nullcontext({} if self._identity.index == 0 else None)
+        return nullcontext({} if self.identity.index == 0 else None)
 
     @contextmanager
     def as_one(self) -> Iterator[None]:

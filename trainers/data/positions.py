@@ -59,13 +59,16 @@ class Intervals:
 
     def add(self, start: int, stop: int) -> None:
         """Also what is in it already."""
-        first, last = bisect_left(self.ends, start), bisect_right(self.ends, stop)
-        self.ends[first:last] = [start] * (first % 2 == 0) + [stop] * (last % 2 == 0)
+        self._set(start, stop, 0)
 
     def remove(self, start: int, stop: int) -> None:
         """Also what is not in it."""
+        self._set(start, stop, 1)
+
+    def _set(self, start: int, stop: int, parity: int) -> None:
+        """Put an end at `start`, and at `stop`, if it is at a place of this parity."""
         first, last = bisect_left(self.ends, start), bisect_right(self.ends, stop)
-        self.ends[first:last] = [start] * (first % 2 == 1) + [stop] * (last % 2 == 1)
+        self.ends[first:last] = [start] * (first % 2 == parity) + [stop] * (last % 2 == parity)
 
 
 class Piece(NamedTuple):

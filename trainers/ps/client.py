@@ -53,6 +53,11 @@ class Request:
     parts: tuple[Part, ...] = ()
 
 
+def to_all(servers: int, kind: Kind, number: int = 0, *parts: Part) -> list[Request]:
+    """Return the same request to each of so many servers, from the first one on."""
+    return [Request(server=server, kind=kind, number=number, parts=parts) for server in range(servers)]
+
+
 @dataclass(slots=True, kw_only=True)
 class _PendingReply:
     """`heard`: when its server last answered, in listening time; `limit`: seconds of silence allowed."""

@@ -16,7 +16,7 @@ import torch
 
 from trainers.checks import nearest
 from trainers.errors import UsageError
-from trainers.ps.client import Client, Request
+from trainers.ps.client import Client, to_all
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.inspection import key_of, print_document
 from trainers.ps.transport import keys_of
@@ -31,7 +31,7 @@ def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> dict
     parts = (text_part(name), Part(0, Field.KEYS, torch.tensor(keys)))
     client = Client(endpoints, NO_TRAINER, PsConfigs(), keys=keys_of(os.environ), name="fleetrun tables")
     try:
-        requests = [Request(server=number, kind=Kind.LOOK, parts=parts) for number in range(len(endpoints))]
+        requests = to_all(len(endpoints), Kind.LOOK, 0, *parts)
         answers = [json.loads(reply.text) for reply in client.ask(requests, _WITHIN_S)]
     finally:
         client.close()

@@ -1,17 +1,14 @@
-"""Parameter-server training behind the fleet API: which call is allowed when, on a server and on a trainer;
-and what torch's own calls on model and optimizer do while the servers hold the values.
-"""
+"""A trainer behind the fleet API, in parameter-server training: which call is allowed when."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch.amp import GradScaler
@@ -19,263 +16,29 @@ from torch.nn import Module, Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
-from fleetrun.aliases import Callback, Fields
+from fleetrun.aliases import Callback
 from trainers import progress
-from trainers.collective.configs import AmpConfigs
-from trainers.collective.data_parallel import compute_in, device_of
-from trainers.collective.stepping import scaler_of
 from trainers.data.loop import AnyBatch, prefetched
 from trainers.data.stream import Source, Stream, Streaming
 from trainers.errors import FleetError, NotSupportedError, ServerError, UsageError
 from trainers.optimizer import DistributedOptimizer, parameters_of
-from trainers.process.hooks import at_exit, failed, leave_dismissed
+from trainers.process.hooks import at_exit, failed
 from trainers.process.log import glog
+from trainers.ps.model import clear_gradients, compute_in_half, watch_model
 from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
 from trainers.ps.saves.manifest import SaveMode
-from trainers.ps.saves.read import open_saves
-from trainers.ps.server.server import Server, ServerPlan
-from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of, torch_memory
-from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
-from trainers.ps.trainer.embedding import outside_graphs
+from trainers.ps.tables.spec import ShrinkPolicy
+from trainers.ps.tables.warm import warm_up_trainer
 from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, plan_layout
+from trainers.ps.trainer.local import LocalTraining
 from trainers.ps.trainer.modules import pools
-from trainers.ps.trainer.weight import hidden_gradients
-from trainers.ps.trainer.worker import LocalTraining, Worker
+from trainers.ps.trainer.worker import Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, StandIns, ids_by_module, on_a_server
+from trainers.runtime import Ids, Runtime, StandIns, ids_by_module
 from trainers.storage.folder import Where
 from trainers.strategy import DistributedStrategy
-
-_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
-"""Whether torch.export traces a copy of the model, whose values must not be refreshed."""
-
-
-class OwnHook:
-    """A hook of a module that copies of the module do not have: they have values of their own."""
-
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self._hook = hook
-
-    def __call__(self, *args: Any) -> Any:
-        return self._hook(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OwnHook, (_nothing,)
-
-
-def _nothing(*args: Any) -> None:
-    return
-
-
-class _ZeroGrad:
-    """`model.zero_grad`, which drops the gradients of rows too; that of a copy is the copy's."""
-
-    def __init__(self, model: Module, before: OwnHook) -> None:
-        self._model = model
-        self._before = before
-
-    def __call__(self, set_to_none: bool = True) -> None:
-        self._before(set_to_none)
-        with hidden_gradients():
-            type(self._model).zero_grad(self._model, set_to_none)
-
-
-class _ClearGradients:
-    """`model.clear_gradients`, which Paddle's scripts call; that of a copy is the copy's."""
-
-    def __init__(self, model: Module) -> None:
-        self._model = model
-
-    def __call__(self) -> None:
-        self._model.zero_grad()
-
-
-class StateLoading:
-    """`load_state_dict()` of the model or of a module in it, called by all trainers after the same steps:
-    each loads its state as torch does, and then the servers take what trainer 0 has loaded. Torch calls the
-    hooks of all modules, of which the outermost one begins and ends.
-    """
-
-    def __init__(self, model: Module, worker: Worker, joined: JoinedSteps | None) -> None:
-        self._model = model
-        self._worker = worker
-        self._joined = joined
-        self._outermost: Module | None = None
-
-    def watch(self) -> list[RemovableHandle]:
-        """Until the handles are removed."""
-        modules, before, after = list(self._model.modules()), OwnHook(self._before), OwnHook(self._after)
-        handles = [each.register_load_state_dict_pre_hook(before) for each in modules]  # type: ignore[no-untyped-call]  # torch's
-        return handles + [each.register_load_state_dict_post_hook(after) for each in modules]  # type: ignore[no-untyped-call]
-
-    def _before(
-        self,
-        module: Module,
-        state: dict[str, torch.Tensor],
-        prefix: str,
-        metadata: Fields,
-        *rest: Any,
-    ) -> None:
-        if prefix and module is not self._model and self._outermost is not None:
-            return
-        if metadata.get("assign_to_params_buffers"):
-            raise UsageError(
-                "load_state_dict(assign=True) would put other parameters in the place of those that the "
-                "servers train; call it without assign"
-            )
-        if self._joined is not None:
-            self._joined.check("load_state_dict() was called")
-        self._worker.begin_load(module, state, prefix)
-        self._outermost = module
-
-    def _after(self, module: Module, keys: Any) -> None:
-        if module is self._outermost:
-            self._outermost = None
-            self._worker.end_load()
-
-
-def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, refresh: bool) -> Callback:
-    """Keep `state_dict()`, `load_state_dict()`, evaluation and `zero_grad()` correct until the returned
-    function is called.
-
-    `refresh`: pull dense values before they are read, because they change between this trainer's steps
-    (async).
-    """
-    handles = StateLoading(model, worker, joined).watch()
-    end_look_ahead = worker.look_ahead.watch()
-    if joined is not None:
-        owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
-        before = OwnHook(partial(joined.check, "the model was called"))
-        read = OwnHook(partial(joined.check, "state_dict() was called"))
-        handles += [each.register_forward_pre_hook(before) for each in owners]
-        handles += [each.register_state_dict_pre_hook(read) for each in owners]  # type: ignore[no-untyped-call]
-    if refresh:
-        handles += _refreshing(model, worker)
-
-    def before_zero_grad(set_to_none: bool) -> None:
-        if joined is not None:
-            joined.check("model.zero_grad() was called")
-        worker.drop_rows(set_to_none=set_to_none)
-
-    model.__dict__["zero_grad"] = _ZeroGrad(model, OwnHook(before_zero_grad))
-
-    def end() -> None:
-        end_look_ahead()
-        for handle in handles:
-            handle.remove()
-        for name in ("zero_grad", "clear_gradients"):
-            model.__dict__.pop(name, None)
-
-    return end
-
-
-def _refreshing(model: Module, worker: Worker) -> list[RemovableHandle]:
-    """Pull dense values before evaluation and before `state_dict()`."""
-
-    def before_forward(module: Module, args: tuple[Any, ...]) -> None:
-        if not (module.training or _exporting()):
-            worker.refresh()
-
-    def before_state_dict(module: Module, prefix: str, keep_vars: bool) -> None:
-        worker.refresh()
-
-    return [
-        model.register_forward_pre_hook(OwnHook(before_forward)),
-        model.register_state_dict_pre_hook(OwnHook(before_state_dict)),  # type: ignore[no-untyped-call]  # torch's
-    ]
-
-
-class _ServedRuntime:
-    """The calls that a server and a trainer answer alike."""
-
-    is_collective: ClassVar[Literal[False]] = False
-
-    def distributed_scaler(self, scaler: GradScaler) -> GradScaler:
-        return ServedScaler(scaler)
-
-
-class _OptimizerOfServer(DistributedOptimizer):
-    """The optimizer of a script that runs on a server too, where nothing is trained."""
-
-    def step(self, closure: object = None) -> NoReturn:
-        raise on_a_server("distributed_optimizer(...).step")
-
-
-class ServerRuntime(_ServedRuntime):
-    """A server's process: it takes model and optimizer as they are; their tables come from the trainers."""
-
-    is_server: ClassVar[Literal[True]] = True
-
-    def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
-        self.strategy = strategy
-        self._identity = identity
-        self._server: Server | None = None
-
-    def distributed_model(self, model: Module) -> Module:
-        return model
-
-    def distributed_optimizer(self, optimizer: Optimizer) -> DistributedOptimizer:
-        check_supported(optimizer)
-        return _OptimizerOfServer(optimizer)
-
-    def init_server(self, dirname: str | None, var_names: Sequence[str] | None) -> None:
-        if self._server is not None:
-            raise UsageError("fleet.init_server() was called twice")
-        if var_names is not None and (isinstance(var_names, str) or not var_names or dirname is None):
-            raise UsageError(
-                f"fleet.init_server was given var_names={var_names!r}; give it a dirname and a list of "
-                "tables and parameters in that save, or neither"
-            )
-        with _enough_memory():
-            self._server = self._make_server(dirname, var_names)
-
-    def _make_server(self, dirname: str | None, var_names: Sequence[str] | None) -> Server:
-        identity, configs = self._identity, self.strategy.ps()
-        if dirname is not None:  # raises early if there is no save, or not with these names
-            open_saves(dirname).only(var_names or ())
-        warm_up_server()
-        return Server(
-            ServerPlan(
-                endpoints=identity.servers,
-                index=identity.index,
-                trainers=identity.worker_num,
-                sync=not self.strategy.a_sync,
-                configs=configs,
-                max_staleness=self.strategy.asynchronous().max_staleness,
-                settings=self.strategy.agreed(),
-                start=start_of(identity.trainers),
-                keys=keys_of(os.environ),
-                load_from=dirname,
-                load_only=var_names,
-                durable_dir=Path(configs.durability_dir or identity.scratch),
-            ),
-            progress.meter.tables if progress.meter.listened_to else None,
-        )
-
-    def run_server(self) -> None:
-        if self._server is None:
-            raise UsageError("fleet.run_server() was called before fleet.init_server()")
-        progress.meter.begins_to_serve()
-        with _enough_memory():
-            self._server.run()
-        if self._server.dismissed:
-            leave_dismissed()
-
-
-@contextmanager
-def _enough_memory() -> Iterator[None]:
-    """Raises FullError where Python, numpy or torch finds no memory."""
-    try:
-        with torch_memory():
-            yield
-    except MemoryError as error:
-        raise FullError(
-            f"this server has no memory left ({error or 'MemoryError'}); start more servers, or give them "
-            "more memory"
-        ) from error
 
 
 class _Phase(Enum):
@@ -286,14 +49,13 @@ class _Phase(Enum):
     STOPPED = "fleet.stop_worker() has been called"
 
 
-class TrainerRuntime(_ServedRuntime):
+class TrainerRuntime(Runtime):
     """A trainer's process: from init_worker to stop_worker the servers hold the model's values."""
 
-    is_server: ClassVar[Literal[False]] = False
+    refuses = "was called on a trainer; move the servers' code under `if fleet.is_server():`"
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
-        self.strategy = strategy
-        self._identity = identity
+        super().__init__(identity, strategy)
         self._phase = _Phase.NEW
         self._model: Module | None = None
         self._optimizers: list[ServedOptimizer] = []
@@ -315,7 +77,7 @@ class TrainerRuntime(_ServedRuntime):
         if self._model is not None:
             raise UsageError("fleet.distributed_model() was called twice; a job serves one model")
         self._model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-        model.__dict__.setdefault("clear_gradients", _ClearGradients(model))
+        model.__dict__.setdefault("clear_gradients", partial(clear_gradients, model))
         return model
 
     def distributed_optimizer(self, optimizer: Optimizer) -> DistributedOptimizer:
@@ -330,6 +92,9 @@ class TrainerRuntime(_ServedRuntime):
             )
         self._optimizers.append(ServedOptimizer(optimizer, self))
         return self._optimizers[-1]
+
+    def distributed_scaler(self, scaler: GradScaler) -> GradScaler:
+        return ServedScaler(scaler)
 
     def init_worker(self) -> None:
         self._expect(_Phase.NEW, "init_worker")
@@ -350,7 +115,7 @@ class TrainerRuntime(_ServedRuntime):
             configs=configs, tables=strategy.tables(), geo=geo, dense=strategy.dense == "servers"
         )
         inner = [each.inner for each in self._optimizers]
-        layout = plan_layout(self._model, inner, len(self._identity.servers), options)
+        layout = plan_layout(self._model, inner, len(self.identity.servers), options)
         dense, others = dense_of(self._model)
         local = None
         if geo:
@@ -358,7 +123,7 @@ class TrainerRuntime(_ServedRuntime):
         elif not options.dense:
             local = LocalTraining(self._local_step, dense, others)
         self._worker = Worker(
-            self._identity,
+            self.identity,
             layout,
             configs,
             asynchronous,
@@ -382,7 +147,7 @@ class TrainerRuntime(_ServedRuntime):
             self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
         self._ends.callback(watch_model(self._model, self._worker, self._joined, refresh=strategy.a_sync))
         if (amp := strategy.half_precision()) is not None:
-            self._compute_in_half(self._model, amp)
+            self.scaler = compute_in_half(self._model, amp, self._ends)
         for each in self._optimizers:
             each.freeze_options()
         self._ends.callback(register_optimizer_step_pre_hook(self._refuse_other_step).remove)
@@ -399,15 +164,6 @@ class TrainerRuntime(_ServedRuntime):
                 "fleet does not have this optimizer: each trainer would train a copy. Give it to "
                 "fleet.distributed_optimizer() before fleet.init_worker(); none may step in backward()"
             )
-
-    def _compute_in_half(self, model: Module, amp: AmpConfigs) -> None:
-        """Until the model is an ordinary one again; copies of it compute in the types of their weights."""
-        for handle in compute_in(
-            model, getattr(torch, amp.dtype), hook=lambda call: OwnHook(outside_graphs(call))
-        ):
-            self._ends.callback(handle.remove)
-        if amp.dtype == "float16":
-            self.scaler = ServedScaler(scaler_of(amp, device_of(model.parameters())), amp)
 
     def barrier_worker(self) -> None:
         self._training("barrier_worker").barrier()
@@ -472,7 +228,7 @@ class TrainerRuntime(_ServedRuntime):
             inside = set(model.modules())  # it may be a part of the model
             yield found and {each: found[each] for each in found if each in inside}
 
-    def publish(self, *, buffers: bool) -> int:
+    def publish(self, *, buffers: bool = False) -> int:
         worker = self._complete("publish")
         if not self.strategy.ps().publish:
             raise UsageError(
@@ -492,7 +248,7 @@ class TrainerRuntime(_ServedRuntime):
             found |= {name: each for name, each in self._model.named_parameters() if id(each) in dense}
         return {name: each for name, each in found.items() if each.numel()}
 
-    def shrink(self, policy: ShrinkPolicy | None) -> int:
+    def shrink(self, policy: ShrinkPolicy | None = None) -> int:
         return self._training("shrink").shrink(policy or ShrinkPolicy())
 
     def stop_worker(self) -> None:

@@ -25,7 +25,7 @@ from fleetrun.aliases import Callback
 from fleetrun.frozen import frozen
 from trainers.errors import FleetError, ServerError
 from trainers.process.log import glog
-from trainers.ps.client import Client, PendingReplies, Request
+from trainers.ps.client import Client, PendingReplies, to_all
 from trainers.ps.configs import PsConfigs
 from trainers.ps.saves.manifest import Save, SaveMode, new_id
 from trainers.ps.saves.publication import (
@@ -298,11 +298,8 @@ class Publisher:
         return replies.replies
 
     def _send(self, kind: Kind, number: int = 0, text: bytes = b"") -> PendingReplies:
-        parts = (text_part(text),) if text else ()
-        servers = range(len(self._endpoints))
-        return self._client_now().send(
-            [Request(server=s, kind=kind, number=number, parts=parts) for s in servers]
-        )
+        parts = [text_part(text)] if text else []
+        return self._client_now().send(to_all(len(self._endpoints), kind, number, *parts))
 
     def _wait(self, replies: PendingReplies, limit: float | None = None) -> bool:
         """Whether all have come, in so many seconds."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleetrun.aliases import Callback
+from fleetrun.frozen import frozen
 from trainers.collective.averaging import PendingAverage
 from trainers.collective.group import cpu_group, group_of
 from trainers.collective.group import start as join_group
@@ -40,6 +41,17 @@ from trainers.ps.trainer.remote import (
 )
 from trainers.ps.wire import Part
 from trainers.roles.identity import Identity
+
+
+@frozen
+class LocalTraining:
+    """What is trained in this process: `step` is the optimizer's own, `dense` the parameters that no server
+    holds, `buffers` other tensors that must start equal on all trainers.
+    """
+
+    step: Callback
+    dense: Sequence[Parameter] = ()
+    buffers: Sequence[Tensor] = ()
 
 
 class _Rows(SparseRun):

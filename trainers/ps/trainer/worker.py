@@ -1,15 +1,13 @@
 """A trainer's connection to its model on the parameter servers: join, train, save, finish.
 
-Steps belong to `exchange`, sparse tables to `remote`, sockets to `client`, arithmetic and the files of a save
-to the servers.
+Steps belong to `exchange`, sparse tables to `remote`, sockets to `client`, the order of a save to `saving`,
+arithmetic and files to the servers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import math
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,27 +17,25 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fleetrun.aliases import Callback
 from fleetrun.envs.channels import tell_probe
-from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.data.positions import Records
 from trainers.data.stream import Reading
 from trainers.errors import FleetError, NotSupportedError, ServerError, TablesLostError, UsageError
 from trainers.notice import notice_file, read_notice
 from trainers.process.log import glog
-from trainers.ps.client import Client, Request
+from trainers.ps.client import Client, Request, to_all
 from trainers.ps.configs import AsyncConfigs, PsConfigs
-from trainers.ps.saves.manifest import SaveMode, abandon_save, check_target, commit_save, new_id
-from trainers.ps.server.saving import SaveRequest
+from trainers.ps.saves.manifest import SaveMode
 from trainers.ps.tables.spec import EntryKind, ShrinkPolicy, describe_job, start_of
 from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
 from trainers.ps.trainer.group import RemoteTable, TableGroup, grouped
 from trainers.ps.trainer.layout import Layout
-from trainers.ps.trainer.local import AllReduced, CachedGroup, GeoExchange
+from trainers.ps.trainer.local import AllReduced, CachedGroup, GeoExchange, LocalTraining
 from trainers.ps.trainer.look_ahead import Calls, LookAhead
 from trainers.ps.trainer.modules import row_limit
+from trainers.ps.trainer.saving import AGEING, SaveCoordinator
 from trainers.ps.trainer.turn import On, Turn
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import (
@@ -56,104 +52,9 @@ from trainers.ps.wire import (
     text_part,
 )
 from trainers.roles.identity import Identity
-from trainers.storage.errors import SaveError
-from trainers.storage.folder import absolute_path
-from trainers.storage.manifest import FileRecord
-
-AGEING = ShrinkPolicy(
-    show_click_decay_rate=1.0, delete_threshold=-math.inf, delete_after_unseen_days=math.inf
-)
-"""A day passes and no row is removed."""
-
-
-_MOST_AFTER = 16
-"""Saves of a folder that are named to the servers."""
-
-
-class SaveCoordinator:
-    """Saves of all servers, in the order turn, check, write, commit."""
-
-    def __init__(self, client: Client, servers: int) -> None:
-        self._client = client
-        self._servers = servers
-        self._has_turn = False
-
-    @contextmanager
-    def turn(self, where: str, mode: SaveMode, step: int, kind: str) -> Iterator[bool]:
-        """Wait while another trainer saves. Yields False if another trainer has saved the same, of this kind,
-        and no table has changed since. Inside of another turn of this trainer it is this trainer's at once.
-        """
-        if self._has_turn:
-            yield True
-            return
-        request = SaveRequest(where, new_id(step), int(mode), turn=kind)
-        asked = Request(server=0, kind=Kind.SAVE, number=step, parts=(text_part(request.encode()),))
-        if self._client.ask([asked])[0].text:
-            yield False
-            return
-        self._has_turn, saved = True, False
-        try:
-            yield True
-            saved = True
-        finally:
-            self._has_turn = False
-            id = (text_part(request.id),)
-            self._client.ask([Request(server=0, kind=Kind.SAVED, number=int(saved), parts=id)])
-
-    def save(self, where: str, mode: SaveMode, step: int) -> None:
-        """Write and commit a save as of `step`. Raises SaveError, or ServerError naming the server that could
-        not write; then the former save stays current.
-        """
-        after = check_target(where, mode)
-        save = SaveRequest(where, new_id(step), int(mode), after[-_MOST_AFTER:])
-        part = (text_part(save.encode()),)
-        committed = False
-        try:
-            replies = self._client.ask(self._all(Kind.SAVE, step, part))
-            records = [_record(reply) for reply in replies]
-            commit_save(where, save.id, mode, step, records, after=after[-1] if after else None)
-            committed = True
-        finally:
-            id = (text_part(save.id),)
-            self._client.ask(self._all(Kind.SAVED, int(committed), id))
-            if not committed:
-                # The error in flight says why; the next save removes what this one leaves.
-                with contextlib.suppress(SaveError):
-                    abandon_save(where, save.id)
-
-    def shrink(self, tables: Sequence[int], policy: ShrinkPolicy) -> int:
-        """A day has passed in these tables; returns how many rows were removed."""
-        numbers = torch.from_numpy(policy.numbers())
-        parts = tuple(Part(table, Field.VALUES, numbers) for table in tables)
-        return sum(reply.number for reply in self._client.ask(self._all(Kind.SHRINK, 0, parts)))
-
-    def _all(self, kind: Kind, number: int, parts: tuple[Part, ...] = ()) -> list[Request]:
-        return [
-            Request(server=server, kind=kind, number=number, parts=parts) for server in range(self._servers)
-        ]
-
-
-def _record(reply: Message) -> FileRecord:
-    if not reply.text:
-        raise SaveError(
-            "this save was abandoned: a server had no connection to this trainer for too long (ps_configs "
-            "trainer_timeout_s); save again"
-        )
-    return FileRecord(**json.loads(reply.text))
-
+from trainers.storage.folder import Where, absolute_path
 
 _LEAVE_TIMEOUT_S = 5.0
-
-
-@frozen
-class LocalTraining:
-    """What is trained in this process: `step` is the optimizer's own, `dense` the parameters that no server
-    holds, `buffers` other tensors that must start equal on all trainers.
-    """
-
-    step: Callback
-    dense: Sequence[torch.nn.Parameter] = ()
-    buffers: Sequence[Tensor] = ()
 
 
 class Worker:
@@ -232,11 +133,7 @@ class Worker:
     def positions(self, stream: str) -> list[dict[str, list[int]]]:
         """What each server has of a stream, with every push of this trainer: see `Positions.of`."""
         self._exchange.flush()
-        part = (text_part(stream),)
-        requests = [
-            Request(server=server, kind=Kind.POSITIONS, parts=part) for server in range(self.layout.servers)
-        ]
-        replies = self._client.ask(requests)
+        replies = self._client.ask(to_all(self.layout.servers, Kind.POSITIONS, 0, text_part(stream)))
         self._first = [reply.number for reply in replies]
         return [json.loads(reply.text) for reply in replies]
 
@@ -252,7 +149,7 @@ class Worker:
         """If it is a later one. In sync training, after the push of the step before."""
         if self._sync and step > self._exchange.step:
             self._exchange.flush()
-            self._client.ask(self._to_all(Kind.SKIP, step))
+            self._client.ask(to_all(self.layout.servers, Kind.SKIP, step))
             self._exchange.start(step)
             self._exchange.refresh()
             progress.meter.resumed(step)
@@ -293,9 +190,9 @@ class Worker:
                 self._dense.assigned(INITIAL, but=loaded), *(table.initial() for table in tables)
             ):
                 self._client.ask(requests)
-            self._client.ask(self._to_all(Kind.READY))
+            self._client.ask(to_all(self.layout.servers, Kind.READY))
         with progress.activity("waiting for the other trainers"):
-            self._client.ask(self._to_all(Kind.OPEN))
+            self._client.ask(to_all(self.layout.servers, Kind.OPEN))
         progress.meter.resumed(self._exchange.step)
         self._take_dense()
         if self._sync:
@@ -446,7 +343,7 @@ class Worker:
         """Wait for all trainers, when all of this one's pushes have been applied."""
         self._exchange.flush()
         self._barriers += 1
-        self._client.ask([Request(server=0, kind=Kind.BARRIER, number=self._barriers)])
+        self._client.ask(to_all(1, Kind.BARRIER, self._barriers))
 
     def gather(self, mine: bytes) -> list[bytes]:
         """What every trainer contributed, in rank order, once all have. Raises NotSupportedError for more
@@ -458,12 +355,11 @@ class Worker:
                 f"{MAX_FRAME_BYTES:,} fit "
                 "into one message; gather them in parts"
             )
-        request = Request(server=0, kind=Kind.GATHER, number=self._gathering, parts=(text_part(mine),))
-        (reply,) = self._client.ask([request])
+        (reply,) = self._client.ask(to_all(1, Kind.GATHER, self._gathering, text_part(mine)))
         self._gathering = reply.number
         return [part.data.numpy().tobytes() for part in reply.parts]
 
-    def save(self, where: str | os.PathLike[str], mode: SaveMode) -> None:
+    def save(self, where: Where, mode: SaveMode) -> None:
         """All tables of all servers, with every push of this trainer in them. Trainers that save the same at
         the same moment make one save.
         """
@@ -477,7 +373,7 @@ class Worker:
         self._say_if_uneven()
 
     @contextmanager
-    def turn_to_save(self, where: str | os.PathLike[str], mode: SaveMode, kind: str) -> Iterator[bool]:
+    def turn_to_save(self, where: Where, mode: SaveMode, kind: str) -> Iterator[bool]:
         """See `SaveCoordinator.turn`. Every push of this trainer has been applied."""
         self._exchange.flush()
         with self._saver.turn(absolute_path(where), mode, self._exchange.step, kind) as mine:
@@ -494,8 +390,7 @@ class Worker:
                 Part(0, Field.VALUES, values.detach().reshape(-1).to("cpu", torch.float32, copy=True)),
             )
         ]
-        request = Request(server=0, kind=Kind.REFRESH, number=self._exchange.step, parts=tuple(parts))
-        (reply,) = self._client.ask([request])
+        (reply,) = self._client.ask(to_all(1, Kind.REFRESH, self._exchange.step, *parts))
         return reply.number
 
     def shrink(self, policy: ShrinkPolicy) -> int:
@@ -512,7 +407,7 @@ class Worker:
             each.check_given()
         self.flush()
         with progress.activity("done, waiting for the other trainers"):
-            self._client.ask(self._to_all(Kind.FINISH))
+            self._client.ask(to_all(self.layout.servers, Kind.FINISH))
             self._publish_last(not_served)
         self._say_if_uneven()
         self._take_values()
@@ -556,7 +451,7 @@ class Worker:
     def leave(self) -> None:
         """Leave all servers; one that has already exited does not matter."""
         try:
-            self._client.ask(self._to_all(Kind.LEAVE), silence=_LEAVE_TIMEOUT_S)
+            self._client.ask(to_all(self.layout.servers, Kind.LEAVE), silence=_LEAVE_TIMEOUT_S)
         except ServerError:
             return
         finally:
@@ -599,9 +494,6 @@ class Worker:
             number=self._identity.restart_count,
             parts=(text_part(job), *specs),
         )
-
-    def _to_all(self, kind: Kind, number: int = 0) -> list[Request]:
-        return [Request(server=server, kind=kind, number=number) for server in range(self.layout.servers)]
 
 
 def _counts_pulls(table: RemoteTable) -> bool:

@@ -20,7 +20,7 @@ from trainers.ps.saves.read import read_values
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adagrad, Adam
 from trainers.ps.tables.spec import Bound, RowOptions, TableKind, TableSpec, describe_job
-from trainers.ps.trainer.worker import SaveCoordinator
+from trainers.ps.trainer.saving import SaveCoordinator
 from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,163 @@
+"""What torch's own calls on a model do while the servers hold its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
+
+from fleetrun.aliases import Callback, Fields
+from trainers.collective.configs import AmpConfigs
+from trainers.collective.data_parallel import compute_in, device_of
+from trainers.collective.stepping import scaler_of
+from trainers.errors import UsageError
+from trainers.ps.optimizer import JoinedSteps, ServedScaler
+from trainers.ps.trainer.embedding import outside_graphs
+from trainers.ps.trainer.weight import hidden_gradients
+from trainers.ps.trainer.worker import Worker
+
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+"""Whether torch.export traces a copy of the model, whose values must not be refreshed."""
+
+
+class OwnHook:
+    """A hook of a module that copies of the module do not have: they have values of their own."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> Any:
+        return self._hook(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnHook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    return
+
+
+def _zero_grad(model: Module, before: OwnHook, set_to_none: bool = True) -> None:
+    """Do what `model.zero_grad` does, and drop the gradients of rows too."""
+    before(set_to_none)
+    with hidden_gradients():
+        type(model).zero_grad(model, set_to_none)
+
+
+def clear_gradients(model: Module) -> None:
+    """Do what `model.clear_gradients` does in Paddle's scripts."""
+    model.zero_grad()
+
+
+class StateLoading:
+    """`load_state_dict()` of the model or of a module in it, called by all trainers after the same steps:
+    each loads its state as torch does, and then the servers take what trainer 0 has loaded. Torch calls the
+    hooks of all modules, of which the outermost one begins and ends.
+    """
+
+    def __init__(self, model: Module, worker: Worker, joined: JoinedSteps | None) -> None:
+        self._model = model
+        self._worker = worker
+        self._joined = joined
+        self._outermost: Module | None = None
+
+    def watch(self) -> list[RemovableHandle]:
+        """Until the handles are removed."""
+        modules, before, after = list(self._model.modules()), OwnHook(self._before), OwnHook(self._after)
+        handles = [each.register_load_state_dict_pre_hook(before) for each in modules]  # type: ignore[no-untyped-call]  # torch's
+        return handles + [each.register_load_state_dict_post_hook(after) for each in modules]  # type: ignore[no-untyped-call]
+
+    def _before(
+        self,
+        module: Module,
+        state: dict[str, torch.Tensor],
+        prefix: str,
+        metadata: Fields,
+        *rest: Any,
+    ) -> None:
+        if prefix and module is not self._model and self._outermost is not None:
+            return
+        if metadata.get("assign_to_params_buffers"):
+            raise UsageError(
+                "load_state_dict(assign=True) would put other parameters in the place of those that the "
+                "servers train; call it without assign"
+            )
+        if self._joined is not None:
+            self._joined.check("load_state_dict() was called")
+        self._worker.begin_load(module, state, prefix)
+        self._outermost = module
+
+    def _after(self, module: Module, keys: Any) -> None:
+        if module is self._outermost:
+            self._outermost = None
+            self._worker.end_load()
+
+
+def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, refresh: bool) -> Callback:
+    """Keep `state_dict()`, `load_state_dict()`, evaluation and `zero_grad()` correct until the returned
+    function is called.
+
+    `refresh`: pull dense values before they are read, because they change between this trainer's steps
+    (async).
+    """
+    handles = StateLoading(model, worker, joined).watch()
+    end_look_ahead = worker.look_ahead.watch()
+    if joined is not None:
+        owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
+        before = OwnHook(partial(joined.check, "the model was called"))
+        read = OwnHook(partial(joined.check, "state_dict() was called"))
+        handles += [each.register_forward_pre_hook(before) for each in owners]
+        handles += [each.register_state_dict_pre_hook(read) for each in owners]  # type: ignore[no-untyped-call]
+    if refresh:
+        handles += _refreshing(model, worker)
+
+    def before_zero_grad(set_to_none: bool) -> None:
+        if joined is not None:
+            joined.check("model.zero_grad() was called")
+        worker.drop_rows(set_to_none=set_to_none)
+
+    # A partial, because that of a copy of the model is the copy's.
+    model.__dict__["zero_grad"] = partial(_zero_grad, model, OwnHook(before_zero_grad))
+
+    def end() -> None:
+        end_look_ahead()
+        for handle in handles:
+            handle.remove()
+        for name in ("zero_grad", "clear_gradients"):
+            model.__dict__.pop(name, None)
+
+    return end
+
+
+def _refreshing(model: Module, worker: Worker) -> list[RemovableHandle]:
+    """Pull dense values before evaluation and before `state_dict()`."""
+
+    def before_forward(module: Module, args: tuple[Any, ...]) -> None:
+        if not (module.training or _exporting()):
+            worker.refresh()
+
+    def before_state_dict(module: Module, prefix: str, keep_vars: bool) -> None:
+        worker.refresh()
+
+    return [
+        model.register_forward_pre_hook(OwnHook(before_forward)),
+        model.register_state_dict_pre_hook(OwnHook(before_state_dict)),  # type: ignore[no-untyped-call]  # torch's
+    ]
+
+
+def compute_in_half(model: Module, amp: AmpConfigs, ends: ExitStack) -> ServedScaler | None:
+    """Compute in 16 bits until `ends` closes. Copies of the model compute in the types of their weights.
+    Return the scaler that float16 needs.
+    """
+    for handle in compute_in(
+        model, getattr(torch, amp.dtype), hook=lambda call: OwnHook(outside_graphs(call))
+    ):
+        ends.callback(handle.remove)
+    if amp.dtype != "float16":
+        return None
+    return ServedScaler(scaler_of(amp, device_of(model.parameters())), amp)
