@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from fleetrun.elastic.agent import Agent
 from fleetrun.elastic.inquiry import Inquiry
@@ -13,7 +14,7 @@ from fleetrun.host.network import Ports
 from fleetrun.launcher import joining
 from fleetrun.launcher.nodes import Nodes
 from fleetrun.launcher.parts import Reach
-from fleetrun.launcher.places import OtherRanks, PodFactory
+from fleetrun.launcher.places import PodFactory, ask_ranks
 from fleetrun.launcher.runner import PodRunner
 from fleetrun.launcher.session import LaunchSession
 from fleetrun.launcher.spares import Spares
@@ -46,7 +47,8 @@ def run_cluster(session: LaunchSession, host: Host, ports: Ports, offer: Offer, 
     spares = Spares(agent, session) if settings.warm and settings.spares > 0 else None
     meeting = None
     try:
-        reach = Reach(others, OtherRanks(others, agent).ask, spares.listed if spares is not None else None)
+        listed = spares.listed if spares is not None else None
+        reach = Reach(others, partial(ask_ranks, others, agent), listed)
         session.open(reach, *filter(None, (nodes, spares, runner.victims)))
         meeting = open_meeting(options, loop, ports)
         if session.notices is not None:  # until machines have met

@@ -64,21 +64,18 @@ class PodFactory:
         return headline, (*lines, log), summary
 
 
-class OtherRanks:
-    """Where the ranks of the other nodes are."""
-
-    def __init__(self, inquiry: Inquiry, agent: Agent) -> None:
-        self._inquiry = inquiry
-        self._agent = agent
-
-    def ask(self, detail: Detail, then: Callable[[list[State], str], None]) -> None:
-        """`AskOthers` of `stacks.helper`. The ranks of a node that does not answer are told as that."""
-        place = self._agent.place
-        if place is None:
-            then([], "")
-            return
-        here = place_name(place.members[place.rank].name, place.rank)
-        self._inquiry.ask_ranks(detail, lambda found: then(_states(found, place), here))
+def ask_ranks(
+    inquiry: Inquiry, agent: Agent, detail: Detail, then: Callable[[list[State], str], None]
+) -> None:
+    """Ask where the ranks of the other nodes are: `AskOthers` of `stacks.helper`. For a node that does not
+    answer, `then` gets its ranks with a note.
+    """
+    place = agent.place
+    if place is None:
+        then([], "")
+        return
+    here = place_name(place.members[place.rank].name, place.rank)
+    inquiry.ask_ranks(detail, lambda found: then(_states(found, place), here))
 
 
 def _states(found: Answers, place: Assignment) -> list[State]:

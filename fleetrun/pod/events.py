@@ -424,15 +424,8 @@ def _exited(ended: Ended) -> Document:
 
 
 def _restart(decision: Restart | GiveUp) -> Document:
-    if isinstance(decision, GiveUp):
-        return {"restart": False, "after": None, "number": None, "limit": None, "step": None}
-    return {
-        "restart": True,
-        "after": decision.after,
-        "number": decision.number,
-        "limit": decision.limit,
-        "step": decision.step,
-    }
+    known = {name: getattr(decision, name, None) for name in ("after", "number", "limit", "step")}
+    return {"restart": isinstance(decision, Restart), **known}
 
 
 # ---- What a supervisor reports to the other machines of its job

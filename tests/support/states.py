@@ -31,7 +31,9 @@ def seen(status: Mapping[str, Any]) -> dict[str, Any]:
     """What of an answer to `status` follows from the record."""
     store = status["store"]
     return {
-        **{name: status[name] for name in ("state", "why", "restarts", "nodes", "late")},
+        **{name: status[name] for name in ("state", "why", "restarts", "late")},
+        # What other nodes answered is in there too.
+        "nodes": [{name: each[name] for name in ("rank", "title", "this")} for each in status["nodes"]],
         "waiting": None,
         "store": store and store["name"],
         "containers": {
