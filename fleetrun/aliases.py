@@ -1,4 +1,4 @@
-"""Names for types that occur in every part of the launcher."""
+"""Names for types that occur in every part of the launcher and the runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Numbers = Mapping[str, float]
 """Numbers by name."""
 
 Document = dict[str, Any]
-"""A JSON object that is being made, or is the caller's to change."""
+"""Values by name, in a dict that may change: a JSON object, a state dict, keyword arguments."""
 
 Callback = Callable[[], None]
 """A call without arguments: from a loop, a timer, or whoever was asked to report back."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, NoReturn, Self, TypeVar
 
 from fleetrun import files
+from fleetrun.aliases import Document, Texts
 from fleetrun.console.text import read_tail
 from fleetrun.control.client import Gone, NoAnswer, ask
 from fleetrun.errors import (
@@ -88,7 +89,7 @@ class Job(Generic[T]):
     def __init__(
         self,
         words: Sequence[str],
-        env: Mapping[str, str] | None,
+        env: Texts | None,
         *,
         call: Call | None = None,
         engine: str = "",
@@ -191,7 +192,7 @@ class Job(Generic[T]):
             self._asked.add(128 + number)
             self._popen.send_signal(number)
 
-    def status(self, timeout: float = 5.0) -> dict[str, Any]:
+    def status(self, timeout: float = 5.0) -> Document:
         """The state of the job and its processes, as in `fleetrun status --json` but for what that measures
         itself (`cpu`, `memory`, `gpu`, `last_line`). Raises LaunchError if the job has ended, or does not
         answer within `timeout` seconds.

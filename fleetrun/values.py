@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fleetrun.aliases import Fields, Strings
+from fleetrun.aliases import Document, Fields, Strings
 
 if TYPE_CHECKING:
     from dataclasses import field as field
@@ -44,7 +44,7 @@ def field_arguments(cls: type[Any]) -> Mapping[str, Fields]:
     return arguments
 
 
-class _FieldArguments(dict[str, Any]):
+class _FieldArguments(Document):
     pass
 
 
@@ -107,7 +107,7 @@ class _Value:
             set_field(self, named[name])
         self.__post_init__()
 
-    def _with(self, values: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
+    def _with(self, values: Sequence[Any], named: Document) -> Document:
         names: Strings = self.__match_args__  # type: ignore[attr-defined]
         if len(values) > len(names) or not named.keys().isdisjoint(names[: len(values)]):
             raise TypeError(f"{type(self).__name__}: too many values")

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.nn import Module
 
+from fleetrun.aliases import Document
 from trainers.checkpoints.state import bare
 from trainers.errors import NotSupportedError, UsageError
 from trainers.inference import KIND
@@ -57,7 +57,7 @@ def save_program(
     write_bundle(where, KIND, json.loads(json.dumps(about)), files)
 
 
-def _outside(model: Module, stand_ins: Mapping[Module, Module]) -> dict[str, dict[str, Any]]:
+def _outside(model: Module, stand_ins: Mapping[Module, Module]) -> dict[str, Document]:
     """The tables that are outside of the program, by the names of the weights that stand for them."""
     return {
         ".".join(filter(None, (path, inner, "table"))): {"name": rows.name, "dim": rows.dim}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from fleetrun.aliases import Clock, Document
 from trainers import progress
 from trainers.errors import UsageError
 
@@ -74,7 +74,7 @@ def parameters_of(optimizer: Optimizer) -> list[Parameter]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def loss_of(closure: Callable[[], float] | None) -> float | None:
+def loss_of(closure: Clock | None) -> float | None:
     """Return what the closure of a step returns, if there is one."""
     if closure is None:
         return None
@@ -95,12 +95,12 @@ class WrappingOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Document) -> None:
         super().add_param_group(param_group)
         if "inner" in self.__dict__ and all(param_group is not group for group in self.inner.param_groups):
             self.inner.add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Document:
         return self.inner.state_dict()
 
     def _share(self, loaded: Optimizer) -> None:
@@ -194,10 +194,10 @@ class DistributedOptimizer(WrappingOptimizer):
         every = [param.grad for param in parameters_of(self)]
         return all(grad is None or not grad.norm() for grad in every)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
         return self.inner.step(closure)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Document) -> None:
         self.inner.load_state_dict(state_dict)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.checks import flag, nearest, one_of, positive
 from trainers.collective.configs import (
@@ -372,7 +372,7 @@ _CHECKS |= {
 
 # ---- A strategy as YAML and back
 
-_YAML_OBJECTS: dict[str, Any] = {rule.__name__: rule for rule in RULES.values()}
+_YAML_OBJECTS: Document = {rule.__name__: rule for rule in RULES.values()}
 _YAML_OBJECTS |= {"Initializer": Initializer, "Entry": Entry}
 _YAML_KINDS: dict[str, type[InitKind] | type[EntryKind]] = {"Initializer": InitKind, "Entry": EntryKind}
 
@@ -385,7 +385,7 @@ def to_yaml_text(values: Fields) -> str:
     return str(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None))
 
 
-def from_yaml_text(text: str, source: str) -> dict[str, Any]:
+def from_yaml_text(text: str, source: str) -> Document:
     """The values that `dumped` wrote; the fields are not checked. Raises UsageError for other YAML."""
     import yaml
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Document
 from fleetrun.frozen import frozen
 from trainers.data.shard import get_file_shard
 from trainers.errors import NotSupportedError, UsageError
@@ -55,7 +56,7 @@ class Payload:
 def packed(value: Any, call: str) -> bytes:
     """Raises UsageError for anything else than numbers, texts, lists of numbers, arrays and tensors."""
     content = b""
-    header: dict[str, Any] = {"call": call}
+    header: Document = {"call": call}
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise UsageError(f"fleet.util.{call} needs dense tensors, not {value.layout}")
@@ -130,7 +131,7 @@ def expect_alike(each: Sequence[Payload]) -> None:
             )
 
 
-def _listed(value: Sequence[Any], call: str) -> dict[str, Any]:
+def _listed(value: Sequence[Any], call: str) -> Document:
     try:
         array = np.asarray(value)
     except ValueError as error:

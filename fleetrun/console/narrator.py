@@ -10,11 +10,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Texts
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import (
     Tail,
@@ -243,7 +243,7 @@ _ALSO = frozenset(
 )
 
 
-def _table(rows: Mapping[str, str]) -> list[str]:
+def _table(rows: Texts) -> list[str]:
     inner = _TABLE_WIDTH - 2
     rule = "    +" + "=" * inner + "+"
     lines = [

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fleetrun import files
-from fleetrun.aliases import Callback, Clock, Environ, Fields
+from fleetrun.aliases import Callback, Clock, Document, Environ, Fields
 from fleetrun.envs.contract import TOKEN, Role
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.files import peer, short_socket_path
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # ---- The socket: one line of JSON, one line back. Only this user and root may connect. A client that asks
 # or reads slowly is disconnected after a while
 
-Message = dict[str, Any]
+Message = Document
 Say = Callable[[Message], None]
 Later = Callable[[Say], None]
 """Calls its argument once, with the answer, when that is known."""
@@ -239,7 +239,7 @@ class JobStatus(State):
         """Seconds since the launch."""
         return round(self._clock() - self._began, 3)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Document:
         """The answer to `status`; see docs/monitoring-a-job.md."""
         waiting, store = self.waiting, self.store
         return {
@@ -261,7 +261,7 @@ class JobStatus(State):
             "goodput": self.goodput_fields(),
         }
 
-    def goodput_fields(self) -> dict[str, Any]:
+    def goodput_fields(self) -> Document:
         return goodput_fields(self.goodput.seconds(self._clock()))
 
     def _left(self, waits: Fields) -> float | None:
@@ -300,7 +300,7 @@ class JobStatus(State):
                 ages.append(time.time() - each.log.stat().st_mtime)
         return max(0.0, min(ages)) if ages else None
 
-    def servers(self) -> dict[str, Any]:
+    def servers(self) -> Document:
         """Where the parameter servers of the whole job listen, and the job's secret: for commands of this
         user.
         """
@@ -321,7 +321,7 @@ class JobStatus(State):
         hook = self._pod.hook
         return [*self._pod.containers, *([hook] if hook is not None and hook.alive else [])]
 
-    def _container(self, container: Container) -> dict[str, Any]:
+    def _container(self, container: Container) -> Document:
         spec, process = container.spec, container.process
         alive = process is not None and process.exit is None
         known = self.processes.get(spec.name)
@@ -342,7 +342,7 @@ class JobStatus(State):
             **self._progress(spec.name if alive else ""),
         }
 
-    def _progress(self, name: str) -> dict[str, Any]:
+    def _progress(self, name: str) -> Document:
         reports = self._reports if name else None
         report = None if reports is None else reports.latest(name)
         activity = None if report is None else report.activity
@@ -369,7 +369,7 @@ def _gpus(env: Environ) -> str:
     return ",".join(seen[int(each)] for each in own if each.isdecimal() and int(each) < len(seen))
 
 
-def _findings_fields(findings: Findings, whole: bool) -> dict[str, Any]:
+def _findings_fields(findings: Findings, whole: bool) -> Document:
     """`whole`: with all that the probes have answered."""
     found = findings.verdict or findings.straggler
     return {
@@ -433,7 +433,7 @@ class Control:
         why: Callable[[Detail, Callable[[Findings], None]], None] | None = None,
     ) -> None:
         self._job_status = job_status
-        self.address: dict[str, Any] = {}
+        self.address: Document = {}
         """Where the store of a job on several machines is, and its secret, once that is known."""
         self._stop_job = stop
         self._restart_process = restart
@@ -510,7 +510,7 @@ class Control:
 
         return ask
 
-    def _stop(self, question: Message) -> dict[str, Any]:
+    def _stop(self, question: Message) -> Document:
         now = question.get("now") is True
         by = _named(*question["asker"]) if "asker" in question else ""
         command = f"`fleetrun stop{' --now' if now else ''}`{by}"
@@ -518,7 +518,7 @@ class Control:
         facts = self._job_status.launch
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 
-    def _restart(self, question: Message) -> dict[str, Any]:
+    def _restart(self, question: Message) -> Document:
         name = str(question.get("name"))[:_LONGEST_NAME]
         by = _named(*question["asker"]) if "asker" in question else ""
         why_not = self._restart_process(name, f"`fleetrun top`{by}")

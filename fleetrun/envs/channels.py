@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Document, Environ, Say
 from fleetrun.values import frozen
 
 CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
@@ -74,7 +74,7 @@ def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
         probe.hand_steps(take, last)
 
 
-def take_mark(take: Callable[[str], None]) -> None:
+def take_mark(take: Say) -> None:
     """Have the probe, if this process has one, hand the value of CONTAINER_VARIABLE to `take` if that changes
     once: in a standby, which may have imported this caller before its place in the job was known.
     """
@@ -150,7 +150,7 @@ def write_error(message: str, traceback: str, now_ns: int, *, restart_helps: boo
     "time_ns"}}}`. If a restart will not help, `extraInfo` has `"restart_helps": false` too.
     """
     whole = str(now_ns // 1_000_000_000)
-    extra: dict[str, Any] = {"py_callstack": traceback, "timestamp": whole, "time_ns": now_ns}
+    extra: Document = {"py_callstack": traceback, "timestamp": whole, "time_ns": now_ns}
     if not restart_helps:
         extra["restart_helps"] = False
     return json.dumps({"message": {"message": message, "extraInfo": extra}})

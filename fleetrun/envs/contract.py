@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Strings, Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE, container_id
 from fleetrun.values import frozen
 
@@ -338,7 +337,7 @@ class ContractError(ValueError):
 _ROLES = {role.training_role: role for role in Role}
 
 
-def read(environ: Mapping[str, str]) -> Member:
+def read(environ: Texts) -> Member:
     """The member that `write` described.
 
     Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count
@@ -372,7 +371,7 @@ def read(environ: Mapping[str, str]) -> Member:
     )
 
 
-def _with_long_values(environ: Mapping[str, str]) -> Mapping[str, str]:
+def _with_long_values(environ: Texts) -> Texts:
     path = environ.get(LONG_VALUES_VARIABLE)
     if not path:
         return environ
@@ -386,7 +385,7 @@ def _with_long_values(environ: Mapping[str, str]) -> Mapping[str, str]:
 class _Reader:
     """Typed look-ups. Raises ContractError for a variable that is missing or malformed."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Texts) -> None:
         self.environ = environ
 
     def text(self, name: str) -> str:
@@ -521,7 +520,7 @@ def is_owned(name: str) -> bool:
     return name in OWNED or name.startswith(OWNED_PREFIXES)
 
 
-def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
+def without_contract(environ: Texts) -> dict[str, str]:
     """A copy of an environment without the variables of the contract."""
     return {name: value for name, value in environ.items() if name in INHERITED or not is_owned(name)}
 

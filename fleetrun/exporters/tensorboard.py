@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from fleetrun.aliases import Numbers
+from fleetrun.aliases import Numbers, Say
 from fleetrun.exporters.base import Context
 from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded, ranked
 from fleetrun.files import new_file
@@ -48,7 +48,7 @@ class EventFiles:
     def __init__(
         self,
         folder: Path,
-        warn: Callable[[str], None],
+        warn: Say,
         make: Callable[[Path], ScalarFile] | None = None,
     ) -> None:
         self._folder = folder

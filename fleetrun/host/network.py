@@ -186,21 +186,18 @@ def ports_in_use() -> set[int]:
 def is_this_host(host: str) -> bool:
     """Return True if `host`, a name or an address, is one of this node's own.
 
-    The kernel decides: it sends to such an address from the same address. It may allow to bind to any
-    address (ip_nonlocal_bind).
+    The kernel decides: it sends to such an address from the same address. The kernel may allow a program to
+    bind to any address (ip_nonlocal_bind).
     """
     try:
         asked = host.encode() if host.isascii() else host  # text would be turned by a codec, slow to import
-        found = socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(asked, None, type=socket.SOCK_DGRAM)
     except OSError:
         return False
     for family, kind, _, _, (address, *_) in found:
         with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.bind((address, 0))
-            with socket.socket(family, socket.SOCK_DGRAM) as other:
-                other.connect((address, 9))  # sends nothing
-                source = other.getsockname()[0]
-            if address in (source, "0.0.0.0", "::") or source == "127.0.0.1":
+            probe.connect((address, 9))  # sends nothing
+            if probe.getsockname()[0] in (address, "127.0.0.1") or address in ("0.0.0.0", "::"):
                 return True
     return False
 

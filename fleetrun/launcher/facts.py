@@ -6,17 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fleetrun import __version__
-from fleetrun.aliases import Environ
+from fleetrun.aliases import Document, Environ
 from fleetrun.envs.settings.command_line import without_secret_options
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import banner, job_file_parts, program, words
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
-def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> dict[str, Any]:
+def launch_fields(resolved: Resolved, spec: PodSpec, environ: Environ) -> Document:
     """Return the fields of the event `launch`. `typed` is what the user typed. `argv` is what to type after
     `fleetrun` for the same launch, wherever its options came from, without what only the job file had.
     """
@@ -59,7 +58,7 @@ def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
     return [int(number or 1)] * 2
 
 
-def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
+def container_fields(spec: PodSpec) -> list[Document]:
     """Describe the processes of a pod. The one that runs before them has no rank."""
     return [
         {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from fleetrun import files
-from fleetrun.aliases import Clock, Fields
+from fleetrun.aliases import Clock, Fields, Strings
 from fleetrun.console.console import Console
 from fleetrun.console.text import printable
 from fleetrun.control.server import JobStatus, Others
@@ -66,7 +66,7 @@ class End:
     code: int
     reason: str
     restarts: int = 0
-    report: tuple[str, ...] = ()
+    report: Strings = ()
     first: ContainerSpec | None = None
     requested: bool = False
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from fleetrun import files
+from fleetrun.aliases import Document
 from fleetrun.console.narrator import Narrator, logs_pattern, progress_facts, restarts_in_words
 from fleetrun.console.text import describe_duration, format_speed
 from fleetrun.control.server import Control
@@ -96,7 +97,7 @@ class LaunchSession(Launch):
     def warm(self) -> Warm | None:
         return cast("Warm | None", self._parts.get("warm"))
 
-    def set_store(self, address: dict[str, Any], url: str) -> None:
+    def set_store(self, address: Document, url: str) -> None:
         """Where commands find the nodes of this job: `address` for those of this user here, with secrets;
         `url` for those on other hosts.
         """

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Say
 from fleetrun.launcher.parts import Event, Part
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Restarting, Verdict
@@ -29,7 +28,7 @@ class Victims(Part):
     another process.
     """
 
-    def __init__(self, loop: Loop, tell: Callable[[str], None], catch_up: Callback) -> None:
+    def __init__(self, loop: Loop, tell: Say, catch_up: Callback) -> None:
         """`catch_up` reads what the logs hold."""
         self._loop = loop
         self._tell = tell

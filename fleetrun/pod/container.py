@@ -24,7 +24,7 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from fleetrun.aliases import Texts
+from fleetrun.aliases import Clock, Texts
 from fleetrun.envs import channels
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
@@ -197,7 +197,7 @@ class Container:
         self,
         spec: ContainerSpec,
         restarts: int = 0,
-        wall: Callable[[], float] = time.time,
+        wall: Clock = time.time,
         warm: TakeWarm = lambda spec, env: None,
     ) -> None:
         self.spec = spec

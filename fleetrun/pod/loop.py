@@ -12,9 +12,8 @@ import heapq
 import itertools
 import select
 import time
-from collections.abc import Callable
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Clock
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
@@ -44,7 +43,7 @@ class Timer:
 
 
 class Loop:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
         self._epoll = select.epoll()
         self._handlers: dict[int, Callback] = {}

@@ -19,9 +19,9 @@ import os
 import resource
 import socket
 from pathlib import Path
-from typing import Any
 
 from fleetrun import files
+from fleetrun.aliases import Document
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
 from fleetrun.pod.loop import Loop
 
@@ -121,7 +121,7 @@ class MemoryStore:
             for descriptor in given:
                 os.close(descriptor)
 
-    def _answer(self, data: bytes, given: list[int]) -> tuple[dict[str, Any], list[int]]:
+    def _answer(self, data: bytes, given: list[int]) -> tuple[Document, list[int]]:
         try:
             asked = json.loads(data)
             if "keep" in asked and given:
@@ -147,7 +147,7 @@ class MemoryStore:
             raise _Refused(f"{len(self._kept)} pieces of memory are kept already")
         self._kept[name] = given.pop()
 
-    def _give(self, prefix: str, after: str) -> tuple[dict[str, Any], list[int]]:
+    def _give(self, prefix: str, after: str) -> tuple[Document, list[int]]:
         names = sorted(name for name in self._kept if name.startswith(prefix) and name > after)
         now = names[:MEMORY_AT_ONCE]
         return {"names": now, "more": len(names) > len(now)}, [self._kept[name] for name in now]

@@ -6,7 +6,7 @@ import math
 import signal
 from collections.abc import Callable, Collection
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Clock
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.process import ask_strays, end_descendants
@@ -122,7 +122,7 @@ class Strays:
 
     def __init__(
         self,
-        clock: Callable[[], float],
+        clock: Clock,
         sweep: Callable[[float], int] = end_descendants,
         ask: Callable[[Collection[int]], None] = ask_strays,
     ) -> None:
@@ -159,7 +159,7 @@ class Stopper:
         loop: Loop,
         strays: Strays,
         grace: float,
-        wall: Callable[[], float],
+        wall: Clock,
         left: LeftBehind,
     ) -> None:
         self.notice = "stop"

@@ -14,9 +14,10 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleetrun import files
+from fleetrun.aliases import Document
 from fleetrun.envs.channels import LARGEST_DATAGRAM
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Hang, Started
@@ -208,7 +209,7 @@ class ProgressReceiver:
     def _note(self, name: str) -> None:
         track = self._tracks.get(name)
         if track is not None and track.unnoted:
-            noted: dict[str, Any] = track.note(self._loop.clock())
+            noted: Document = track.note(self._loop.clock())
             self._write("progress", container=name, **noted)
 
 

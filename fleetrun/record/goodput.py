@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.record.journal import objects_in
 
 Event = Fields
@@ -196,7 +196,7 @@ def share(seconds: Mapping[Kind, float]) -> float | None:
     return seconds[Kind.STEPS] / whole if whole > 0 and seconds.get(Kind.STEPS) else None
 
 
-def goodput_fields(seconds: Mapping[Kind, float]) -> dict[str, Any]:
+def goodput_fields(seconds: Mapping[Kind, float]) -> Document:
     """For another program."""
     part = share(seconds)
     return {

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.checkpoints import directory as checkpoint_directory
@@ -114,7 +114,7 @@ class _Order:
     keep: int
     tensors: checkpoint_tensors.Tensors
     keys: set[str]
-    parts: Callable[[], dict[str, Any]]
+    parts: Callable[[], Document]
 
 
 def save(
@@ -316,7 +316,7 @@ def _begin(order: _Order) -> tuple[str, bool]:
     return checkpoints.begin(step), True
 
 
-def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tuple[Any, dict[str, Any]]:
+def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tuple[Any, Document]:
     """(files, parts) of this rank, but for the first one's parts, which may be large."""
     if missing := sorted(order.keys - written.index.keys()):
         raise CheckpointError(

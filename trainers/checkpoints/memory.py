@@ -21,13 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import xxhash
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.envs.channels import MEMORY_VARIABLE
 from fleetrun.frozen import frozen
 from trainers import progress
@@ -91,7 +90,7 @@ class Version:
     """How many steps had been made then, which `step` does not tell of a script that saves by epochs."""
     _slot: Slot
 
-    def read(self, state: Fields) -> dict[str, Any]:
+    def read(self, state: Fields) -> Document:
         """What was saved; sharded tensors on the meshes of those in this state."""
         return self._slot.read(cache(lambda: meshes_of(state)))
 

@@ -24,7 +24,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
 from fleetrun.frozen import frozen
 from trainers.checkpoints.manifest import CheckpointError, values_of
@@ -65,9 +65,7 @@ class Store:
         """The memory is freed once no process has its descriptor. Raises CheckpointError."""
         self._ask({"drop": name})
 
-    def _ask(
-        self, request: dict[str, str], descriptors: Sequence[int] = ()
-    ) -> tuple[dict[str, Any], list[int]]:
+    def _ask(self, request: dict[str, str], descriptors: Sequence[int] = ()) -> tuple[Document, list[int]]:
         folder, name = os.path.split(self._path)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
@@ -185,7 +183,7 @@ class Slot:
         os.pwrite(self.descriptor, bytes(_HEAD.size), 0)
         self.head = Head()
 
-    def read(self, meshes: Callable[[], Meshes]) -> dict[str, Any]:
+    def read(self, meshes: Callable[[], Meshes]) -> Document:
         """The state, in memory of its own. `meshes` are those for sharded tensors."""
         memory = self._mapped(_FIRST + self.head.size)
         start = _FIRST + self.head.tensors
@@ -305,7 +303,7 @@ class Packed:
         return number
 
 
-def _sharding(found: Any) -> dict[str, Any]:
+def _sharding(found: Any) -> Document:
     spec = found._spec
     placements = []
     for each in spec.placements:
@@ -319,7 +317,7 @@ def _sharding(found: Any) -> dict[str, Any]:
     return {"placements": placements, "mesh": list(spec.mesh.shape), "whole": whole}
 
 
-def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) -> dict[str, Any]:
+def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) -> Document:
     """The state, in memory of its own."""
     said = json.loads(values)
     tensors = [_read(memory, Place(*fields), meshes) for fields in said["places"]]

@@ -21,7 +21,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from trainers.checkpoints.manifest import (
     CheckpointError,
     Manifest,
@@ -74,7 +74,7 @@ class OptimizerState:
             found |= {f"optimizer.group.{place}.{key}": value for key, value in group.items()}
         return {key: value for key, value in found.items() if isinstance(value, Tensor)}
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Document:
         saved = self._optimizer.state_dict()
         groups = [
             {key: self._json(f"optimizer.group.{place}.{key}", value) for key, value in group.items()}
@@ -275,12 +275,12 @@ class Contents:
         optimizer = set() if self._optimizer is None else self._optimizer.tensors().keys()
         return {f"model.{name}" for name in self._model_tensors()} | optimizer
 
-    def parts(self, rank: int) -> dict[str, Any]:
+    def parts(self, rank: int) -> Document:
         """The `own_parts` of rank 0, and those that only another rank has."""
         divided = self._optimizer is not None and self._optimizer.divided
         return self.own_parts(rank) if rank == 0 or divided else {}
 
-    def own_parts(self, rank: int) -> dict[str, Any]:
+    def own_parts(self, rank: int) -> Document:
         """Values other than tensors, as this rank has them; the state is rank 0's. Raises UsageError for what
         JSON cannot hold.
         """
@@ -290,7 +290,7 @@ class Contents:
         return {"optimizer": optimizer, "state": state}
 
     @staticmethod
-    def joined(first: Fields, others: Sequence[Fields]) -> dict[str, Any]:
+    def joined(first: Fields, others: Sequence[Fields]) -> Document:
         """The `parts` of a checkpoint from those of its ranks."""
         parts = dict(first)
         for other in others:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.checkpoints.manifest import CheckpointError
@@ -68,7 +68,7 @@ def whole_state_dict(model: Module) -> dict[str, Tensor]:
 class Written:
     """`index`: where each tensor is. `files`: what this rank has written, (bytes, xxh3-128) by name."""
 
-    index: dict[str, Any]
+    index: Document
     files: dict[str, tuple[int, str]]
 
 
@@ -106,7 +106,7 @@ def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: F
         load(tensors, storage_reader=reader, planner=planner)
 
 
-def _index(metadata: Any) -> dict[str, Any]:
+def _index(metadata: Any) -> Document:
     """`{key: {"dtype", "shape", "pieces": [[offsets, sizes, file, first byte, bytes], ...]}}`"""
     places: dict[tuple[str, tuple[int, ...]], Any] = {
         (at.fqn, tuple(at.offset or ())): place for at, place in metadata.storage_data.items()

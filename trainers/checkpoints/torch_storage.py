@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.storage.folder import Where
@@ -148,7 +148,7 @@ class IndexReader(FileSystemReader):
         self._index = index
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        described: dict[str, Any] = {}
+        described: Document = {}
         places = {}
         for key, entry in self._index.items():
             chunks = []

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Document, Strings
 from trainers.collective.configs import LambConfigs, LarsConfigs
 from trainers.errors import NotSupportedError, UsageError
 
@@ -81,7 +81,7 @@ class Lamb(torch.optim.AdamW):
                 ratio = torch.where((norm > 0) & (change > 0), norm / change, 1.0)
                 param.copy_(weight - rate * ratio * update)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Document) -> None:
         """Also load a state of pytorch_optimizer's Lamb, used by earlier versions, which counts steps in the
         group.
         """
@@ -92,7 +92,7 @@ class Lamb(torch.optim.AdamW):
         super().load_state_dict({**state_dict, "state": state})
 
 
-def _made(make: Any, given: Optimizer, defaults: dict[str, Any]) -> Optimizer:
+def _made(make: Any, given: Optimizer, defaults: Document) -> Optimizer:
     for group in given.param_groups:
         for key in ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"):
             group.pop(key, None)

@@ -9,7 +9,7 @@ FSDP2; the units are the modules that it fetches and frees as one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fleetrun.aliases import Clock, Document
 from trainers.checkpoints.tensors import Sharded as Sharded
 from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
 from trainers.collective.averaging import messages_of, put_back
@@ -54,7 +55,7 @@ class ZeroOptimizer(WrappingOptimizer):
         """The parameters that this rank updates and whose state it has."""
         return [param for param in parameters_of(self) if self._owners[param] == self._rank]
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
         loss = loss_of(closure)
         changed = [param for param in parameters_of(self) if param.grad is not None]
         with self._only_mine():
@@ -62,12 +63,12 @@ class ZeroOptimizer(WrappingOptimizer):
         self._send(changed)
         return loss
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Document) -> None:
         super().add_param_group(param_group)
         if "inner" in self.__dict__:
             self._give_owners(param for param in parameters_of(self) if param not in self._owners)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Document) -> None:
         """Keeps this rank's part of what may be the whole."""
         owned = {
             index: entry
@@ -228,7 +229,7 @@ def shard(model: Module, configs: ShardingConfigs) -> Module:
     model.__class__ = type(f"Sharded{kind.__name__}", (Sharded, kind), {})
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     # None: all but the outermost unit give their parameters back after the forward pass.
-    how: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": None if configs.stage == 3 else False}
+    how: Document = {"mesh": mesh, "reshard_after_forward": None if configs.stage == 3 else False}
     for name in sorted(names, key=lambda each: -each.count(".")):  # from the inside
         fully_shard(model.get_submodule(name), **how)
     fully_shard(model, **how)

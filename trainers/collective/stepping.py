@@ -6,7 +6,7 @@ The scaler makes all ranks skip a step in which one of them found gradients that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Clock, Document, Numbers
 from trainers import progress
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import Cadence
@@ -77,11 +77,11 @@ class DistributedScaler(GradScaler):
         self.update()
         optimizer.zero_grad()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Document:
         state = super().state_dict()
         return state | {"_bad_steps": self._bad} if state else state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Document) -> None:
         super().load_state_dict(state_dict)
         self._bad = int(state_dict.get("_bad_steps", 0))
 
@@ -175,7 +175,7 @@ class SteppingOptimizer(DistributedOptimizer):
         """Whether there has been a backward pass since the last step."""
         return any(param.grad is not None and not self._is_kept(param) for param in parameters_of(self))
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
         if closure is not None:
             raise NotSupportedError(
                 "NotSupported: step(closure) with strategy.gradient_merge, localsgd, amp in float16 or "
@@ -224,7 +224,7 @@ class SteppingOptimizer(DistributedOptimizer):
         counts = {"updates": self.cadence.updates, "apart": self.cadence.apart}
         return counts | {f"scaler.{key}": value for key, value in scaler.items()}
 
-    def load_extra_state(self, state: Mapping[str, float]) -> None:
+    def load_extra_state(self, state: Numbers) -> None:
         """Go on where `extra_state` was taken."""
         self.cadence.resume(int(state["updates"]), int(state.get("apart", 0)))
         self._kept.clear()

@@ -13,11 +13,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from fleetrun.aliases import Callback, Texts
 from fleetrun.envs.channels import STACKS_SIGNAL, error_file, inside_container, write_dismissed, write_error
 
 # ---- The error file: written for the launcher when a process ends, in torchrun's format
@@ -64,7 +64,7 @@ def install_exit_hooks() -> None:
     sys.excepthook = hook
 
 
-def at_exit(finish: Callable[[], None]) -> None:
+def at_exit(finish: Callback) -> None:
     """Call `finish` when the interpreter exits, as `atexit` does. If it raises, the process has failed: the
     error is printed and written to the error file, and the exit code is not 0, whatever the script's own is.
     """
@@ -124,7 +124,7 @@ def _write_error_file(path: Path, text: str) -> None:
 _STDERR = 2
 
 
-def install_stack_dump(environ: Mapping[str, str]) -> bool:
+def install_stack_dump(environ: Texts) -> bool:
     """From now on `NUMBER` writes the stacks of all threads to stderr, which is the log; whether that is so.
 
     Not where somebody has a handler for it already.

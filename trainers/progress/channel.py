@@ -8,8 +8,8 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping
 
+from fleetrun.aliases import Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE, PROGRESS_VARIABLE
 
 _PIECE = 0.05  # seconds
@@ -57,7 +57,7 @@ class Channel:
             self._socket = None
 
 
-def channel_of(environ: Mapping[str, str]) -> Channel | None:
+def channel_of(environ: Texts) -> Channel | None:
     """None where no launcher listens."""
     path = environ.get(PROGRESS_VARIABLE, "")
     return Channel(path) if path and environ.get(CONTAINER_VARIABLE) else None

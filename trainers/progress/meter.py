@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from types import TracebackType
 from typing import Any
 
-from fleetrun.aliases import Callback, Fields
+from fleetrun.aliases import Callback, Clock, Document, Fields
 from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME, LONGEST_TABLE
 from fleetrun.envs.progress_report import encode_reports, valid_name
 from trainers.process.log import glog
@@ -46,7 +46,7 @@ class Activity:
         self.done = done
         self._meter.gets_on()
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Document:
         """As a report says it."""
         return {"what": self.what, "done": _amount(self.done), "of": _amount(self.of)}
 
@@ -101,8 +101,8 @@ class Meter:
         self,
         mark: str,
         channel: Channel | None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
         begun: Callback = lambda: None,
         reader: Reader | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class Meter:
         self._samples: int | None = None
         self._of: int | None = None
         self._seen = self._drawn = 0
-        self._given: dict[str, Any] = {}
+        self._given: Document = {}
         self._names: dict[str, str] = {}
         self._activities: list[Activity] = []
 
@@ -420,7 +420,7 @@ class Meter:
             for name, number in numbers.items():
                 self._given.setdefault(name, number)
 
-    def _report_with(self, **more: Any) -> dict[str, Any]:
+    def _report_with(self, **more: Any) -> Document:
         """Return what every report has, and these fields."""
         doing = self._activities[-1:]
         activity = doing[0].fields() if doing else None

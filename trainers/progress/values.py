@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from fleetrun.aliases import Document
+
 _LARGEST = 1 << 62
 
 _WRONG = (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError)
@@ -98,7 +100,7 @@ class Reader:
         """Whether something is on its way from a device."""
         return bool(self._waiting)
 
-    def read(self, given: dict[str, Any]) -> dict[str, float]:
+    def read(self, given: Document) -> dict[str, float]:
         """The numbers that are there: of `given`, and of those that came from a device since the last call.
         What is taken out of `given` is read, under way, or not a number; what stays waits for its turn.
         """
@@ -130,7 +132,7 @@ class Reader:
         self._waiting, self._devices = [], []
         return numbers
 
-    def _send_for(self, given: dict[str, Any]) -> None:
+    def _send_for(self, given: Document) -> None:
         """What cannot be fetched is left out."""
         for name, tensor in list(given.items()):
             device = self._device_of(tensor)

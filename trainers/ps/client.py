@@ -17,10 +17,10 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import zmq
 
+from fleetrun.aliases import Document
 from fleetrun.frozen import frozen
 from trainers.errors import FleetError, ServerError, ServerFullError, TrainerLostError
 from trainers.process.log import glog
@@ -189,7 +189,7 @@ class Client:
             self._waiting = None
         return pending.replies
 
-    def waits(self) -> dict[str, Any] | None:
+    def waits(self) -> Document | None:
         """For fleetrun's probe, from another thread: what this trainer waits in, if it waits. `trainers` are
         those without which the server cannot answer; none: it is the server that is waited for.
         """

@@ -10,10 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from fleetrun.aliases import Document
 from trainers.checks import nearest
 from trainers.errors import UsageError
 from trainers.ps.client import Client, to_all
@@ -25,7 +25,7 @@ from trainers.ps.wire import NO_TRAINER, Field, Kind, Part, text_part
 _WITHIN_S = 10.0
 
 
-def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> dict[str, Any]:
+def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> Document:
     """The row of each key, and its server. Raises FleetError."""
     keys = [key_of(word) for word in words]
     parts = (text_part(name), Part(0, Field.KEYS, torch.tensor(keys)))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fleetrun.aliases import Clock, Document
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.collective.stepping import DistributedScaler, not_scaled
@@ -79,7 +80,7 @@ class ServedOptimizer(DistributedOptimizer):
         self._local = False
         self._unscaled = False
         self._stepped = False
-        self._frozen: list[dict[str, Any]] | None = None
+        self._frozen: list[Document] | None = None
 
     def freeze_options(self) -> None:
         """From now on only the learning rate may change, and steps go through this optimizer."""
@@ -142,7 +143,7 @@ class ServedOptimizer(DistributedOptimizer):
         """Whether the step is to be skipped, if this trainer's gradients are like that."""
         return self._stepper.agree(overflow)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
         if self.__dict__.pop("found_inf", None) is not None:  # set by a scaler that is enabled
             raise NotSupportedError(
                 "torch.amp.GradScaler does not unscale the gradients of rows on parameter servers; use "
@@ -185,7 +186,7 @@ class ServedOptimizer(DistributedOptimizer):
             kept.update(values)
         self.inner.param_groups, self.state = self.param_groups, self.inner.state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Document) -> None:
         if state_dict.get("state"):
             raise NotSupportedError(
                 "optimizer state cannot be loaded here: the servers keep it; "
@@ -292,7 +293,7 @@ class _Kept:
     """What an optimizer steps with, as it was then."""
 
     gradients: list[tuple[Tensor, Tensor | None]]
-    rates: list[tuple[dict[str, Any], Any]]
+    rates: list[tuple[Document, Any]]
     rows: object
     values: list[tuple[Tensor, Tensor]]
 

@@ -6,10 +6,11 @@ import math
 import os
 import socket as socket_module
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import zmq
 
+from fleetrun.aliases import Texts
 from fleetrun.envs.contract import TOKEN, join_endpoint, split_endpoint
 from fleetrun.envs.curve import (
     CURVE_READY_BYTES,
@@ -36,7 +37,7 @@ _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-def keys_of(environ: Mapping[str, str]) -> CurveKeys | None:
+def keys_of(environ: Texts) -> CurveKeys | None:
     """Keys of this job's servers and trainers; None without a secret. Raises UsageError for a short one."""
     try:
         return curve_keys(environ.get(TOKEN, ""), b"server", b"trainer")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import xxhash
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.storage.folder import Buffer
 
@@ -47,7 +46,7 @@ def sealed(kind: str, version: int, body: Fields, *, whole: bool = False) -> byt
     return json.dumps({**head, **body, "checksum": checksum}, indent=1).encode() + b"\n"
 
 
-def opened(text: bytes, kind: str, newest: int, *, whole: bool = False) -> dict[str, Any]:
+def opened(text: bytes, kind: str, newest: int, *, whole: bool = False) -> Document:
     """Return the body of a manifest of this kind, up to the `newest` version. Raises ManifestError."""
     try:
         body = json.loads(text)

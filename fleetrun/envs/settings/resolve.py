@@ -5,9 +5,8 @@ which options go together, and which machines they are for. Pure: reads no file 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
-from fleetrun.aliases import Environ, Strings
+from fleetrun.aliases import Document, Environ, Strings, Texts
 from fleetrun.envs import contract, variables
 from fleetrun.envs.channels import inside_container
 from fleetrun.envs.contract import Mode, NodeLoss, Role, join_endpoint
@@ -48,7 +47,7 @@ _APART = 1000
 FIRST_TRAINER_PORT = 6170
 """Paddle numbers trainers that were listed without ports from here, plus the number of servers."""
 
-EngineValues = Callable[[Mapping[str, str], Collection[str]], Mapping[str, EngineValue]]
+EngineValues = Callable[[Texts, Collection[str]], Mapping[str, EngineValue]]
 """The values that an engine gives to options, from an environment; not for the options named second."""
 
 
@@ -192,7 +191,7 @@ def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
 _LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")
 
 
-def _without_leftovers(environ: Environ) -> tuple[Mapping[str, str], list[str]]:
+def _without_leftovers(environ: Environ) -> tuple[Texts, list[str]]:
     """The environment that may be read, and notices about variables that are not."""
     outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
@@ -624,7 +623,7 @@ def _script_of(
 # ---- Values that follow from others
 
 
-def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
+def _values(choices: Choices, mode: Mode) -> Document:
     """The value of each field, with those that follow from others filled in."""
     values = {name: choice.value for name, choice in choices.items() if name != "run_mode"}
     if "devices" in choices:
@@ -644,9 +643,9 @@ def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
     return values
 
 
-def _implied_values(choices: Choices) -> dict[str, Any]:
+def _implied_values(choices: Choices) -> Document:
     """What follows from other choices: a range of nodes is elastic, and nodes meet at MASTER_ADDR."""
-    values: dict[str, Any] = {}
+    values: Document = {}
     nodes = choices.get("nnodes")
     if "ips" in choices:
         values["nnodes"] = (len(choices["ips"].value),) * 2

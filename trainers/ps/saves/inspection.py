@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleetrun.aliases import Document
 from trainers.checks import nearest
 from trainers.errors import FleetError, UsageError
 from trainers.ps.kernels.batch import owners
@@ -56,7 +57,7 @@ def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
 # ---- Commands. Each returns what is printed.
 
 
-def listed(where: str) -> dict[str, Any]:
+def listed(where: str) -> Document:
     """The tables of a save, and how many rows they have in the first save and in its deltas; of a published
     folder the version too, and of which time (seconds since 1970) it is.
     """
@@ -93,14 +94,14 @@ def listed(where: str) -> dict[str, Any]:
     }
 
 
-def shown(where: str, name: str, *words: str) -> dict[str, Any]:
+def shown(where: str, name: str, *words: str) -> Document:
     """Rows by key: values, optimizer state and statistics, as the last save that has them."""
     opened = open_saves(where)
     sparse_spec(opened, name)
     keys = np.array([key_of(word) for word in words], np.int64)
     places = [np.array(_places(save, name), np.int64) for save in opened.saves]
     servers = [set(owners(torch.from_numpy(keys), some).tolist()) if len(some) else set() for some in places]
-    found: dict[int, dict[str, Any]] = {int(key): {"state": "no row"} for key in keys}
+    found: dict[int, Document] = {int(key): {"state": "no row"} for key in keys}
     for each in chunks(opened, [name], servers=servers):
         chunk = each.chunk
         if isinstance(chunk, DenseRows) or (isinstance(chunk, Candidates) and each.save < len(servers) - 1):
@@ -121,7 +122,7 @@ def key_of(word: str) -> int:
     return key
 
 
-def _row(chunk: SparseRows | Removed | Candidates, place: int) -> dict[str, Any]:
+def _row(chunk: SparseRows | Removed | Candidates, place: int) -> Document:
     if isinstance(chunk, Removed):
         return {"state": "removed"}
     if isinstance(chunk, Candidates):
@@ -129,7 +130,7 @@ def _row(chunk: SparseRows | Removed | Candidates, place: int) -> dict[str, Any]
     return described("row", chunk, place)
 
 
-def compared(where: str, other: str, *names: str) -> dict[str, Any]:
+def compared(where: str, other: str, *names: str) -> Document:
     """For each sparse table that both saves have how many rows only one of them has, how many differ, and by
     how much; those of `names` if there are any.
     """
@@ -151,7 +152,7 @@ def compared(where: str, other: str, *names: str) -> dict[str, Any]:
     return {"tables": tables}
 
 
-def _compared(both: tuple[OpenFolder, OpenFolder], name: str) -> dict[str, Any]:
+def _compared(both: tuple[OpenFolder, OpenFolder], name: str) -> Document:
     result = dict.fromkeys(("rows", "other", "only", "only_other", "changed", "not_finite"), 0)
     largest, total, count = 0.0, 0.0, 0
     for (keys, values), (others, theirs) in _in_parts(both, name):
@@ -276,7 +277,7 @@ class _Parquet:
 _FORMATS: dict[str, Callable[[Path, int], _Writer]] = {".csv": _Csv, ".parquet": _Parquet}
 
 
-def exported(where: str, name: str, file: str) -> dict[str, Any]:
+def exported(where: str, name: str, file: str) -> Document:
     """Write keys and values of a table; the name of the file says in which format. It is there when it is
     complete.
     """
@@ -303,7 +304,7 @@ def exported(where: str, name: str, file: str) -> dict[str, Any]:
     return {"table": name, "file": file, "rows": rows, "bytes": path.stat().st_size}
 
 
-def checked(where: str) -> dict[str, Any]:
+def checked(where: str) -> Document:
     """Read all files, and compare them with the manifest; look for rows on a wrong server, for keys that are
     there twice, and for values that are not finite. The keys of one part are in memory at a time.
     """
@@ -341,7 +342,7 @@ def checked(where: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+COMMANDS: dict[str, Callable[..., Document]] = {
     "list": listed,
     "show": shown,
     "diff": compared,
@@ -355,7 +356,7 @@ def main(argv: Sequence[str]) -> int:
     return print_document(lambda: COMMANDS[command](*words))
 
 
-def print_document(make: Callable[[], dict[str, Any]]) -> int:
+def print_document(make: Callable[[], Document]) -> int:
     """Print the document that `make` returns and return 0. For a FleetError print `{"error": ..., "usage":
     ...}` and return 1; `usage`: the command line was wrong.
     """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Any
 
+from fleetrun.aliases import Document
 from trainers.data.positions import Intervals, Records
 from trainers.errors import DataError
 
@@ -53,7 +53,7 @@ class Positions:
         shards = self._streams.get(stream, {})
         return json.dumps({shard: each.ends for shard, each in shards.items()}).encode()
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> Document:
         """For JSON."""
         streams = {
             stream: {shard: each.ends for shard, each in shards.items()}
@@ -62,7 +62,7 @@ class Positions:
         return {"streams": streams, "last": {str(rank): each for rank, each in self._last.items()}}
 
     @classmethod
-    def load(cls, content: dict[str, Any]) -> Positions:
+    def load(cls, content: Document) -> Positions:
         """What `dump` gave."""
         made = cls()
         for stream, shards in content["streams"].items():

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Document
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import DurableFolder
@@ -89,10 +89,10 @@ def restore_state(blob: bytes, members: Members, store: Store, steps: Steps) -> 
         raise StateError(f"the state cannot be read: {error!r}") from error
 
 
-def _header(blob: bytes) -> dict[str, Any]:
+def _header(blob: bytes) -> Document:
     try:
         (length,) = _LENGTH.unpack_from(blob)
-        header: dict[str, Any] = json.loads(blob[_LENGTH.size : _LENGTH.size + length])
+        header: Document = json.loads(blob[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, ValueError) as error:
         raise StateError(f"the state cannot be read: {error!r}") from error
     if header.get("version") != _VERSION:
@@ -100,7 +100,7 @@ def _header(blob: bytes) -> dict[str, Any]:
     return header
 
 
-def _dump_member(member: Member) -> dict[str, Any]:
+def _dump_member(member: Member) -> Document:
     plain = {name: getattr(member, name) for name in _PLAIN}
     return {**plain, "applied": _dump_numbers(member.applied), "counted": _dump_numbers(member.counted)}
 
@@ -114,7 +114,7 @@ def _load_numbers(content: list[Any]) -> SequenceSet:
     return SequenceSet(set(numbers), floor)
 
 
-def _load_member(content: dict[str, Any]) -> Member:
+def _load_member(content: Document) -> Member:
     plain = {name: content[name] for name in _PLAIN if name != "rank"}
     return dataclasses.replace(
         Member(content["rank"]),

@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from fleetrun.aliases import Clock
 from trainers.ps.server.members import Member, Refusal
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.wire import Code, Part
@@ -201,7 +202,7 @@ class AsyncSteps(Steps):
         self,
         store: Store,
         max_staleness: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._store = store
         self._max_staleness = max_staleness

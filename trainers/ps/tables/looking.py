@@ -4,16 +4,15 @@ comes back from disk.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from fleetrun.aliases import Document
 from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.eviction import FLOORS, find_evicted
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.storage import SparseRows, Storage, split_records
 
-Looked = dict[str, Any]
+Looked = Document
 
 
 def look(table: SparseTable, keys: Keys) -> list[Looked]:

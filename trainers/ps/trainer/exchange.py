@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fleetrun.aliases import Numbers
 from fleetrun.frozen import frozen
 from trainers.data.positions import Records
 from trainers.errors import NotSupportedError, UsageError
@@ -201,7 +202,7 @@ class DenseParameters:
         self,
         push: Sequence[list[Part]],
         flats: Mapping[str, Tensor],
-        lr: float | Mapping[str, float] | None = None,
+        lr: float | Numbers | None = None,
         *,
         field: Field = Field.VALUES,
     ) -> None:
@@ -295,9 +296,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     return torch.equal(*bits)
 
 
-def _runs(
-    pieces: Sequence[_Piece], lr: float | Mapping[str, float] | None
-) -> Iterator[tuple[float, list[_Piece]]]:
+def _runs(pieces: Sequence[_Piece], lr: float | Numbers | None) -> Iterator[tuple[float, list[_Piece]]]:
     """Consecutive pieces with the same learning rate, up to the largest run."""
     run: list[_Piece] = []
     rate, total = 0.0, 0

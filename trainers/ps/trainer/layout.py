@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
@@ -92,7 +91,7 @@ def check_supported(optimizer: Optimizer) -> None:
         )
 
 
-def options_snapshot(optimizer: Optimizer) -> list[dict[str, Any]]:
+def options_snapshot(optimizer: Optimizer) -> list[Document]:
     """Return the options and parameters of each group that servers keep from the start, to detect a later
     change. A scheduler may add keys of its own to a group.
     """

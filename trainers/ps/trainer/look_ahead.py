@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fleetrun.aliases import Callback
+from fleetrun.aliases import Callback, Say
 from fleetrun.frozen import frozen
 from trainers.data.loop import Arriving
 from trainers.errors import UsageError
@@ -88,7 +88,7 @@ class LookAhead:
         ahead: int,
         *,
         every: bool = False,
-        report: Callable[[str], None] | None = None,
+        report: Say | None = None,
     ) -> None:
         self._prefetch, self.ahead, self.every, self._report = prefetch, ahead, every, report
         self._loops: WeakValueDictionary[int, _Loop] = WeakValueDictionary()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
+from fleetrun.aliases import Document, Say
 from trainers.process.log import glog
 from trainers.ps.saves.read import SparseValues, read_values
 from trainers.ps.saves.write import codes_of
@@ -157,7 +158,7 @@ StandIns = dict[Module, Module]
 def stand_ins_of(
     tables: Sequence[SparseParameter],
     where: Where,
-    save: Callable[[str], None],
+    save: Say,
     *,
     int8: bool = False,
 ) -> StandIns:
@@ -215,7 +216,7 @@ def _stand_in(each: SparseParameter, saved: SparseValues, *, int8: bool) -> Modu
     return own
 
 
-def _options(module: EmbeddingModule) -> dict[str, Any]:
+def _options(module: EmbeddingModule) -> Document:
     if not isinstance(module, torch.nn.EmbeddingBag):
         return {}
     return {"mode": module.mode, "include_last_offset": module.include_last_offset}
