@@ -204,8 +204,6 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "progress": ("Steps, loss and speed of a script.", "progress.md", ""),
     "serving": ("Answer requests with a saved model.", "serving.md", ""),
     "engines": ("Slurm.", "slurm.md", ""),
-    "kubernetes": ("Kubernetes.", "kubernetes.md", ""),
-    "ssh": ("ssh and MPI.", "ssh.md", ""),
     "plugins": ("Schedulers, exporters, notifiers, commands of your own.", "plugins.md", ""),
     "notify": ("Notifications of failures, restarts, hangs and the end.", "failures.md", "Notifications"),
     "paddle": ("Options and names of Paddle Fleet.", "from-paddle.md", ""),

@@ -1,4 +1,4 @@
-"""The batch script and the manifest that docs/slurm.md and docs/kubernetes.md show are what fleetrun prints."""
+"""The batch script in docs/slurm.md and the manifest in docs/kubernetes.md are what fleetrun prints."""
 
 import re
 import shlex
