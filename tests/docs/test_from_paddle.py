@@ -1,4 +1,4 @@
-"""What docs/from-paddle.md says, held against Paddle's documents and against the code."""
+"""The names of docs/reference/paddle-names.md, held against Paddle's documents and against the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.envs.test_contract import MEMBERS
 from tests.support.command import FLEETRUN
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "from-paddle.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "paddle-names.md").read_text()
 NAMES = (ROOT / "tests" / "docs" / "seed_names.txt").read_text().split()
 """What `python -m tests.docs.seed_names` lists of the quick starts of Paddle Fleet."""
 
