@@ -200,7 +200,7 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "ps-modes": ("Parameter servers: what is exact in which mode.", "parameter-server-modes.md", ""),
     "ps-running": ("Parameter servers: save and load tables.", "parameter-server-running.md", ""),
     "ps-streams": ("Parameter servers: train on a stream.", "parameter-server-streams.md", ""),
-    "ps-durability": ("Parameter servers: keep tables through crashes.", "parameter-server-durability.md", ""),
+    "ps-durability": ("Parameter servers: survive crashes.", "parameter-server-durability.md", ""),
     "ps-publish": ("Parameter servers: publish while you train.", "parameter-server-publish.md", ""),
     "ps-tables": ("Parameter servers: filter and bound tables.", "parameter-server-tables.md", ""),
     "fleet": ("The API for scripts.", "fleet.md", ""),
