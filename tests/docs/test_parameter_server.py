@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from enum import IntEnum
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from fleetrun.verbs import VERBS
+from tests.support.blocks import files
 from tests.support.cluster import PATH
 from tests.support.command import FLEETRUN, environment
 from trainers.ps.configs import AsyncConfigs, PsConfigs, TableConfigs
@@ -203,8 +205,28 @@ def test_links_lead_to_headings():
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
 
 
+STREAM = ROOT / "docs" / "parameter-server-streams.md"
+
+
 def scripts() -> list[str]:
-    return [block for block in blocks(TEXT, "python") if "fleet.run_server()" in block]
+    """Whole programs that need nothing beside them; the stream has a writer, and a test of its own."""
+    found = [block for block in blocks(TEXT, "python") if "fleet.run_server()" in block]
+    return [script for script in found if script not in STREAM.read_text()]
+
+
+def run(folder: Path, words: tuple[str, ...] = ()) -> str:
+    """What `train.py` in it prints."""
+    command = [*FLEETRUN, "--server_num=1", "--trainer_num=2", "--max_restart=0", *words, "train.py"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment({"PYTHONPATH": PATH}),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_there_is_a_whole_program():
@@ -215,16 +237,21 @@ def test_there_is_a_whole_program():
 @pytest.mark.parametrize("script", scripts())
 def test_whole_programs_run_and_learn(script: str, tmp_path: Path):
     (tmp_path / "train.py").write_text(script)
-    command = [*FLEETRUN, "--server_num=1", "--trainer_num=2", "--max_restart=0", "train.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment({"PYTHONPATH": PATH}),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", run(tmp_path))]
     assert len(losses) == 3
     assert losses[-1] < 0.3 < torch.log(torch.tensor(2.0))
+
+
+@pytest.mark.slow
+def test_the_stream_trains_while_its_files_grow_and_ends_with_their_writer(tmp_path: Path):
+    scripts = {file.name: file.text for file in files(STREAM)}
+    assert set(scripts) == {"train.py", "write_clicks.py"}
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+    with subprocess.Popen([sys.executable, "write_clicks.py"], cwd=tmp_path) as writer:
+        printed = run(tmp_path, ("--follow", "all"))
+        assert writer.wait(60) == 0
+    losses = [float(loss) for loss in re.findall(r"batch \d+: loss ([\d.]+)", printed)]
+    assert len(losses) >= 3
+    assert losses[-1] < losses[0] < 1
+    assert not list((tmp_path / "tables").iterdir()), "the positions end with the job"
