@@ -10,9 +10,7 @@ from fleetrun.commands.output import output_width, write
 
 def _words(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     return [
-        word
-        for word in (*help.WORDS, *verbs.VERBS, *plugins.other_commands())
-        if word.startswith(incomplete)
+        word for word in (*help.WORDS, *verbs.VERBS, *plugins.other_commands()) if word.startswith(incomplete)
     ]
 
 
