@@ -133,8 +133,8 @@ def test_all_of_a_page_can_be_printed_and_no_code_is_broken(page):
 
 
 def test_a_command_can_be_copied_from_a_narrow_terminal():
-    command = "fleetrun --nnodes=2:4 --master=10.0.0.1,10.0.0.2,10.0.0.3 --gpus 0,1 train.py"
-    assert command in topic("machines", 40, colours=False).splitlines()
+    command = "fleetrun --gpus 0,1,2,3 train.py --deepspeed --deepspeed_config ds_config.json"
+    assert command in topic("frameworks#deepspeed", 40, colours=False).splitlines()
 
 
 def test_each_topic_is_listed_by_its_name():
