@@ -205,7 +205,7 @@ TOPICS: Mapping[str, tuple[str, str, str]] = {
     "serving": ("Answer requests with a saved model.", "serving.md", ""),
     "engines": ("Slurm, MPI, Kubernetes, ssh.", "engines.md", ""),
     "plugins": ("Schedulers, exporters, notifiers, commands of your own.", "plugins.md", ""),
-    "notify": ("Notifications of failures, restarts, hangs and the end.", "failures.md", "Notifications"),
+    "notify": ("Notifications of failures, restarts, hangs and the end.", "notifications.md", ""),
     "paddle": ("Options and names of Paddle Fleet.", "from-paddle.md", ""),
     "torchrun": ("Options of torchrun.", "from-torchrun.md", ""),
     "glossary": ("The words of the documentation.", "glossary.md", ""),
