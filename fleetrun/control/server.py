@@ -355,7 +355,7 @@ class JobStatus:
         return round(self._clock() - self._began, 3)
 
     def fields(self) -> dict[str, Any]:
-        """The answer to `status`; see docs/monitoring-a-job.md."""
+        """The answer to `status`; see docs/reference/status.md."""
         return {
             "version": STATUS_VERSION,
             **self.facts,

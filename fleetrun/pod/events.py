@@ -329,7 +329,7 @@ class Events:
             listener(event)
 
 
-# ---- The form of these events in the record; docs/events.md describes it
+# ---- The form of these events in the record; docs/reference/events.md describes it
 
 
 def record_lines(event: PodEvent) -> Iterator[tuple[str, Document]]:
