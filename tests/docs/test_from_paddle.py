@@ -120,7 +120,8 @@ def test_a_name_that_does_not_exist_is_seen():
 
 
 def test_the_launcher_takes_every_option():
-    words = (["--help"], ["help", "paddle"])
+    sections = ("", "#older-spellings", "#options-that-only-paddles-programs-need")
+    words = (["--help"], *(["help", f"paddle{section}"] for section in sections))
     told = [subprocess.run([*FLEETRUN, *each], capture_output=True, text=True, check=True) for each in words]
     text = "".join(done.stdout for done in told)
     missing = [name for name in NAMES if name.startswith("--") and not re.search(rf"{name}\b", text)]
