@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -162,6 +163,7 @@ def source_of(module: str) -> str:
     return "".join([text, *map(source_of, others)])
 
 
+@functools.cache
 def help_of(verb: str) -> str:
     """Of a launch, or of another command; doctor, up and again take the options of a launch too."""
     words = [[verb, "--help"]] if verb else []
@@ -174,13 +176,10 @@ def help_of(verb: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_options_of_commands_exist(page: Path):
-    helps: dict[str, str] = {}
     for words in commands(page):
         if words[0] == "fleetrun":
             verb = words[1] if words[1] in VERBS else ""
-            if verb not in helps:
-                helps[verb] = help_of(verb)
-            known = helps[verb]
+            known = help_of(verb)
             own, rest = split(words[2:] if verb else words[1:])
             if rest:
                 script = source_of(rest[0].removesuffix(".py").replace("/", "."))
