@@ -1,5 +1,5 @@
-"""What mkdocs has made for it: the page of all commands, out of the commands themselves, the page of
-CONTRIBUTING.md, and the entries of the page of the API.
+"""What mkdocs has made for it: the page of all commands, out of the commands themselves, the pages of the
+files in the root, and the entries of the page of the API.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def on_files(files: Any, config: Any) -> Any:
-    pages = {
-        "reference/commands.md": commands_page(),
-        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "]("),
-    }
-    for name, text in pages.items():
-        files.append(File.generated(config, name, content=text))
+    files.append(File.generated(config, "reference/commands.md", content=commands_page()))
+    for name, page in ROOT_FILES.items():
+        text = (ROOT / name).read_text().replace("](docs/", "](")
+        for other, its_page in ROOT_FILES.items():
+            text = text.replace(f"]({other})", f"]({its_page})")
+        files.append(File.generated(config, page, content=text))
     return files
+
+
+ROOT_FILES = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security-policy.md",  # security.md is the guide
+}
 
 
 ENTRY = re.compile(r"^::: (\S+) = (\S+)(?: \(([\w, ]*)\))?$", re.MULTILINE)

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from fleetrun import plugins
@@ -184,48 +185,105 @@ def _description(option: Option) -> str:
 
 # ---- Topics, out of the documentation
 
-TOPICS: Mapping[str, tuple[str, str, str]] = {
-    "tutorial": ("Ten minutes: a script, a failure, a restart, a checkpoint.", "tutorial.md", ""),
-    "launch": ("A launch on one machine: what is shown, ports, stopping.", "launch.md", ""),
-    "machines": ("Several machines: where they meet, ranks, lost machines.", "many-machines.md", ""),
-    "failures": ("What fails, what is reported and restarted, hangs.", "failures.md", ""),
-    "troubleshooting": ("Error messages: what they mean, what to do.", "troubleshooting.md", ""),
-    "exit-codes": ("What an exit code means.", "failures.md", "Exit codes"),
-    "env": ("Variables: what scripts find, and what sets options.", "launch.md", "Variables"),
-    "files": ("Where logs, records and sockets are.", "launch.md", "Files"),
-    "jobs": ("Ask and stop running jobs.", "monitoring-a-job.md", ""),
-    "job-files": ("Options of a launch in a file.", "job-files.md", ""),
-    "ps": ("Training with parameter servers.", "parameter-server.md", ""),
-    "ps-data": ("Parameter servers: data sets and streams.", "parameter-server-data.md", ""),
-    "ps-modes": ("Parameter servers: what is exact in which mode.", "parameter-server-modes.md", ""),
-    "ps-running": ("Parameter servers: crashes, saves, publishing.", "parameter-server-running.md", ""),
-    "fleet": ("The API for scripts.", "fleet.md", ""),
-    "elastic": ("Scripts that are stopped and resume.", "elastic-training.md", ""),
-    "progress": ("Steps, loss and speed of a script.", "progress.md", ""),
-    "serving": ("Answer requests with a saved model.", "serving.md", ""),
-    "engines": ("Slurm, MPI, Kubernetes, ssh.", "engines.md", ""),
-    "plugins": ("Schedulers, exporters, notifiers, commands of your own.", "plugins.md", ""),
-    "notify": ("Notifications of failures, restarts, hangs and the end.", "failures.md", "Notifications"),
-    "paddle": ("Options and names of Paddle Fleet.", "from-paddle.md", ""),
-    "torchrun": ("Options of torchrun.", "from-torchrun.md", ""),
-    "glossary": ("The words of the documentation.", "glossary.md", ""),
+TOPICS: Mapping[str, str] = {
+    "install": "install requirements extras pip docker upgrade | Requirements, extras, GPU builds, Docker.",
+    "tutorial": "tutorial quickstart start | Ten minutes: a script, a failure, a restart, a checkpoint.",
+    "launch": "launch options follow signals ctrl-c display"
+    " | Start a job on one node: output, options, stopping.",
+    "faq": "faq questions | Questions that new users ask.",
+    "faq#which-ports-do-i-open": "ports port firewall | Ports of a job.",
+    "faq#which-gpus-do-i-get": "gpu gpus devices cuda | GPUs of a job.",
+    "faq#how-do-i-use-a-debugger": "debug debugger pdb breakpoint | Debuggers.",
+    "python": "python notebook notebooks jupyter pytest | Start jobs from a program, a notebook or a test.",
+    "job-files": "job-files toml config yaml | Keep the options of a job in a file.",
+    "frameworks": "frameworks huggingface transformers accelerate lightning deepspeed jax tensorflow xgboost"
+    " | Hugging Face, accelerate, Lightning, DeepSpeed, JAX, ...",
+    "failures": "failures failure error errors crash traceback | Read a failure report.",
+    "reference/exit-codes": "exit-codes exit exit-code exitcode 123 124 125 137 | What each exit code means.",
+    "hangs": "hang hangs hung stuck deadlock timeout | Find the rank that blocks the others.",
+    "hangs#find-stragglers": "stragglers straggler slow late | Find a slow rank.",
+    "restarts": "restarts restart max-restart retry | When a job restarts, and when it ends.",
+    "warm-restarts": "warm standby | Restart with torch already imported.",
+    "notifications": "notify notifications slack webhook email | Get a message when a job fails.",
+    "elastic-training": "elastic checkpoint checkpoints resume preemption | Save checkpoints, and resume.",
+    "memory-checkpoints": "memory-checkpoints in-memory | Checkpoints in memory.",
+    "doctor": "checks check preflight | Check nodes before a job.",
+    "monitoring-a-job": "jobs inspect attach kill | Inspect and stop running jobs.",
+    "goodput": "goodput efficiency | The share of time in new steps.",
+    "progress": "progress loss steps activity heartbeat | Report steps, loss and speed.",
+    "monitoring": "monitoring tensorboard curves | TensorBoard, Prometheus and plots.",
+    "monitoring#prometheus": "metrics prometheus grafana | Metrics for Prometheus.",
+    "events": "events record event-log json jsonl | The event log of a job.",
+    "reference/environment#files": "files log output stdout | Where logs, event logs and sockets are.",
+    "reference/environment#variables": "env environment variables rank"
+    " | Variables: what scripts find, and what sets options.",
+    "many-machines": "machines multi-node nnodes master ips | Start a job on several nodes.",
+    "elastic-nodes": "spares spare | Replace lost nodes.",
+    "bad-nodes": "bad-nodes faults exclude ecc | Exclude bad nodes.",
+    "reference/rendezvous": "rendezvous store etcd | How nodes find each other.",
+    "security": "security secret secrets encryption tls | Tokens, and what they protect.",
+    "slurm": "slurm srun sbatch scheduler cluster | Slurm.",
+    "kubernetes": "kubernetes k8s pod kubeflow | Kubernetes.",
+    "ssh": "ssh mpi mpirun | ssh and MPI.",
+    "copy-code": "sync copy-code code | Copy your code to the nodes.",
+    "troubleshooting": "troubleshooting messages warnings | Error messages, and what to do.",
+    "troubleshooting#connections-between-ranks": "nccl gloo network | Messages of NCCL and Gloo.",
+    "troubleshooting#memory-limits-and-disks": "oom memory limits ulimit shm disk"
+    " | Messages about memory, limits and disks.",
+    "fleet": "fleet strategy amp fsdp zero | The API for scripts.",
+    "parameter-server": "ps server servers embedding pserver | Train with parameter servers.",
+    "parameter-server-data": "ps-data data dataset | Parameter servers: data sets.",
+    "parameter-server-streams": "streams stream kafka | Parameter servers: train on a stream.",
+    "parameter-server-modes": "ps-modes async geo | Parameter servers: sync, async and geo.",
+    "parameter-server-prefetch": "prefetch | Parameter servers: fetch rows ahead.",
+    "parameter-server-durability": "durability | Parameter servers: keep tables through crashes.",
+    "parameter-server-running": "ps-running save load | Parameter servers: save and load tables.",
+    "parameter-server-publish": "publish | Parameter servers: publish while you train.",
+    "parameter-server-sizing": "sizing | Parameter servers: how many, and how large.",
+    "parameter-server-tables": "ps-tables table embeddings shrink ttl"
+    " | Parameter servers: filter and bound tables.",
+    "saving": "export saving model | Export a model.",
+    "serving": "serving inference http grpc | Answer requests with a model.",
+    "plugins": "plugins plugin extensions | Your own schedulers, exporters, notifiers, commands.",
+    "from-paddle": "paddle from-paddle | Options and names of Paddle Fleet.",
+    "from-torchrun": "torchrun from-torchrun torchelastic | Options of torchrun.",
+    "glossary": "glossary words terms | The words of the documentation.",
 }
-"""What each is about, and the page and the section that it prints."""
+"""Pages of docs/, or `page#heading`: words for each, of which the first is its name, and what it is about."""
 
-_SHOWN_TOPICS = ("machines", "failures", "ps", "env", "exit-codes", "files")
+WORDS = {word: page for page, row in TOPICS.items() for word in row.partition(" | ")[0].split()}
+
+_SHOWN_TOPICS = ("machines", "failures", "hang", "resume", "ports", "env")
+_MOST_LINES = 120
 
 
 def topic(word: str, columns: int, colours: bool) -> str:
-    """A page or a section of the documentation for a terminal. Raises UsageError."""
-    if word not in TOPICS:
-        known = [*TOPICS, *VERBS, *plugins.other_commands()]
-        begun = [name for name in known if name.startswith(word)]
-        meant = begun[0] if len(begun) == 1 else next(iter(similar(word, known)), None)
-        hint = f"Did you mean `fleetrun help {meant}`?" if meant else f"There are: {', '.join(TOPICS)}."
+    """Return a page of the documentation, or a section, for a terminal. Raises UsageError.
+
+    `word` is a word of a topic or the name of a page, perhaps with `#heading`. A text of more than 120 lines
+    ends with the commands for its remaining sections.
+    """
+    name, _, heading = word.lower().partition("#")
+    page, _, own = WORDS.get(name, name).partition("#")
+    if not _is_page(page):
+        meant = next(iter(similar(name, [*WORDS, *VERBS, *plugins.other_commands()])), None)
+        hint = f"Did you mean `fleetrun help {meant}`?" if meant else "`fleetrun help` lists all topics."
         raise UsageError(f"there is no help on {word!r}", hint=hint)
-    _, page, heading = TOPICS[word]
-    text = _section((_pages() / page).read_text(), heading)
-    return _rendered(_BEFORE.get(word, "") + text + _tables(word), columns, colours)
+    file = _pages() / f"{page}.md"
+    text = _section(file.read_text(), own)
+    text = _section(text + _tables(page, own), heading)
+    text = _BEFORE.get(name, "") + _LINK.sub(partial(_reference, page), text)
+    mark = "#" * (_level(text) + 1)
+    parts = re.split(rf"^(?={mark} )", text, flags=re.MULTILINE)
+    shown = [_rendered(part, columns, colours) for part in parts]
+    more = [f"  fleetrun help {name}#{_slug(part)}\n" for part in parts]
+    while len(shown) > 1 and "\n".join([*shown, *more[len(shown) :]]).count("\n") > _MOST_LINES - 3:
+        shown.pop()
+    rest = "".join(more[len(shown) :])
+    lines = "\n".join([*shown, f"More:\n{rest}"] if rest else shown).splitlines(keepends=True)
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES - 1 :] = [f"The rest is in {file}\n"]
+    return "".join(lines)
 
 
 _BEFORE = {
@@ -234,11 +292,17 @@ _BEFORE = {
 
 
 def topics(columns: int, style: Style = PLAIN) -> str:
-    """What there is to ask for."""
+    """List the topics, one on a line."""
     width = _width(columns)
-    column = max(map(len, TOPICS)) + 2
-    rows = [_row(name, text, width, style, column) for name, (text, *_) in TOPICS.items()]
+    rows = [
+        _row(words.split()[0], text, width, style, 17)
+        for words, _, text in (row.partition(" | ") for row in TOPICS.values())
+    ]
     return "\n".join([style.heading("Topics: fleetrun help TOPIC"), *rows]) + "\n"
+
+
+def _is_page(name: str) -> bool:
+    return (_pages() / f"{name}.md").is_file()
 
 
 def _pages() -> Path:
@@ -257,26 +321,46 @@ def _pages() -> Path:
     return Path(str(found[0].locate())).parent
 
 
-def _section(page: str, heading: str) -> str:
-    """The section of this heading, or the whole page."""
-    if not heading:
-        return page
-    found = re.search(rf"^## {heading}$.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
-    return found.group() if found is not None else ""
+def _slug(text: str) -> str:
+    """The anchor of the heading in the first line, as the site has it."""
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", text.partition("\n")[0]).strip().lower())
 
 
-def _tables(word: str) -> str:
-    """What the table of options says on the topic, as Markdown."""
-    if word == "env":
-        rows = [(option.flag, names) for option in _options() if (names := _variables(option))]
-        return f"\n## Variables of options\n\n{_table('option', 'variables', rows)}"
-    if word == "paddle":
+def _level(text: str) -> int:
+    """The level of its first heading: 1 for a page."""
+    found = re.search(r"^(#+) ", text, re.MULTILINE)
+    return len(found[1]) if found is not None else 1
+
+
+def _section(text: str, anchor: str) -> str:
+    """Return the section with this anchor, or the whole text."""
+    for found in re.finditer(r"^##+ .*\n", text, re.MULTILINE) if anchor else ():
+        if _slug(found.group()) == anchor:
+            rest = re.split(
+                rf"^#{{2,{_level(found.group())}}} ", text[found.end() :], maxsplit=1, flags=re.MULTILINE
+            )
+            return found.group() + rest[0]
+    return text
+
+
+def _tables(page: str, section: str) -> str:
+    """Return what the table of options adds to a page or a section, as Markdown."""
+    if section == "variables":
+        tables = [
+            f"\n#### {group}\n\n{_table('option', 'variables', rows)}"
+            for group in Group
+            if (
+                rows := [(option.flag, names) for option in _of_group(group) if (names := _variables(option))]
+            )
+        ]
+        return f"\n### Variables of options\n{''.join(tables)}"
+    if page == "from-paddle":
         older = [(f"`--{name}`", f"`{option.flag}`") for option in _options() for name in option.paddle]
         return (
             f"\n## Older spellings\n\n{_table('option', 'is', older)}"
             f"\n## Options that only Paddle's programs need\n\n{_described(_of_group(Group.PADDLE))}"
         )
-    if word == "torchrun":
+    if page == "from-torchrun":
         options = (*_of_group(Group.TORCHRUN), *TORCHRUN.values())
         return f"\n## Options that only torchrun has\n\n{_described(options)}"
     return ""
@@ -323,20 +407,18 @@ def _rendered(markdown: str, columns: int, colours: bool) -> str:
         legacy_windows=False,
     )  # fmt: skip
     with console.capture() as captured:
-        console.print(Page(_LINK.sub(_reference, text), hyperlinks=False), crop=False)
+        console.print(Page(text, hyperlinks=False), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def _reference(link: re.Match[str]) -> str:
-    """A link to a page as the topic that prints it; others as their text."""
+def _reference(page: str, link: re.Match[str]) -> str:
+    """A link to a page as the command that prints it; others as their text."""
     text, target = link.groups()
-    page = target.partition("#")[0]
-    named = next((name for name, (_, own, heading) in TOPICS.items() if own == page and not heading), None)
     if link.group().startswith("!"):
         return ""
-    if named is None or not page:
-        return text
-    return f"{text} (`fleetrun help {named}`)"
+    folder = page[: page.rfind("/") + 1]
+    name, _, heading = f"{folder}{target}".replace(f"{folder}../", "").partition(".md")
+    return f"{text} (`fleetrun help {name}{heading}`)" if _is_page(name) else text
 
 
 # ---- On the terminal

@@ -9,7 +9,7 @@ import pytest
 from fleetrun import plugins
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, PET, SHORTHANDS, TORCHRUN, Group
 from fleetrun.errors import UsageError
-from fleetrun.help import TOPICS, Style, long_help, short_help, topic, topics, wrapped
+from fleetrun.help import TOPICS, WORDS, Style, long_help, short_help, topic, topics, wrapped
 from fleetrun.verbs import FAMILIES, VERBS
 from tests.support.command import FLEETRUN, Fleetrun
 
@@ -73,55 +73,105 @@ def test_wrapping_leaves_a_long_word_whole():
     assert wrapped("see /a/very/long-path/to/something now", 12) == "see\n/a/very/long-path/to/something\nnow"
 
 
-@pytest.mark.parametrize("word", TOPICS)
-def test_a_topic_is_its_page_without_marks(word):
-    _, page, heading = TOPICS[word]
+NAMES = {row.split()[0]: page for page, row in TOPICS.items()}
+TRIED = re.findall(
+    r"\S+",
+    """
+    hang resume slurm kubernetes checkpoint install python metrics ports gpu nccl events monitoring
+    spare secret notebook docker timeout oom restart debug export save exit-codes env files jobs ps
+    elastic progress serving mpi ssh sync notify slack paddle torchrun glossary tutorial machines
+    failures memory huggingface deepspeed jax pytest prometheus tensorboard loss straggler warm toml
+    stream publish etcd firewall shm traceback
+    """,
+)
+"""Words that users look for."""
+CODE = re.compile(r"^```(?!mermaid)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", TOPICS)
+def test_a_topic_is_its_page_or_section_without_marks(page):
+    word = TOPICS[page].split()[0]
+    path, _, anchor = page.partition("#")
     text = topic(word, 80, colours=False)
-    source = (ROOT / "docs" / page).read_text()
-    assert [line for line in text.splitlines() if len(line) > 80 and line.strip() not in source] == []
+    source = (ROOT / "docs" / f"{path}.md").read_text()
+    lines = text.splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 80 and line.strip() not in source] == []
     assert "\x1b" not in text
     assert "](" not in text
     assert "<!--" not in text
-    title = heading or source.partition("\n")[0].removeprefix("# ")
-    assert title in text[:400]
+    headings = re.findall(r"^##+ (.*)$" if anchor else r"^# (.*)$", source, re.MULTILINE)
+    title = next(each for each in headings if not anchor or slug(each) == anchor)
+    assert title.replace("`", "") in text[:400]
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"\W+", "-", heading.lower()).strip("-")
+
+
+def test_each_word_leads_to_one_topic():
+    words = [word for row in TOPICS.values() for word in row.partition(" | ")[0].split()]
+    assert sorted(words) == sorted(WORDS)
+    assert [word for word in TRIED if word not in WORDS and word not in VERBS] == []
+    assert {"logs", "serve", "tables", "doctor", "token", "report", "stop"} <= VERBS.keys() - WORDS.keys()
+
+
+@pytest.mark.parametrize("page", sorted({page.partition("#")[0] for page in TOPICS}))
+def test_all_of_a_page_can_be_printed_and_no_code_is_broken(page):
+    """By the commands that end each text of more than 120 lines."""
+    source, printed, left = (ROOT / "docs" / f"{page}.md").read_text(), [], [page]
+    while left:
+        text = topic(left.pop(), 80, colours=False)
+        assert len(text.splitlines()) <= 120
+        text, _, more = text.partition("\nMore:\n")
+        printed += text.splitlines()
+        left += [line.split()[-1] for line in more.splitlines()]
+    lines = {line.strip() for line in printed}
+    code = [line.strip() for block in CODE.findall(source) for line in block.splitlines()]
+    whole = "The rest is in" not in "\n".join(printed)
+    assert [line for line in code if whole and line and line not in lines] == []
 
 
 def test_a_command_can_be_copied_from_a_narrow_terminal():
-    command = "fleetrun --nnodes=2:4 --master=10.0.0.1,10.0.0.2,10.0.0.3 --gpus 0,1 train.py"
-    assert command in topic("machines", 40, colours=False).splitlines()
+    command = "fleetrun --gpus 0,1,2,3 train.py --deepspeed --deepspeed_config ds_config.json"
+    assert command in topic("frameworks#deepspeed", 40, colours=False).splitlines()
 
 
-def test_each_topic_is_a_word_of_its_own():
-    listed = [line.split()[0] for line in topics(200).splitlines()[1:]]
-    assert listed == list(TOPICS)
+def test_each_topic_is_listed_by_its_name():
+    assert [line.split()[0] for line in topics(200).splitlines()[1:]] == list(NAMES)
+
+
+def everything(word: str) -> str:
+    """All that a topic prints, with what it refers to at its end."""
+    text, _, more = topic(word, 100, colours=False).partition("\nMore:\n")
+    return " ".join([*text.split(), *(everything(line.split()[-1]) for line in more.splitlines())])
 
 
 def test_topics_have_what_the_help_leaves_out():
-    said = {word: " ".join(topic(word, 100, colours=False).split()) for word in ("env", "paddle", "torchrun")}
+    env, paddles, torchruns = map(everything, ("env", "paddle", "torchrun"))
     variables = {name for option in EVERYTHING for name in option.env if not name.startswith(PET)}
-    assert [name for name in variables if name not in said["env"]] == []
+    assert [name for name in variables if name not in env] == []
     older = {f"--{name}" for option in EVERYTHING for name in option.paddle}
     paddle = {option.flag for option in EVERYTHING if option.group is Group.PADDLE}
-    assert [name for name in older | paddle if name not in said["paddle"]] == []
+    assert [name for name in older | paddle if name not in paddles] == []
     torchrun = [option.flag for option in EVERYTHING if option.group is Group.TORCHRUN]
-    assert [
-        name for name in (*torchrun, *(f"--{each}" for each in TORCHRUN)) if name not in said["torchrun"]
-    ] == []
+    assert [name for name in (*torchrun, *(f"--{each}" for each in TORCHRUN)) if name not in torchruns] == []
 
 
-def test_exit_codes_are_a_section_and_a_link_to_a_page_is_its_topic():
+def test_a_link_to_a_page_is_the_command_that_prints_it():
     assert "SIGKILL, often out of memory" in " ".join(topic("exit-codes", 80, colours=False).split())
-    assert "Restarts" not in topic("exit-codes", 80, colours=False)
-    assert "fleetrun help machines" in topic("failures", 80, colours=False)
+    assert "(fleetrun help failures)" in topic("exit-codes", 200, colours=False)
+    assert "fleetrun help many-machines" in everything("failures")
+    assert "fleetrun help reference/commands" not in everything("glossary") + everything("faq")
 
 
 def test_a_bar_in_a_table_is_a_bar():
-    assert "--with_gloo 0|1|2 " in topic("paddle", 80, colours=False)
+    assert "--with_gloo 0|1|2 " in everything("paddle")
 
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("fialures", "help failures"), ("exit", "help exit-codes"), ("xyzzy", "There are: tutorial, ")],
+    [("fialures", "help failures"), ("exit-cods", "help exit-code"), ("xyzzy", "`fleetrun help` lists")],
 )
 def test_an_unknown_topic_comes_with_those_there_are(word, hint):
     with pytest.raises(UsageError) as raised:

@@ -10,9 +10,7 @@ from fleetrun.commands.output import output_width, write
 
 def _words(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     return [
-        word
-        for word in (*help.TOPICS, *verbs.VERBS, *plugins.other_commands())
-        if word.startswith(incomplete)
+        word for word in (*help.WORDS, *verbs.VERBS, *plugins.other_commands()) if word.startswith(incomplete)
     ]
 
 
@@ -35,9 +33,9 @@ def command(word: str | None) -> int:
         text = f"{help.short_help(style)}\n{help.topics(width or 80, style)}"
     elif word == "run":
         text = help.long_help(width or 80, style)
-    elif word not in help.TOPICS and (program := verbs.program_of(word)) is not None:
+    elif word not in help.WORDS and (program := verbs.program_of(word)) is not None:
         text = f"fleetrun {word} is the program {program}; `fleetrun {word} --help` asks it.\n"
-    elif word not in help.TOPICS and (word in verbs.VERBS or plugins.is_command(word)):
+    elif word not in help.WORDS and (word in verbs.VERBS or plugins.is_command(word)):
         text = _of_command(word, width)
     else:
         text = help.topic(word, width or 80, style.colours)

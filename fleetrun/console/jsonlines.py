@@ -1,5 +1,5 @@
 """The console for programs: one JSON object per line on stdout, for each event of the record, each line of a
-container that is shown, and each message of fleetrun. See docs/launch.md.
+container that is shown, and each message of fleetrun. See docs/events.md.
 """
 
 from __future__ import annotations

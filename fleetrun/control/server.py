@@ -240,7 +240,7 @@ class JobStatus(State):
         return round(self._clock() - self._began, 3)
 
     def fields(self) -> Document:
-        """The answer to `status`; see docs/monitoring-a-job.md."""
+        """The answer to `status`; see docs/reference/status.md."""
         waiting, store = self.waiting, self.store
         return {
             "version": STATUS_VERSION,

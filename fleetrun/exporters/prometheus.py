@@ -1,5 +1,5 @@
 """The state of a job as Prometheus metrics, served over HTTP. The names of the metrics are documented in
-docs/monitoring.md and do not change.
+docs/reference/metrics.md and do not change.
 """
 
 from __future__ import annotations

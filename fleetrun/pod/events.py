@@ -311,7 +311,7 @@ PodEvent = Started | Ended | Verdict | Failure | Hang | RestartAsked | Restartin
 """`Ended`: one process has exited, successfully or not; the events that follow from it come later."""
 
 
-# ---- The form of these events in the record; docs/events.md describes it
+# ---- The form of these events in the event log; docs/reference/events.md describes it
 
 
 def record_lines(event: object) -> Iterator[tuple[str, Document]]:

@@ -87,7 +87,7 @@ def _opened(path: Path) -> int:
 # ---- The record
 
 Event = Document
-"""`time` (seconds since the epoch), `event` (its name), and what belongs to it; see docs/events.md."""
+"""`time` (seconds since the epoch), `event` (its name), and what belongs to it: docs/reference/events.md."""
 
 
 def objects_in(fields: Fields, name: str) -> list[Document]:

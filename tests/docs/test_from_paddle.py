@@ -1,4 +1,4 @@
-"""What docs/from-paddle.md says, held against Paddle's documents and against the code."""
+"""The names of docs/reference/paddle-names.md, held against Paddle's documents and against the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.envs.test_contract import MEMBERS
 from tests.support.command import FLEETRUN
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "from-paddle.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "paddle-names.md").read_text()
 NAMES = (ROOT / "tests" / "docs" / "seed_names.txt").read_text().split()
 """What `python -m tests.docs.seed_names` lists of the quick starts of Paddle Fleet."""
 
@@ -120,7 +120,8 @@ def test_a_name_that_does_not_exist_is_seen():
 
 
 def test_the_launcher_takes_every_option():
-    words = (["--help"], ["help", "paddle"])
+    sections = ("", "#older-spellings", "#options-that-only-paddles-programs-need")
+    words = (["--help"], *(["help", f"paddle{section}"] for section in sections))
     told = [subprocess.run([*FLEETRUN, *each], capture_output=True, text=True, check=True) for each in words]
     text = "".join(done.stdout for done in told)
     missing = [name for name in NAMES if name.startswith("--") and not re.search(rf"{name}\b", text)]

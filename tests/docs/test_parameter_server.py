@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from enum import IntEnum
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from fleetrun.verbs import VERBS
+from tests.support.blocks import files
 from tests.support.cluster import PATH
 from tests.support.command import FLEETRUN, environment
 from trainers.ps.configs import AsyncConfigs, PsConfigs, TableConfigs
@@ -160,6 +163,7 @@ def source_of(module: str) -> str:
     return "".join([text, *map(source_of, others)])
 
 
+@functools.cache
 def help_of(verb: str) -> str:
     """Of a launch, or of another command; doctor, up and again take the options of a launch too."""
     words = [[verb, "--help"]] if verb else []
@@ -172,13 +176,10 @@ def help_of(verb: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_options_of_commands_exist(page: Path):
-    helps: dict[str, str] = {}
     for words in commands(page):
         if words[0] == "fleetrun":
             verb = words[1] if words[1] in VERBS else ""
-            if verb not in helps:
-                helps[verb] = help_of(verb)
-            known = helps[verb]
+            known = help_of(verb)
             own, rest = split(words[2:] if verb else words[1:])
             if rest:
                 script = source_of(rest[0].removesuffix(".py").replace("/", "."))
@@ -203,8 +204,28 @@ def test_links_lead_to_headings():
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
 
 
+STREAM = ROOT / "docs" / "parameter-server-streams.md"
+
+
 def scripts() -> list[str]:
-    return [block for block in blocks(TEXT, "python") if "fleet.run_server()" in block]
+    """Whole programs that need nothing beside them; the stream has a writer, and a test of its own."""
+    found = [block for block in blocks(TEXT, "python") if "fleet.run_server()" in block]
+    return [script for script in found if script not in STREAM.read_text()]
+
+
+def run(folder: Path, words: tuple[str, ...] = ()) -> str:
+    """What `train.py` in it prints."""
+    command = [*FLEETRUN, "--server_num=1", "--trainer_num=2", "--max_restart=0", *words, "train.py"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment({"PYTHONPATH": PATH}),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_there_is_a_whole_program():
@@ -215,16 +236,21 @@ def test_there_is_a_whole_program():
 @pytest.mark.parametrize("script", scripts())
 def test_whole_programs_run_and_learn(script: str, tmp_path: Path):
     (tmp_path / "train.py").write_text(script)
-    command = [*FLEETRUN, "--server_num=1", "--trainer_num=2", "--max_restart=0", "train.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment({"PYTHONPATH": PATH}),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", run(tmp_path))]
     assert len(losses) == 3
     assert losses[-1] < 0.3 < torch.log(torch.tensor(2.0))
+
+
+@pytest.mark.slow
+def test_the_stream_trains_while_its_files_grow_and_ends_with_their_writer(tmp_path: Path):
+    scripts = {file.name: file.text for file in files(STREAM)}
+    assert set(scripts) == {"train.py", "write_clicks.py"}
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+    with subprocess.Popen([sys.executable, "write_clicks.py"], cwd=tmp_path) as writer:
+        printed = run(tmp_path, ("--follow", "all"))
+        assert writer.wait(60) == 0
+    losses = [float(loss) for loss in re.findall(r"batch \d+: loss ([\d.]+)", printed)]
+    assert len(losses) >= 3
+    assert losses[-1] < losses[0] < 1
+    assert not list((tmp_path / "tables").iterdir()), "the positions end with the job"

@@ -25,7 +25,7 @@ API = ROOT / "docs" / "reference" / "api.md"
 ENTRIES = dict(re.findall(r"^::: (\S+) = (\S+)", API.read_text(), re.MULTILINE))
 MODULES = ("fleet", "fleetrun", "progress", "static")
 PADDLES = {"fleet.DistributeTranspilerConfig", "fleet.DistributedOptimizer", "fleet.MPISymetricRoleMaker"}
-"""Of `trainers.fleet` for scripts of Paddle; what they are is in from-paddle.md."""
+"""Of `trainers.fleet` for scripts of Paddle; reference/paddle-names.md describes them."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_what_a_reader_looks_for_is_in_the_navigation():
 def called() -> Iterator[tuple[str, str]]:
     """What the code in the documentation calls: page and name, as `fleet.util`."""
     for page in PAGES:
-        if page.name in ("from-paddle.md", "architecture.md", "mechanisms.md", "CONTRIBUTING.md"):
+        if page.name in ("paddle-names.md", "architecture.md", "mechanisms.md", "CONTRIBUTING.md"):
             continue  # the first has also what Paddle calls, the others the inside
         text = page.read_text()
         code = re.findall(r"^```python\n(.*?)^```|((?:^ {4}.*\n)+)", text, re.DOTALL | re.MULTILINE)

@@ -24,7 +24,7 @@ from trainers import progress
 rank = int(os.environ["RANK"])
 
 def work_as_a_user_does():
-    for step in range(1, 1000):
+    for step in range(1, 3000):
         time.sleep(0.05)
         progress.report(step=step * (rank + 1), of=9000)
         if step == 2:
@@ -33,6 +33,7 @@ def work_as_a_user_does():
 
 leave_on_term()
 work_as_a_user_does()
+stay()
 """
 
 

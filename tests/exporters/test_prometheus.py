@@ -28,7 +28,7 @@ from tests.support.traces import wait_until
 # ---- Metrics as Prometheus reads them.
 
 NUMBERS = dict.fromkeys((*SERVER_GAUGES, *TABLE_GAUGES, *TABLE_COUNTERS), 1)
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def scraped(*lines):
