@@ -424,8 +424,15 @@ def _exited(ended: Ended) -> Document:
 
 
 def _restart(decision: Restart | GiveUp) -> Document:
-    known = {name: getattr(decision, name, None) for name in ("after", "number", "limit", "step")}
-    return {"restart": isinstance(decision, Restart), **known}
+    if isinstance(decision, GiveUp):
+        return {"restart": False, "after": None, "number": None, "limit": None, "step": None}
+    return {
+        "restart": True,
+        "after": decision.after,
+        "number": decision.number,
+        "limit": decision.limit,
+        "step": decision.step,
+    }
 
 
 # ---- What a supervisor reports to the other machines of its job

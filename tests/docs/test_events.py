@@ -22,6 +22,8 @@ def written() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in (ROOT / "fleetrun").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._note":  # of `launcher.nodes`
+                found.setdefault("node", set()).update(each.arg for each in node.keywords if each.arg)
             if isinstance(node, ast.Call) and re.search(
                 r"(journal|_)\.write$|_write$", ast.unparse(node.func)
             ):
