@@ -167,7 +167,7 @@ class Nodes:
         self._guest.wait_for_end([rank for rank in self.ranks if rank not in but])
 
     def pieces(self, rank: int) -> Iterator[bytes]:
-        """Yield the output of node `rank`. Meanwhile each of the other nodes waits with one piece of output."""
+        """Yield the output of node `rank`. Meanwhile each of the other nodes waits with one piece."""
         while rank in self._waiting:
             if not self._waiting[rank]:
                 self._receive(None)

@@ -252,7 +252,7 @@ def title_of(order: str) -> str:
 
 
 def cells(one: Process, slowest: float) -> list[Cell]:
-    """Return the cells for COLUMNS. `slowest`: the step time, in seconds, that has full height in all rows."""
+    """Return the cells for COLUMNS. `slowest`: the step time, in seconds, of a bar with full height."""
     said = one.said
     state, loss, late = text_of(said, "state"), views.loss_of(said), number_of(said, "late")
     started, attempt = number_of(said, "started"), number_of(said, "attempt")
