@@ -1,5 +1,7 @@
-"""The console for programs: one JSON object per line on stdout, for each event of the record, each line of a
-container that is shown, and each message of fleetrun. See docs/launch.md.
+"""The console for programs.
+
+It prints one JSON object per line on stdout: for each event of the event log, each shown line of a process,
+and each message of fleetrun. See docs/launch.md.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ class JsonConsole(Console):
         return self._write_event
 
     def _write_event(self, line: bytes) -> None:
-        """Progress is dropped while stdout is not read: it would pile up without end."""
+        """Write an event.
+
+        While stdout is not read, progress is dropped, because it would accumulate without limit.
+        """
         if self.out.room or _PROGRESS not in line[:_HEAD]:
             self._write(line)
 
@@ -30,7 +35,7 @@ class JsonConsole(Console):
         return partial(self._write_lines, name), False
 
     def opening(self, text: str) -> None:
-        """A program gets the event `launch`."""
+        """Print nothing. A program gets the event `launch` instead."""
 
     def block(self, lines: Iterable[str], *, level: str = "INFO") -> None:
         if self.enabled(level):
@@ -42,7 +47,7 @@ class JsonConsole(Console):
 
     def _write_lines(self, name: str, data: bytes) -> None:
         for line in data.split(b"\n")[:-1]:
-            shown = line.rstrip(b"\r").rpartition(b"\r")[2]  # the last state of a progress bar
+            shown = line.rstrip(b"\r").rpartition(b"\r")[2]  # final state of a progress bar
             self._event("log", container=name, line=shown.decode("utf-8", "backslashreplace"))
 
     def _event(self, event: str, **fields: str) -> None:

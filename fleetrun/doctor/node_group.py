@@ -1,5 +1,7 @@
-"""Several machines that check themselves together: they meet in a store, measure the links between them, and
-show each other what they found. Imported only when there are several.
+"""Several nodes that check themselves together.
+
+They join in a store, measure the links between them, and exchange their results. Imported only for several
+nodes.
 """
 
 from __future__ import annotations
@@ -34,19 +36,19 @@ from fleetrun.launcher.prepare import is_first, patience
 from fleetrun.plan.topology import Host
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- Machines that check themselves together meet in a store, measure the ways between them, and show each
-# other what they found. Knows the keys; leaves what it means to `judge_group`.
+# ---- Nodes that check themselves together join in a store, measure the links between them, and exchange
+# their results. This part handles the keys, and `judge_group` interprets the results.
 #
-#     nodes/ID     a machine's card          as soon as it is there
-#     set          the members               by the first that sees enough of them; never changes
-#     tried/ID     what it measured so far   when it could not reach another, which then does not wait
-#     results/ID   what it measured          when its turns are over
-#     seen/ID      it has all results        then it may leave
-# All of them are leased: nothing is left in the store.
+#     nodes/ID     a node's record            as soon as it has joined
+#     set          the members                by the first node that sees enough nodes; never changes
+#     tried/ID     its results so far         when it could not reach another node, which then does not wait
+#     results/ID   its results                when its turns have ended
+#     seen/ID      it has all results         then it may leave
+# All keys are leased, so the store is empty afterwards.
 
 NODES, SET, TRIED, RESULTS, SEEN = "nodes/", "set", "tried/", "results/", "seen/"
 LAST_WORDS = 3.0
-"""Seconds that a machine with all results waits for the others to have them."""
+"""Seconds that a node with all results waits until the others have them."""
 
 _OTHER_PORT = "If a job runs there, or another check, give another port in --master for this one."
 
@@ -56,25 +58,27 @@ LATE = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class NodeGroup:
-    """What came of it. `members` in the order of their turns; `links` by the ids of both ends; `gone` left
-    before they had said what they found. `error`: why this machine could not take part, or not to the end.
-    """
+    """The result of a group check."""
 
     members: tuple[NodeRecord, ...] = ()
+    """In the order of their turns."""
     waiting: tuple[NodeRecord, ...] = ()
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    """By the IDs of both ends."""
     gone: set[str] = field(default_factory=set)
+    """Nodes that left before they sent their results."""
     error: str = ""
+    """The reason why this node could not take part until the end."""
     hint: str = ""
 
 
 def chosen(
     here: Mapping[str, NodeRecord], arrival: Mapping[str, int], fewest: int, most: int, *, waited: bool
 ) -> Strings:
-    """The members, in order; empty while more are expected.
+    """Return the members in order, or an empty tuple while more nodes are expected.
 
-    The first to come, up to the most, by the rank that they ask for; `waited`: the time for those beyond the
-    fewest is over.
+    The first nodes to join are taken, up to `most`, and sorted by the rank that they request. `waited`: the
+    time for nodes beyond the fewest is up.
     """
     if len(here) < (fewest if waited else most):
         return ()
@@ -83,9 +87,7 @@ def chosen(
 
 
 class Gathering:
-    """A store's Listener. Its `group` is complete when `when_over` is called: everything is known, or nothing
-    more will be.
-    """
+    """A Listener of a store. When it calls `when_over`, its `group` is final."""
 
     def __init__(
         self,
@@ -98,8 +100,9 @@ class Gathering:
         say: Callable[[Sequence[NodeRecord]], None],
         told: Say,
     ) -> None:
-        """`say` is called with the machines that are present whenever they change, `told` with why the store
-        is down.
+        """`say` is called with the present nodes whenever they change.
+
+        `told` is called with the reason if the store is down.
         """
         self._store = store
         self._loop = loop
@@ -127,7 +130,10 @@ class Gathering:
     def join(
         self, patience: float, timeout: float, start_checks: Sequence[tuple[float, StartCheck]] = ()
     ) -> None:
-        """`patience`: how long those beyond the fewest are waited for; `timeout`: how long the fewest are."""
+        """Join the check.
+
+        `patience`: seconds to wait for nodes beyond the fewest. `timeout`: seconds to wait for the fewest.
+        """
         self._between = patience
         self._loop.add(self._surveyor.news, self._measured)
         self._limit = self._loop.after(timeout, partial(self._missing, timeout))
@@ -144,11 +150,11 @@ class Gathering:
             self.lost(error)
 
     def _missing(self, timeout: float) -> None:
-        """Some of those that came may have given up."""
+        """End the check. Some of the nodes that joined may have given up."""
         self._end(f"{len(self._cards)} of {self._fewest} machines came within {timeout:g} s")
 
     def _end(self, error: str = "", hint: str = "") -> None:
-        """The first word is the last."""
+        """End the check. Only the first call counts."""
         if self._over:
             return
         self._over = True
@@ -163,7 +169,7 @@ class Gathering:
         self._own[key] = value
         self._store.put(key, value, leased=True)
 
-    # ---- what the store tells
+    # ---- events of the store
 
     def up(self, *, fresh: bool) -> None:
         if fresh and self.reached:
@@ -191,8 +197,9 @@ class Gathering:
             self._end(f"another machine says what this fleetrun does not understand: {error}")
 
     def _note(self, mirror: Entries) -> None:
-        """Raises BadNodeRecordError. What arrived is kept: a machine may leave once it has sent
-        everything.
+        """Store the results of other nodes, because a node may leave once it has sent everything.
+
+        Raises BadNodeRecordError.
         """
         for key, entry in mirror.items():
             id_ = key.partition("/")[2]
