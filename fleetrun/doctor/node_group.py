@@ -244,7 +244,8 @@ class Gathering:
             )
             return
         if not all(id_ in self._cards for id_ in members):
-            return  # one has come and gone: its card never arrived, and the set will go with its lease
+            # a node has joined and left before its record arrived, and the set will vanish with its lease
+            return
         self._members = members
         self._limit.cancel()
         self.group.members = tuple(self._cards[id_] for id_ in members)
@@ -258,7 +259,7 @@ class Gathering:
         self._post(key + self._card.id, cards.pack_links(self._surveyor.links))
 
     def _compare(self, mirror: Entries) -> None:
-        """Leave when all machines that are still here have all results."""
+        """Leave once all present nodes have all results."""
         for id_, links in self._results.items():
             self.group.links |= {(id_, other): each for other, each in links.items()}
         self.group.gone = {
@@ -273,8 +274,8 @@ class Gathering:
             self._end()
 
 
-# ---- The part of a visit that needs the other machines: where they meet, what this one says of itself, what
-# came of it. Makes everything and decides nothing.
+# ---- The part of a visit that needs the other nodes: the store, the record of this node, and the results. It
+# builds all objects and makes no decisions.
 
 
 _LARGEST_SCRIPT = 64 << 20
@@ -289,12 +290,12 @@ def compare(
     environ: Environ,
     say: Say,
 ) -> tuple[NodeGroup, list[Finding]]:
-    """Meet the others; what all of them together come to."""
+    """Join the other nodes, and return their group with its findings."""
     settings, site = resolved.settings, plan.site
     assert site is not None
     loop = Loop()
     try:
-        # At a port that the job would use: what keeps others from it would keep them from the job.
+        # The port is one that the job would use. Anything that blocks this port would also block the job.
         port = split_endpoint(plan.offer.service)[1] if plan.offer is not None else ports.any()
         door = open_door(site.address, port)
     except (OSError, LaunchError) as error:
@@ -363,13 +364,13 @@ def _meet(
 
 
 def _elsewhere(resolved: Resolved, plan: Plan) -> Strings:
-    """What to type on other machines; no script where the person has named none."""
+    """Return the command line for other nodes, without a script if the user has named none."""
     line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port", "json"})
     return line if plan.names_script else line[:-1]
 
 
 def _missing(site: Host, cards: Sequence[NodeRecord]) -> str:
-    """Which of the listed machines are not here; empty when there is no list."""
+    """List the missing nodes. Empty if there is no list of nodes."""
     there = {card.rank for card in cards}
     return ", ".join(each for rank, each in enumerate(site.machines) if rank not in there)
 
@@ -401,7 +402,10 @@ def _card(
 
 
 def _digest(script: str) -> str:
-    """A few characters that differ when the files do; empty when it is not a file, or too large."""
+    """Return a few characters that differ if the files differ.
+
+    Empty if the script is not a file, or is too large.
+    """
     path = Path(script)
     try:
         if path.is_file() and path.stat().st_size <= _LARGEST_SCRIPT:

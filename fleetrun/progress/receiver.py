@@ -1,9 +1,9 @@
-"""The launcher's end of progress reports: a datagram socket at which the processes of a pod report. Hands on
-what arrives, and writes it to the record from time to time. What a report is says `reports`, which is loaded
-with the first one.
+"""The launcher's end of progress reports, a datagram socket for the processes of a pod. It passes reports on,
+and writes them to the event log from time to time.
 
-A container is one process that makes steps. A program that it starts (an evaluation in between) inherits its
-identity, and may report too: while the first to report a step lives, others only show that there is life.
+`reports` defines a report, and is imported with the first report. A container is one process that makes
+steps. A program that it starts (such as an evaluation) inherits its identity, and may report too. While the
+first process that reported a step lives, reports of others only count as activity.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from fleetrun.progress.track import Track
 
 
-_AT_ONCE = 64  # datagrams read before others have their turn
+_AT_ONCE = 64  # datagrams read in one turn of the loop
 _SENDER = struct.Struct("3i")  # pid, uid, gid
 _SENDER_SPACE = socket.CMSG_SPACE(_SENDER.size)
-_WORTH = 0.1  # seconds of an activity that is worth a line in the record
-_QUEUE = 1024  # datagrams that may wait; the kernel has 10 or 512 (net.unix.max_dgram_qlen)
+_WORTH = 0.1  # seconds of an activity that is worth a line in the event log
+_QUEUE = 1024  # datagrams that may wait; the kernel allows 10 or 512 (net.unix.max_dgram_qlen)
 
 Listener = Callable[[str, "Report"], None]
-"""Called with the container's name and the report as it came."""
+"""Called with the name of the process and its report."""
 
 
 class ProgressReceiver:
-    """Of one launch, over all its pods. Containers go by their names on this node: `trainer.0`.
+    """Receives the progress of one launch, over all its pods. Processes go by their names on this node, such
+    as `trainer.0`.
 
-    `write` appends to the record: `Journal.write`. Without `open`, and where the socket cannot be made,
-    there are no reports; the job runs all the same.
+    `write` appends to the event log (`Journal.write`). Without `open`, and if the socket cannot be created,
+    there are no reports, but the job runs.
     """
 
     def __init__(self, loop: Loop, path: Path, write: Callable[..., None]) -> None:
@@ -57,7 +58,7 @@ class ProgressReceiver:
         self._listeners: list[Listener] = []
 
     def open(self) -> OSError | None:
-        """Make the folder and the socket; what stood in the way, if anything."""
+        """Create the directory and the socket. Return the error, if any."""
         try:
             files.make_run_folder(self._path.parent)
             self._socket = _bound(self._path)
@@ -67,14 +68,17 @@ class ProgressReceiver:
         return None
 
     def pod(self, spec: PodSpec) -> None:
-        """The pod that reports from now on. What is known of the one before is forgotten."""
+        """Set the pod that reports from now on, and forget the progress of the previous pod."""
         self.settle()
         self._pod = spec.name
         self._names = {(str(each.role), each.rank): each.name for each in spec.containers}
         self._tracks, self._speakers = {}, {}
 
     def handle(self, event: PodEvent) -> None:
-        """Follow which processes start and end; what they said before a hang is in the record before it."""
+        """Follow starts and ends of processes.
+
+        Reports before a hang are written to the event log before the hang.
+        """
         if isinstance(event, Started):
             for each in event.containers:
                 self.begun(each.spec.name)
@@ -84,48 +88,48 @@ class ProgressReceiver:
             self.settle()
 
     def begun(self, name: str) -> None:
-        """A process starts: what is known of the one before it is over."""
+        """Handle the start of a process. The progress of its predecessor is dropped."""
         self._tracks.pop(name, None)
         self._speakers.pop(name, None)
         self.renew()
 
     def renew(self) -> None:
-        """Make the socket again if a cleaner of old files, or the end of a login, took it."""
+        """Create the socket again if a cleaner of old files, or the end of a login, has removed it."""
         if self._socket is not None and not self._path.exists():
             self.close()
             self.open()
 
     def ended(self, name: str) -> None:
-        """Its process has ended: its last reports come before its exit in the record."""
+        """Handle the end of a process. Its last reports precede its exit in the event log."""
         self._read(_QUEUE)
         self._note(name)
 
     def latest(self, name: str) -> Report | None:
-        """The state of a container: each thing as it was said last by the process that runs now."""
+        """Return the state of a process, with the newest value of each field."""
         track = self._tracks.get(name)
         return track.latest if track is not None else None
 
     def last_step(self, names: Iterable[str]) -> int | None:
-        """The last step that any of these containers has reported; None if none has."""
+        """Return the last step that any of these processes has reported. None without such a report."""
         self._read(_QUEUE)
         reports = [self.latest(name) for name in names]
         steps = [each.step for each in reports if each is not None and each.step is not None]
         return max(steps, default=None)
 
     def has_saved(self, name: str) -> bool:
-        """Whether the process that runs now, or ran last, has made a checkpoint."""
+        """Return True if the process that runs now, or ran last, has made a checkpoint."""
         latest = self.latest(name)
         return latest is not None and latest.saved
 
     def speeds(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Samples per second and seconds of a step over the last ten seconds or so; seconds to the last step,
-        if the process has told which that is.
+        """Return samples per second and seconds per step over about the last ten seconds, and seconds to the
+        last step if the process has reported its number.
         """
         track, now = self._tracks.get(name), self._loop.clock()
         return (None,) * 3 if track is None else (track.rate(now), track.step_seconds(now), track.left(now))
 
     def averages(self, name: str) -> tuple[float | None, float | None]:
-        """Samples per second and seconds of a step over all reports of the process."""
+        """Return samples per second and seconds per step over all reports of the process."""
         track = self._tracks.get(name)
         return (None, None) if track is None else (track.average, track.pace)
 
@@ -133,13 +137,13 @@ class ProgressReceiver:
         self._listeners.append(listener)
 
     def settle(self) -> None:
-        """Read what is there, and note what has not been noted."""
+        """Read all waiting reports, and write down reports that are not in the event log."""
         self._read(_QUEUE)
         for name in self._tracks:
             self._note(name)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the socket. May be called twice."""
         if self._socket is None:
             return
         self.settle()
@@ -155,10 +159,10 @@ class ProgressReceiver:
         for _ in range(most):
             try:
                 datagram, sender, _, _ = self._socket.recvmsg(LARGEST_DATAGRAM + 1, _SENDER_SPACE)
-            except OSError:  # nothing there, mostly
+            except OSError:  # usually, no datagram is waiting
                 return
             from fleetrun.envs.progress_report import (
-                read_report,  # late: a launch comes before its first report
+                read_report,  # imported late, because a launch starts before its first report
             )
 
             report = read_report(datagram, self._loop.clock())
@@ -186,7 +190,9 @@ class ProgressReceiver:
             listener(name, report)
 
     def _speaks(self, name: str, report: Report, pid: int) -> bool:
-        """Whether this process may report for the container. 0 is one in a pid namespace of its own."""
+        """Return True if this process may report under the name. 0 is a process in a separate pid
+        namespace.
+        """
         first = self._speakers.get(name)
         if first not in (None, pid) and os.path.exists(f"/proc/{first}"):  # noqa: PTH110 - no Path for each report
             return False
@@ -195,7 +201,7 @@ class ProgressReceiver:
         return True
 
     def _note_stall(self, name: str, report: Report, track: Track) -> None:
-        """An activity is over, in which there were no steps."""
+        """Record an activity that has ended, if no steps were made during it."""
         over = track.stall_over(report)
         if over is not None and over[1] >= _WORTH:
             self._write("activity", container=name, what=over[0], seconds=round(over[1], 3))
