@@ -1,5 +1,6 @@
-"""Ask the nodes of a running job: this node, the other nodes through the job's store, or all nodes from a
-host that runs no part of the job.
+"""Send commands to the nodes of a running job.
+
+Other nodes are reached through the job's store, also from a host outside the job.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ def job_options(command: Decorated) -> Decorated:
 
 
 class Nodes:
-    """The nodes of one job, asked through the job's store. A context manager."""
+    """The nodes of one job, reached through the job's store. A context manager."""
 
     def __init__(self, address: Address, where: Where, own: int | None) -> None:
-        """`own`: the rank of this node, which is not asked."""
+        """`own`: the rank of this node, which is skipped."""
         self._where = where
         self._own = own
         self._guest = Guest(address)
@@ -127,7 +128,7 @@ class Nodes:
         self._guest.__exit__()
 
     def reached(self, *, alone: bool) -> bool:
-        """Enter the context and return True if the other nodes can be asked.
+        """Enter the context and return True if the other nodes can be reached.
 
         With `alone`, the answer of this node is enough. A failure then only prints a remark on stderr and
         returns False. Raises LaunchError otherwise.

@@ -110,8 +110,9 @@ def _ended(one: Status, exit: Fields | None) -> Status:
 
 
 class RemoteWatch:
-    """The counterpart of `StatusWatch` for nodes that are asked through the job's store. `name` is the job's
-    name.
+    """The counterpart of `StatusWatch` for nodes that are reached through the job's store.
+
+    `name` is the job's name.
     """
 
     def __init__(self, nodes: Nodes, name: str, interval: float) -> None:
@@ -130,8 +131,9 @@ class RemoteWatch:
         return time.monotonic() - self._heard
 
     def look(self) -> Status | None:
-        """Return the newest status. None if all nodes have left the job, or if no node answers. `job.silence`
-        then holds the reason.
+        """Return the newest status.
+
+        None if all nodes have left the job or stopped answering. `job.silence` then holds the reason.
         """
         for rank, data in self._nodes.arrived(0.0):
             for said in self._documents[rank].of(data):

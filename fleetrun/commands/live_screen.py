@@ -1,5 +1,7 @@
-"""The screens of `fleetrun top`: the list of processes, one process with its stack and log, the tables of
-parameter servers, and questions before a stop or a restart. Only `fleetrun top` imports this module.
+"""The screens of `fleetrun top`. Only this command imports the module.
+
+The screens show the list of processes, one process with its stack and log, the tables of parameter servers,
+and questions before a stop or a restart.
 """
 
 from __future__ import annotations

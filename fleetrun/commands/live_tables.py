@@ -159,7 +159,7 @@ def lines(found: Status, width: int | None) -> list[Text]:
 
 
 def lines_of(columns: dict[str, Column], tables: Sequence[Fields], width: int | None) -> list[Text]:
-    """Return a line of titles, and a line for each table with those of its fields that have a column."""
+    """Return a line of titles, and a line for each table with the fields that have a column."""
     rows = [[written(each.get(name)) for name in columns] for each in tables]
     return table(list(columns.values()), rows, width)
 

@@ -63,7 +63,7 @@ class NodeFilter:
 
 
 def has_other_nodes(status: Fields) -> bool:
-    """Return True if the job has other nodes to ask."""
+    """Return True if the job has other nodes."""
     return len(objects_in(status, "nodes")) > 1
 
 
@@ -72,7 +72,7 @@ def ask_everywhere(job: Running, wanted: NodeFilter) -> Status:
     return ask(job.socket, wanted.request(), _TIMEOUT_EVERYWHERE)
 
 
-_TIMEOUT = 1.0  # seconds for an answer about this node, which is asked repeatedly
+_TIMEOUT = 1.0  # seconds for an answer about this node, which is queried repeatedly
 _EVERYWHERE_INTERVAL, _MANY_INTERVAL = 3.0, 10.0  # seconds between two requests to the other nodes
 
 
@@ -151,7 +151,7 @@ def _show(job: Running, wanted: NodeFilter, in_json: bool) -> None:
 
 
 def _show_of(nodes: Nodes, in_json: bool) -> int:
-    """Show a job of which this host runs no part. Return the exit code."""
+    """Show a job on other hosts. Return the exit code."""
     nodes.ask("status", {"json": True})
     said = {rank: list(nodes.documents(rank)) for rank in nodes.ranks}
     latest = {rank: found[-1] for rank, found in said.items() if found and isinstance(found[-1], dict)}
@@ -221,7 +221,7 @@ def _stream(view: StatusWatch, interval: float) -> int:
 
 
 class StatusWatch:
-    """Fetches the newest status of a job repeatedly. It asks the other nodes less often."""
+    """Fetches the newest status of a job repeatedly. It queries the other nodes less often."""
 
     def __init__(self, job: Running, wanted: NodeFilter) -> None:
         self.job = job

@@ -118,7 +118,7 @@ def node_lines(status: Fields, width: int | None) -> list[Text]:
     nodes = _shown_nodes(status)
     if not nodes:
         return []
-    # Launchers of earlier versions do not ask other nodes. A launcher that is leaving the job does not
+    # Launchers of earlier versions do not query other nodes. A launcher that is leaving the job does not
     # either.
     asked = (each for each in nodes if each.get("silent") or each.get("states"))
     if status.get("only") is None and all(each.get("this") is True for each in asked):

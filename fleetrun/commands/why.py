@@ -69,7 +69,7 @@ def _show(answer: Document, in_json: bool) -> None:
 
 
 def _why_at(where: Where, in_json: bool) -> int:
-    """Ask node 0 of a job of which this host runs no part. Node 0 asks the others. Return the exit code."""
+    """Show the diagnosis of a job on other hosts. Node 0 queries the other nodes. Return the exit code."""
     with nodes_at(where) as nodes:
         nodes.ask("why", {"json": True})
         said = list(nodes.documents(0))

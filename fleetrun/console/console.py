@@ -224,7 +224,7 @@ class Sink:
     """An output that never blocks the loop. Pending data waits in memory.
 
     Lines are written whole and in order. Memory is bounded, because callers check `room` before they read
-    more of a log. The log file is the buffer, so nothing is lost.
+    more of a log. Unread output stays safe in the log file.
     """
 
     def __init__(self, fd: int, other: Sink | None = None) -> None:

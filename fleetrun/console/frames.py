@@ -57,9 +57,9 @@ def _continues(line: str, indent: str) -> bool:
 
 
 def library_of(path: str) -> str:
-    """Return the library of a file, such as `torch` or `runpy`.
+    """Return the library of an installed file or of a file of Python, such as `torch` or `runpy`.
 
-    Empty for files that are neither installed nor part of Python.
+    Empty for other files.
     """
     if path.startswith("<frozen "):
         return path[len("<frozen ") :].rstrip(">").partition(".")[0]

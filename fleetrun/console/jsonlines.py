@@ -1,7 +1,7 @@
-"""The console for programs.
+"""The console for programs. It prints one JSON object per line on stdout.
 
-It prints one JSON object per line on stdout: for each event of the event log, each shown line of a process,
-and each message of fleetrun. See docs/launch.md.
+There is an object for each event of the event log, each shown line of a process, and each message of
+fleetrun. See docs/launch.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The messages of a run about its pod: the lines at its start, each event as it happens, and the report of a
-failure or a hang at its end.
+"""The messages of a run about its pod.
 
+They are the lines at the start, a line for each event, and the report of a failure or a hang at the end.
 `Narrator` writes the events of a pod to the console. The functions only build lines.
 """
 
@@ -50,7 +50,7 @@ from fleetrun.pod.spec import PodSpec
 
 # ---- Reports the events of a pod as they happen, one line each. Makes no decisions.
 
-_WIDE = 100  # width of output that goes to no terminal, in columns
+_WIDE = 100  # width of output to a file or a pipe, in columns
 
 
 class Narrator:
@@ -217,7 +217,7 @@ def progress_facts(reached: Sequence[tuple[int | None, float | None]], speed: st
 def settings_line(rows: Sequence[tuple[str, str, str]]) -> str:
     """List the settings that differ from their defaults, by name, value and origin.
 
-    Settings from the command line need no origin.
+    The origin is omitted for settings from the command line.
     """
     told = [
         f"{name}={_shortened(value)}" + ("" if origin.startswith("-") else f" ({origin})")
@@ -390,7 +390,7 @@ def cause_line(result: JobResult, tail: Tail) -> str:
     assert ended is not None, "of a failure"
     if result.verdict is not None:
         return printable(result.verdict.sentence.partition(". ")[0])
-    # imported late, as `folded`, because a job that succeeds needs neither
+    # imported late, as `folded`, because only a failed job needs them
     from fleetrun.console.frames import place_of
 
     until = takewhile(lambda line: not re.match(NEXT_OF_GROUP, line), _traceback(ended, tail))
@@ -510,7 +510,7 @@ def _others(others: Iterable[Ended]) -> str:
 
 
 def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
-    # imported late, because a job that succeeds needs no hint
+    # imported late, because only a failed job needs a hint
     from fleetrun.console.causes import known_cause
 
     record = ended.record

@@ -238,7 +238,7 @@ _ESCAPES = re.compile(rb"\x1b\[[0-9;:]*[mK]")
 _CLEARS = (b"\x1b[K", b"\x1b[0K", b"\x1b[2K")
 _MOST_ROWS = 8
 _MOST_BYTES = 16 * 1024  # kept of a row
-_CALM_LINES = 100  # after this many lines without a move, no more moves are expected
+_CALM_LINES = 100  # lines without a move, after which further moves are not expected
 _LONGEST_BAR = 79  # in columns; a longer row is not a progress bar and is not held back
 _UNBOUNDED = 1 << 30
 

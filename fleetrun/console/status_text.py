@@ -83,7 +83,7 @@ def status_fields(
     """Select the fields of the status line from a launcher's answer.
 
     `silent_for`: seconds without activity of any trainer. They are shown if they are many and unexplained.
-    `stopping_for`: seconds since processes were asked to end. Step and loss come from the trainer with the
+    `stopping_for`: seconds since the stop of processes began. Step and loss come from the trainer with the
     highest step. If that trainer reports no loss, the loss comes from the first trainer that does.
     """
     containers = status["containers"]

@@ -94,9 +94,9 @@ def format_short(number: float) -> str:
 
 
 def format_speed(samples: Iterable[float | None], step_seconds: float | None) -> str:
-    """Format the sum of the known rates, such as `12.3k samples/s`.
+    """Format the sum of all available rates, such as `12.3k samples/s`.
 
-    If none is known, return `4.1 steps/s`, or an empty string.
+    Without rates, return `4.1 steps/s`, or an empty string.
     """
     if known := [each for each in samples if each is not None]:
         return f"{format_short(sum(known))} samples/s"
@@ -268,7 +268,7 @@ _NATIVE_FRAME = (
 
 def without_native_frames(lines: Iterable[str]) -> list[str]:
     """Drop the C++ frames that torch adds to an exception, because dozens of rows hide its message."""
-    found = re.compile(_NATIVE_FRAME).match  # compiled here, because a run that succeeds needs no pattern
+    found = re.compile(_NATIVE_FRAME).match  # compiled here, because only a failed run needs the pattern
     return [line for line in lines if not found(line)]
 
 

@@ -1,6 +1,4 @@
-"""The values of the doctor: facts of this node and of the job (`Machine`, `Wanted`), and a `Finding` with its
-verdict.
-"""
+"""The values of the doctor: facts of this node and of the job (`Machine`, `Wanted`), and the findings."""
 
 from __future__ import annotations
 

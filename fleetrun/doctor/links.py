@@ -143,7 +143,8 @@ def turns(count: int) -> list[Turn]:
     """Plan the turns as a round robin (circle method). Each node is at most once in a turn, and each pair
     occurs at most once.
 
-    No two measurements share a node at the same time. `count` nodes need `count - 1` turns, or one more.
+    A node therefore takes part in one measurement at a time. `count` nodes need `count - 1` turns, or one
+    more.
     """
     players = [*range(count), *([-1] if count % 2 else [])]
     found: list[Turn] = []

@@ -235,7 +235,7 @@ def network(address: str) -> Network:
 def _resolved(name: str) -> Strings:
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # UnicodeError if a name server cannot be asked for such a name
+    except (OSError, UnicodeError):  # UnicodeError for a name that is invalid in DNS
         return ()
     return tuple(dict.fromkeys(str(row[4][0]) for row in rows))
 

@@ -275,7 +275,7 @@ class Gathering:
 
 
 # ---- The part of a visit that needs the other nodes: the store, the record of this node, and the results. It
-# builds all objects and makes no decisions.
+# only builds objects, and decisions are made elsewhere.
 
 
 _LARGEST_SCRIPT = 64 << 20

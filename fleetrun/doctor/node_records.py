@@ -74,7 +74,7 @@ class Link:
 
 
 def pack(card: NodeRecord) -> bytes:
-    """Encode a record. Checks that passed are left out, because only problems are sent to the others."""
+    """Encode a record. Only problems are sent to the others, without the checks that passed."""
     told = [each for each in card.findings if each.verdict is not Verdict.PASS][:_MOST_FINDINGS]
     rows = [[_cut(text) for text in (each.check, each.verdict, each.found, each.mend)] for each in told]
     return json.dumps({**asdict(card), "findings": rows}).encode()

@@ -1,6 +1,6 @@
 """Determine the requirements of a launch on this node: its place, its devices and its ports.
 
-Obstacles become findings. This module measures nothing.
+Obstacles become findings. Measurements are in `measure`.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class Visit:
         return sections, exit_code(each for section in sections for each in section.findings)
 
     def _together(self, plan: Plan, machine: Machine, findings: tuple[Finding, ...], ports: Ports) -> Section:
-        from fleetrun.doctor.node_group import compare  # imported late, because one node needs no network
+        from fleetrun.doctor.node_group import compare  # imported late, because only several nodes need it
 
         group, found = compare(self._resolved, plan, machine, findings, ports, self._environ, self._say)
         titles = {card.id: card.title for card in group.members}

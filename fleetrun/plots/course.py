@@ -1,7 +1,7 @@
-"""The data of a plot, from the event log of a job: loss and speed of each process, named values and tables,
-the running times of processes, and the events of the job.
+"""The data of a plot, read from the event log of a job.
 
-Curves are thinned for drawing. The event log is not trusted, so every value is checked.
+The data covers loss and speed of each process, named values and tables, running times of processes, and
+events of the job. Curves are thinned for drawing. The event log is not trusted, so every value is checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The plot of a job as a file: loss and speed of each process over time, named values, tables of parameter
-servers, restarts and hangs, and the start and end of each process.
+"""The plot of a job as a file.
 
-matplotlib takes a second to import, so functions import it only when they use it.
+It shows loss, speed, named values and tables over time. It marks restarts, hangs, and the start and end of
+each process. matplotlib takes a second to import, so functions import it only when they use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The position of one rank when it was asked, or when it ended.
+"""The state of one rank, now or at its end.
 
 It combines the answer of its probe with the launcher's facts about its process. All functions are pure.
 """
@@ -48,7 +48,7 @@ class Frame:
 
     @property
     def waits(self) -> bool:
-        """True if it is in `wait` of an earlier call. That call is written in C++ and has no frame."""
+        """True if it is in `wait` of an earlier call. C++ code of that call has no frame."""
         return (self.of_torch or not self.installed) and ".wait(" in self.code
 
 

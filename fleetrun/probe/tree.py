@@ -15,10 +15,9 @@ MOST_LINES = 40
 
 
 def merged(states: Sequence[RankState]) -> Strings:
-    """Show the position of each rank, outermost calls first. Where ranks part, the smallest branch comes
-    first.
+    """Show the position of each rank, outermost calls first. The smallest branch comes first.
 
-    Of library frames, only the innermost is shown, and none below a known collective.
+    Only the innermost library frame is shown. Library frames below a recognized collective are hidden.
     """
     together: dict[Strings, list[RankState]] = {}
     for state in states:

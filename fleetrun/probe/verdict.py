@@ -99,7 +99,7 @@ class _Job:
     def _behind(self, rank: int, call: Call) -> bool:
         """Return True if the rank has not entered this collective, or cannot continue in it.
 
-        A rank without known calls has not entered it, or is stuck.
+        A rank that has not reported any calls counts as not entered.
         """
         state = self.states.get(rank)
         return state is not None and (
@@ -127,8 +127,8 @@ class _Job:
     def progresses(self) -> bool:
         """Return True if the job may be making progress.
 
-        All ranks must live or have succeeded. None may be stopped, joining or waiting for a server, and no
-        wait for other ranks may be long.
+        All ranks must live or have succeeded. A process that is stopped, joining or waiting for a server
+        rules out progress, and so does a long wait for other ranks.
         """
         for each in [*self.states.values(), *self.servers.values()]:
             if not each.alive:

@@ -1,9 +1,9 @@
 """The launcher's end of progress reports, a datagram socket for the processes of a pod. It passes reports on,
 and writes them to the event log from time to time.
 
-`reports` defines a report, and is imported with the first report. A container is one process that makes
-steps. A program that it starts (such as an evaluation) inherits its identity, and may report too. While the
-first process that reported a step lives, reports of others only count as activity.
+`reports` defines a report, and is imported with the first report. A program that a trainer starts (such as an
+evaluation) inherits its identity, and may report too. While the first process that reported a step lives,
+reports of other processes only count as activity.
 """
 
 from __future__ import annotations
@@ -122,8 +122,9 @@ class ProgressReceiver:
         return latest is not None and latest.saved
 
     def speeds(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Return samples per second and seconds per step over about the last ten seconds, and seconds to the
-        last step if the process has reported its number.
+        """Return samples per second and seconds per step, over about the last ten seconds.
+
+        The third value is the seconds to the last step, if the process has reported the number of that step.
         """
         track, now = self._tracks.get(name), self._loop.clock()
         return (None,) * 3 if track is None else (track.rate(now), track.step_seconds(now), track.left(now))

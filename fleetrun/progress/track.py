@@ -1,5 +1,7 @@
-"""The launcher's memory of one process's progress: its latest report, its rate, and the times at which a
-report is worth a line in the event log. It uses no socket, and time is an argument.
+"""The launcher's memory of one process's progress.
+
+It holds the latest report and the rate, and decides when a report is worth a line in the event log. It is
+independent of sockets, and time is an argument.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Pod:
     shm: str = ""
     """Limit of /dev/shm. Empty: no limit."""
     but: Strings = ()
-    """Nodes on which the pod is not placed."""
+    """Excluded nodes."""
 
     def spec(self, *, subdomain: str | None) -> Document:
         """Return the pod's spec, with /dev/shm in memory. The default of 64 MB is too small for data

@@ -28,10 +28,10 @@ def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str,
     master, job_id.
 
     The result holds `scheduler` instead if the scheduler allocated nodes but started this process on only one
-    of them. It is empty if no scheduler started this process.
+    of them. It is empty for a process started without a scheduler.
 
-    Options in `but` are set elsewhere and left out, and values that only they need are not looked up. Raises
-    UsageError for malformed variables, and if nodes cannot determine where to join.
+    Options in `but` are set elsewhere. They are omitted, and values that only they need are not looked up.
+    Raises UsageError for malformed variables, and if nodes cannot determine where to join.
     """
     if inside_container(environ):  # a launch inside a trainer is a separate job
         return {}

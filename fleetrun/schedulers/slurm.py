@@ -122,7 +122,7 @@ def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineVal
 
 
 def _in_step(environ: Environ) -> bool:
-    """Return True if srun started this process. A batch script and a shell of salloc have no step."""
+    """Return True if srun started this process. Batch scripts and shells of salloc run outside steps."""
     if not environ.get("SLURM_STEP_ID") or not environ.get("SLURM_PROCID"):
         return False
     return _number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP

@@ -1,8 +1,8 @@
 """Run the same command on every host of --ips, from one terminal, through the system's ssh.
 
-The file contains, from top to bottom: the output of one ssh client (`Link`), the meaning of its exit, all
-hosts (`HostGroup`, which ends all hosts when one fails), and the scheduler. `ssh_remote.py` runs at the other
-end of each connection.
+`Link` reads the output of one ssh client, and `judge_end` interprets its exit. `HostGroup` runs all hosts,
+and ends them when one fails. `Ssh` is the scheduler. `ssh_remote.py` runs at the other end of each
+connection.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ class Link:
         self._write(b"\n")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the remote fleetrun. A host on which none has started is given up."""
+        """Send a signal to the remote fleetrun. If fleetrun has not started on the host, end the
+        connection.
+        """
         if self.begun:
             self._write(b"signal %d\n" % number)
         else:
@@ -451,7 +453,7 @@ def _check_answers(answers: Mapping[str, Answer], other: int) -> None:
 
 
 def client_command(job: Submission, host: str, remote: str) -> list[str]:
-    """Build the command line of the ssh client for a host. It contains no secret."""
+    """Build the command line of the ssh client for a host. Secrets travel on stdin instead."""
     alive = max(1, round(job.settings.heartbeat_timeout / 3))
     argv = ["ssh", "-T"]
     for option in (

@@ -1,9 +1,10 @@
 """Collect the Python stacks of all processes of a job on this node, within a time limit.
 
-The functions block. A command, or the process that a launcher starts, may call them, but never a launcher's
-loop. py-spy reads stacks from outside. If it is not installed or lacks permission, the process is asked by
-signal. fleetrun's runtime lets `faulthandler` write stacks on stderr, which is the log, at that signal. A
-process that would die of the signal never receives it.
+The functions block, so only commands and helper processes may call them, never a launcher's loop.
+
+py-spy reads stacks from outside. If py-spy is not installed or lacks permission, a signal requests the stacks
+from the process. fleetrun's runtime lets `faulthandler` write them to stderr, which is the log. A process
+that would die of the signal never receives it.
 """
 
 from __future__ import annotations

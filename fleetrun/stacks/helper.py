@@ -37,7 +37,7 @@ from fleetrun.stacks.frames import Target
 WITHIN = 20.0
 """Seconds for all stacks together."""
 
-_MORE = 10.0  # for a slow node to start the helper, and to ask a process
+_MORE = 10.0  # for a slow node to start the helper, and to signal a process
 _MOST_LINES = 20
 _LONGEST = 500
 

@@ -62,7 +62,7 @@ def _count_steps(mark, path):
 
 
 _steps = []
-_marked = []  # called when this process becomes another process of the job
+_marked = []  # called when a standby becomes a process of the job
 _home = []  # address, and the ID of the process that answers, which excludes forks
 _more = {}
 _imported = []  # returns the imported modules, for a standby
@@ -243,9 +243,7 @@ def _may_raise_exit():
 
 
 class _WhenImported:
-    """A finder that finds no module. It calls `then` with one module, right after that module was
-    executed.
-    """
+    """A finder that only observes. It calls `then` with one module, right after that module was executed."""
 
     def __init__(self, name, then):
         self._name = name
@@ -670,7 +668,8 @@ def _call(entry):
 def _arrivals(entries):
     """Return for each group the numbers of its collectives and the times of entering them, in microseconds.
 
-    NCCL is left out. With NCCL, a program runs ahead of its GPU, so these times do not reveal stragglers.
+    The result omits NCCL. With NCCL, a program runs ahead of its GPU, so these times do not reveal
+    stragglers.
     """
     found = {}
     for each in entries:

@@ -27,8 +27,8 @@ class Refused(Exception):
 
 
 class Watch:
-    """A finder that finds no module. It notes the order of imports, and changes of the environment before
-    each import.
+    """A finder that only observes. It notes the order of imports, and changes of the environment before each
+    import.
 
     Scripts set environment variables for libraries (OMP_NUM_THREADS, HF_HOME) before they import them.
     """
@@ -55,7 +55,7 @@ class Watch:
 
     def imported(self):
         """Return [name, file, preceding changes of the environment] of the installed modules that this
-        process has imported, in order. The user's modules are left out.
+        process has imported, in order. The user's modules are omitted.
         """
         found, seen, changes = [], set(), {}
         for name, more in list(self._noted):
