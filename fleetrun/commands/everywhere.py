@@ -37,7 +37,7 @@ NO_SUCH_PROCESS = 4
 _TIMEOUT = 5.0
 _LONGEST_NAME = 512
 MOST_OF_RECORD = 64 << 20
-"""Largest part of an event log that a node sends, in bytes: the start and the end of the event log."""
+"""Most bytes of an event log that a node sends. A longer event log is reduced to its start and its end."""
 
 _LONGEST_DOCUMENT = 64 << 20
 _PASSWORD = "FLEETRUN_ETCD_PASSWORD"

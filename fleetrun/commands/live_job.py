@@ -106,7 +106,7 @@ def _ended(one: Status, exit: Fields | None) -> Status:
     return {**one, **gone, "alive": False, "state": state, "exit": one.get("exit") if code is None else code}
 
 
-# ---- A job of which this host may run no part
+# ---- A job that may run on other hosts only
 
 
 class RemoteWatch:

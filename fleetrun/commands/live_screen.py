@@ -635,7 +635,7 @@ class ListScreen(Screen[None]):
     def action_filter(self) -> None:
         """Open the filter, with priority and immediately.
 
-        Otherwise the keys of the list would take text that is typed quickly after the slash.
+        Otherwise text that is typed quickly after the slash would reach the keys of the list.
         """
         field = self.query_one("#filter", Input)
         field.add_class("open")

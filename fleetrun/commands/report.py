@@ -113,7 +113,9 @@ def as_json(history: History) -> Document:
 
 
 def _verdict(history: History) -> Document | None:
-    """Return the last diagnosis: the ranks that the others waited for when the job made no progress."""
+    """Return the last diagnosis. It names the ranks that the others waited for when the job made no
+    progress.
+    """
     found = history.last("verdict")
     if found is None:
         return None

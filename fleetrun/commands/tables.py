@@ -1,5 +1,6 @@
-"""The `fleetrun tables` command inspects the tables of parameter servers, of a running job or of saved
-tables. The runtime reads saved tables in a separate process.
+"""The `fleetrun tables` command inspects tables of parameter servers, in a running job or in saved tables.
+
+The runtime reads saved tables in a separate process.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ _CAUSES = (
         " `fleetrun why` names that rank while the job waits.",
     ),
 )  # fmt: skip
-"""Patterns with their hints, special patterns first. Each `{}` is replaced by a group of the pattern."""
+"""Patterns with their hints, specific patterns first. Each `{}` is replaced by a group of the pattern."""
 
 _SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "A segmentation fault is in native code, or a stack that is too deep (`ulimit -s`). "

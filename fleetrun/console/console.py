@@ -170,8 +170,9 @@ class Console:
 
     @property
     def _narrow(self) -> bool:
-        """True if the terminal has no room for the date, and if 80 columns have no room for a time in the
-        first lines.
+        """True for a terminal too narrow for the date.
+
+        At 80 columns, even a time does not fit into the first lines.
         """
         return self.columns is not None and self.columns < _NARROW
 

@@ -419,7 +419,7 @@ def verdict_lines(verdict: Verdict, width: int) -> list[str]:
 
 
 def _in_one_line(ended: Ended, tail: Tail, width: int) -> list[str]:
-    """Return a failure that is only a symptom, in at most three rows."""
+    """Return the message of a failure that is only a symptom, in at most three rows."""
     message = error_line(ended, tail)
     return wrapped(f"  {message}", width)[:3] if message else []
 

@@ -42,7 +42,7 @@ _ROLES = {
 
 @frozen
 class CurrentActivity:
-    """A long activity. `done` of `of` parts are complete. Both are None if unknown."""
+    """A long activity. `done` of `of` parts are complete. Each is None if unknown."""
 
     what: str
     done: float | None = None

@@ -80,7 +80,7 @@ class Space:
 
     kind: str
     total: int
-    """0 if the file system has no size, or does not report it."""
+    """0 if the file system is unbounded, or does not report its size."""
     free: int
     inodes: int | None = None
     """Free inodes. None: the file system does not count them."""

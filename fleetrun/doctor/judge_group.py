@@ -74,8 +74,9 @@ def _same(
 
 
 def options(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
-    """Check options that must be the same everywhere, because a launch would be refused, and ranks, which
-    must differ.
+    """Check the options.
+
+    Some must be the same everywhere, because otherwise a launch is refused. Ranks must differ.
     """
     wrong = 0
     for flag in sorted({flag for card in cards for flag in card.options}):

@@ -30,9 +30,7 @@ _LONGEST_PAUSE = 60.0  # seconds, the limit for pauses that an answer requests
 # seconds, the limit after the end of the job, because the launcher waits for less than twice that
 _AT_THE_END = 3.0
 _MOST_WAITING = 100  # messages
-_PATIENCE = (
-    40.0  # seconds for an attempt in all: a name server, or an answer a byte a second, may take longer
-)
+_PATIENCE = 40.0  # seconds for a whole attempt, including a slow name server or a slow answer
 
 
 def deliver(send: Callable[[], BaseException | None], pause: Callable[[float], bool]) -> str | None:

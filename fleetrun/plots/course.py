@@ -441,9 +441,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def lonely(values: Sequence[float]) -> list[int]:
-    """Return the indices of points to draw as dots: points between two gaps, which no line shows.
+    """Return the indices of points to draw as dots.
 
-    If there are only few points, return all.
+    These points are between two gaps, so no line shows them. If there are only few points, return all.
     """
     there = [False, *(not math.isnan(value) for value in values), False]
     few = sum(there) < _FEW

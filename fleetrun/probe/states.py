@@ -48,7 +48,7 @@ class Frame:
 
     @property
     def waits(self) -> bool:
-        """True if it is in `wait` of an earlier call. C++ code of that call has no frame."""
+        """True if it is in `wait` of an earlier call. That wait runs in C++, without a frame."""
         return (self.of_torch or not self.installed) and ".wait(" in self.code
 
 
@@ -210,8 +210,8 @@ class RankState:
     def waits_in(self) -> Call | None:
         """The collective that it has entered and not completed.
 
-        If its innermost call is a collective, that one is returned, else the oldest. torch treats a failed
-        collective as completed.
+        The collective of its innermost call takes precedence over the oldest collective. torch treats a
+        failed collective as completed.
         """
         if self.peer is not None:
             return None

@@ -39,8 +39,8 @@ Listener = Callable[[str, "Report"], None]
 
 
 class ProgressReceiver:
-    """Receives the progress of one launch, over all its pods. Processes go by their names on this node, such
-    as `trainer.0`.
+    """Receives the progress of one launch, over all its pods. Processes are identified by their names on this
+    node, such as `trainer.0`.
 
     `write` appends to the event log (`Journal.write`). Without `open`, and if the socket cannot be created,
     there are no reports, but the job runs.

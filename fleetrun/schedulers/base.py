@@ -136,7 +136,7 @@ class Submission:
         return (*options, "--", self.settings.script, *self.settings.script_args)
 
     def variables(self, *names: str) -> list[str]:
-        """Return the environment variables here that set a scheduler or one of these options.
+        """Return the environment variables of this process that set a scheduler or one of these options.
 
         A job that inherits them must not see them.
         """

@@ -1,4 +1,4 @@
-"""Kubernetes: find this pod's place in a job, and implement `--scheduler kubernetes`.
+"""Find this pod's place in a Kubernetes job, and implement `--scheduler kubernetes`.
 
 The manifests of a job are printed or given to kubectl.
 """

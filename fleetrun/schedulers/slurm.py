@@ -1,5 +1,6 @@
-"""Slurm: read the placement of srun, implement `--scheduler slurm` (a batch script for sbatch), and expand
-Slurm's host lists.
+"""Read the placement of Slurm's srun, and expand Slurm's host lists.
+
+The module also implements `--scheduler slurm`, which writes a batch script for sbatch.
 """
 
 from __future__ import annotations

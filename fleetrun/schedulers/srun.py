@@ -20,9 +20,8 @@ _SRUN = (
 
 
 def srun(job: Submission) -> list[str]:
-    """Return the words of srun.
-
-    It ends the other tasks a minute after the first, unless the job outlives a node.
+    """Return the words of srun. srun ends the other tasks a minute after the first, unless the job outlives a
+    node.
     """
     return [*_SRUN, *(("--wait=0", "--no-kill") if outlives_a_node(job) else ("--wait=60",))]
 

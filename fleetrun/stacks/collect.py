@@ -40,7 +40,7 @@ _MOST = 1 << 20  # bytes of a log that are searched for stacks
 
 
 def can_ask(target: Target, pid: int) -> bool:
-    """Return True if that process belongs to this process of the job and has a handler for the signal."""
+    """Return True if process `pid` belongs to the target and has a handler for the signal."""
     return (
         state_of(pid) not in ("", "Z", "T", "t") and belongs(pid, target.mark) and catches(pid, STACKS_SIGNAL)
     )
@@ -170,7 +170,8 @@ _TO_WRITE = 60.0
 
 @contextlib.contextmanager
 def _left_running(pid: int) -> Iterator[Strings]:
-    """Yield options for py-spy, which must not stop some processes.
+    """Yield py-spy's options for a process. py-spy must not stop a process that is already stopped or
+    uninterruptible.
 
     Afterwards, continue a process that a killed py-spy left stopped.
     """
@@ -222,7 +223,7 @@ def _why(said: str) -> str:
 _AT_ONCE = 8
 _EACH = 5.0  # seconds for one process
 _LONGEST_NAME = 40
-_OLD = 5.0  # seconds after which a process has started up
+_OLD = 5.0  # seconds after which a process counts as started
 _PAUSE = 0.25
 
 

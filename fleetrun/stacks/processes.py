@@ -58,8 +58,9 @@ def is_python(pid: int) -> bool:
 
 
 def belongs(pid: int, mark: str) -> bool:
-    """Return True if it was started within the process of the job with that mark. A pid alone may be
-    reused.
+    """Return True if it was started within the process of the job with that mark.
+
+    The check is needed because pids are reused.
     """
     with suppress(OSError):
         variable = f"{CONTAINER_VARIABLE}={mark}".encode()

@@ -398,7 +398,7 @@ def _answer_from_now_on():
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _bind(listener, _home[0])
-        _remove(_home[0] + ".last")  # left by an earlier program of this process
+        _remove(_home[0] + ".last")  # left by an earlier program with this address
         listener.listen(8)
         # Scripts count `threading.Thread` objects, so this thread is not one.
         _thread.start_new_thread(_answer, (listener,))
@@ -411,7 +411,7 @@ def _answer_from_now_on():
 
 
 def _bind(listener, address):
-    """Bind the socket, in place of a socket that an earlier program of this process left there."""
+    """Bind the socket, in place of a socket that an earlier program left at this address."""
     folder, name = os.path.split(address)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -454,12 +454,16 @@ def _answer(listener):
 
 
 def _state(ends=False):
-    """Collect the state of this process.
+    """Collect the state of this process, for JSON.
 
-    `pid`. `time_ns`: now. `error`: the exception that ends the process. `stack`: the stack of the exception,
-    else of the main thread. `world_rank`: its rank for torch. `peer`: the rank for which it waits in send or
-    recv. `groups`, `calls` and `arrivals`: see below. `step`: the last step (`fleetrun_steps`). Values of
-    `also` are added.
+    - `pid`, and `time_ns`, the current time
+    - `error`: the exception that ends the process
+    - `stack`: the stack of the exception, else of the main thread
+    - `world_rank`: its rank for torch
+    - `peer`: the rank for which it waits in send or recv
+    - `groups`, `calls` and `arrivals`: see `_groups`, `_call` and `_arrivals`
+    - `step`: the last step (`fleetrun_steps`)
+    - the values of `also`
     """
     import threading
 

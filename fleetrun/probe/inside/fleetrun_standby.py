@@ -1,8 +1,8 @@
 """A standby process (`--warm`). It starts like the process that it may replace and imports the same modules
 in the same order. It waits before the first statement of the script.
 
-Before that, it reports to the launcher which modules read changing environment variables during their import.
-When the launcher needs it, it receives the changed variables, and the script starts.
+After the imports, it reports to the launcher which modules read changing environment variables during their
+import. When the launcher needs the standby, it sends the changed variables, and the script starts.
 
 Any error ends the standby, because the script must never run in it without a request. It uses only the
 standard library.
@@ -154,8 +154,8 @@ def _reads_of(frame):
 
 
 def park(channel, listed, reads):
-    """Import the modules listed in the file `listed`, and return when the launcher sends the start on the
-    socket `channel`, a descriptor.
+    """Import the modules listed in the file `listed`, then wait for the launcher's start on the descriptor
+    `channel`.
 
     The variables of `reads` may then have other values. The process ends if the launcher ends, or if the
     imports do anything that a standby must not do.

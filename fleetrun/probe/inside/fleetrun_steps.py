@@ -30,7 +30,7 @@ class Steps:
         self._socket = None
         self._news = False
         self.tell = self._report
-        """If set, called with the number of each step, because another module reports."""
+        """If set, called with the number of each step instead of a report."""
         self.begun = None
         """Called once, before the first step is reported."""
 
