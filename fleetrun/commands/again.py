@@ -102,9 +102,7 @@ def trusted(owner: int, uid: int) -> bool:
 
 
 def _ended(job: str | None, log_dir: Path | None) -> EndedJob:
-    """Find the ended job. Raises UsageError if the job still runs, because a second launch would collide with
-    it.
-    """
+    """Find the ended job. Raises UsageError if it still runs, because both launches would collide."""
     found = still_running(job, log_dir) if job is not None else None
     if found is not None:
         what = f"{printable(found.job) or 'that job'} is still running (pod {found.pod})"

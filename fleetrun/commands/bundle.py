@@ -138,8 +138,9 @@ def _bundle_of(nodes: Nodes, rank: int) -> bytes:
 
 
 def _write_bundle(to: Path, folder: str, parts: Iterator[Part]) -> list[str]:
-    """Write the support bundle, readable by its owner only. Return a line for each missing part. Raises
-    LaunchError.
+    """Write the support bundle, readable by its owner only. Return a line for each missing part.
+
+    Raises LaunchError.
     """
     missing: list[str] = []
     try:

@@ -206,8 +206,9 @@ class Nodes:
         return found
 
     def whole(self, rank: int, file: IO[bytes], most: int) -> None:
-        """Write the output of node `rank` to the file. Output beyond `most` bytes is dropped and noted in
-        `trouble`.
+        """Write the output of node `rank` to the file.
+
+        Drop output beyond `most` bytes, and note that in `trouble`.
         """
         written = 0
         for data in self.pieces(rank):
@@ -274,9 +275,7 @@ class Nodes:
 
 @dataclass(slots=True)
 class Documents:
-    """Splits the output of one node, which arrives in pieces of any length, into JSON documents, one per
-    line.
-    """
+    """Splits the output of one node, in pieces of any length, into JSON documents, one per line."""
 
     _rest: bytes = field(default=b"")
 

@@ -152,13 +152,15 @@ def job_title(job: Running) -> str:
 
 
 def titled(job: str, script: str, pod: str) -> str:
+    """Return the name of a job for messages, from its name, script and run ID."""
     name = f"{printable(script_names(script)[0])}, " if script else ""
     return f"{printable(job)} ({name}pod {pod})" if job else f"pod {pod}"
 
 
 def describe_end(job: Running) -> str:
-    """Describe how the job ended, from its event log, such as `: got SIGTERM, exit code 143`. Empty if
-    unknown.
+    """Describe how the job ended, such as `: got SIGTERM, exit code 143`.
+
+    Empty if the event log does not show it.
     """
     try:
         history = read(job.record)
@@ -326,9 +328,7 @@ def _described(job: EndedJob | Running) -> str:
 
 
 def history_of(found: EndedJob | Running) -> History:
-    """Read the event log of the job, without progress events. Raises NoJobError if the event log does not
-    exist.
-    """
+    """Read the event log of the job, without progress events. Raises NoJobError if it does not exist."""
     path = found.record
     if not found.job:  # the launcher does not answer, so only its run ID is available
         path = next((each for each in records(found.log_dir) if found.pod in (names(each) or ())[1:]), path)

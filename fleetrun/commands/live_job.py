@@ -171,6 +171,7 @@ class Asked:
 
     @property
     def words(self) -> list[str]:
+        """The words that name the job on a command line."""
         where = self.where
         if where.url is None:
             return [self.job.pod]

@@ -61,6 +61,7 @@ class Series:
 
     @property
     def highest(self) -> float:
+        """The largest mean of all spans."""
         return max((total / count for _, total, count in self._cells), default=0.0)
 
 
@@ -99,6 +100,7 @@ class Process:
 
     @property
     def rank(self) -> int | None:
+        """The rank. None if the status has no valid rank."""
         rank = self.said.get("rank")
         return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
@@ -206,9 +208,7 @@ def _test(word: str) -> Callable[[Process], bool]:
 
 
 def _in_range(number: str, value: str) -> bool:
-    """Return True if `number` is in the range `value`, written as `3`, `3-7` or `3-`. An empty value matches
-    all.
-    """
+    """Return True if `number` is in the range `value`: `3`, `3-7` or `3-`. An empty value matches all."""
     low, dash, high = value.partition("-")
     if not number.isdecimal() or not low.isdecimal():
         return not value
@@ -276,6 +276,7 @@ def cells(one: Process, slowest: float) -> list[Cell]:
 
 
 def slowest_step(there: Iterable[Process]) -> float:
+    """Return the largest mean step time of all processes, in seconds."""
     return max((each.memory.step_time.highest for each in there), default=0.0)
 
 

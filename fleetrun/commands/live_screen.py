@@ -187,6 +187,8 @@ CPU, memory and GPU are known for this machine; with --job for all."""
 
 
 class Help(ModalScreen[None]):
+    """The list of keys."""
+
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter,question_mark", "dismiss", "Back")]
     CSS = """
     Help { align: center middle; }

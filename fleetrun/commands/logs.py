@@ -282,9 +282,7 @@ class _Source:
 
     @property
     def title(self) -> str:
-        """The label of its lines: `trainer.0`, or `1 trainer 3` in a job on several nodes, with the global
-        rank.
-        """
+        """The label of its lines: `trainer.0`, or with several nodes `1 trainer 3`, with the global rank."""
         if self.node is None:
             return self.name
         return f"{self.node} {self.role}{'' if self.rank is None else f' {self.rank}'}"

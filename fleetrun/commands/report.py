@@ -113,9 +113,7 @@ def as_json(history: History) -> Document:
 
 
 def _verdict(history: History) -> Document | None:
-    """Return the last diagnosis. It names the ranks that the others waited for when the job made no
-    progress.
-    """
+    """Return the last diagnosis, with the ranks that the others waited for."""
     found = history.last("verdict")
     if found is None:
         return None

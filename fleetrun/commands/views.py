@@ -42,11 +42,13 @@ _LARGEST_COUNT = 1 << 40  # of processes
 
 
 def text_of(one: Fields, name: str) -> str:
+    """Return a field as printable text of limited length. Empty for missing or nested values."""
     value = one.get(name)
     return "" if value is None or isinstance(value, dict | list) else printable(str(value)[:_LONGEST])
 
 
 def number_of(one: Fields, name: str) -> float | None:
+    """Return a field as a finite number, else None."""
     value = one.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
@@ -54,6 +56,7 @@ def number_of(one: Fields, name: str) -> float | None:
 
 
 def formatted(form: Callable[[float], str], value: float | None) -> str:
+    """Apply `form` to a value. Empty for None."""
     return "" if value is None else form(value)
 
 

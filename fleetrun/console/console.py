@@ -102,9 +102,7 @@ class Console:
         """Finish the display. All processes have ended, and their output is shown."""
 
     def pause(self) -> None:
-        """Give the terminal to the shell until `resume`, because this process is about to be stopped
-        (Ctrl-Z).
-        """
+        """Give the terminal to the shell until `resume`, because Ctrl-Z is about to stop this process."""
 
     def resume(self) -> None: ...
 
@@ -119,6 +117,7 @@ class Console:
     # Messages.
 
     def enabled(self, level: str) -> bool:
+        """Return True if messages of this level are shown."""
         return LEVELS[level] >= self._level
 
     def debug(self, text: str) -> None:

@@ -43,11 +43,13 @@ def _container(spec: ContainerSpec, environ: Environ) -> Document:
 
 
 def plan_as_json(spec: PodSpec, environ: Environ, told: str = "") -> str:
+    """Return the plan as indented JSON, in valid UTF-8."""
     text = json.dumps(plan_document(spec, environ, told), indent=2, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()  # bytes that are not UTF-8 become JSON escapes
 
 
 def plan_as_text(spec: PodSpec, environ: Environ, told: str = "") -> list[str]:
+    """Return the plan as lines for a person."""
     plan = plan_document(spec, environ, told)
     count = "1 process" if plan["replicas"] == 1 else f"{plan['replicas']} processes"
     lines = [f"job {plan['job']}, mode {plan['mode']}: {count}; nothing was started"]

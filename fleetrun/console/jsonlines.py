@@ -19,6 +19,8 @@ _HEAD = 64  # bytes of a line that include the name of the event
 
 
 class JsonConsole(Console):
+    """Prints events, log lines and messages as JSON lines."""
+
     @property
     def listener(self) -> Listener:
         return self._write_event

@@ -196,6 +196,7 @@ def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log
 
 
 def logs_pattern(spec: PodSpec, log_dir: str) -> str:
+    """Return a file name pattern that matches all logs of the pod."""
     return f"{log_dir}/{spec.job_id}.{spec.name}.*.log"
 
 
@@ -232,6 +233,7 @@ def _shortened(value: str) -> str:
 
 
 def pod_line(verb: str, spec: PodSpec, status: str) -> str:
+    """Return a line in the words of Paddle's launcher."""
     return f"{verb} Pod: {spec.name}, replicas {spec.replicas}, status {status}"
 
 

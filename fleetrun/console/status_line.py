@@ -217,8 +217,8 @@ class StatusLine:
         return [*unfinished[: rows - 2], self._status_row(columns - 1)]
 
     def _status_row(self, width: int) -> bytes:
-        """Return the row, cached for a moment, so that a flood of output does not request the status for
-        every line.
+        """Return the row, cached for a moment. A flood of output must not request the status for every
+        line.
         """
         assert self._loop is not None
         assert self._status is not None

@@ -56,9 +56,7 @@ class StatusFields:
     elapsed: float = 0.0
     """In seconds."""
     up: tuple[tuple[str, int, int], ...] = ()
-    """(role, running processes, all processes) for a job on one node, else ("node", joined nodes, most
-    nodes).
-    """
+    """(role, running processes, all processes) on one node, else ("node", joined nodes, most nodes)."""
     step: int | None = None
     of: int | None = None
     left: float | None = None

@@ -86,7 +86,7 @@ def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
 
 
 def way(said: Fields, seconds: float) -> tuple[float, str]:
-    """Return the bytes/s of the slower direction as the visitor measures it, and an error text or an empty
+    """Return the bytes/s of the slower direction as seen by the visitor, and an error text or an empty
     string.
     """
     met = False

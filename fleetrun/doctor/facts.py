@@ -195,6 +195,8 @@ class Machine:
 
 
 class Verdict(StrEnum):
+    """The result of a check."""
+
     PASS = "pass"
     WARN = "warn"  # the job will run, perhaps slowly, or fail under more load
     FAIL = "fail"  # the job will not run

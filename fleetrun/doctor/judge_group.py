@@ -19,6 +19,7 @@ CLOCKS_APART = 1.0
 
 
 def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
+    """Check that software, devices and the script are the same on all nodes."""
     yield _same(cards, "fleetrun", lambda card: card.fleetrun, failed, "Install the same version everywhere.")
     if any(card.torch for card in cards):
         yield _same(
@@ -100,6 +101,7 @@ def options(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
 def links(
     cards: Sequence[NodeRecord], found: Mapping[tuple[str, str], Link], gone: set[str]
 ) -> Iterator[Finding]:
+    """Check reachability, round trips, speeds and clocks of all links."""
     titles = {card.id: card.title for card in cards}
     for card in cards:
         if card.id in gone:

@@ -157,9 +157,7 @@ def turns(count: int) -> list[Turn]:
 
 
 def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
-    """Return the partner of this node in a turn, and True if this side measures. None if it has no
-    partner.
-    """
+    """Return the partner of this node in a turn, and True if this side measures. None without a partner."""
     for one, other in turn:
         if me == one:
             return other, True
@@ -181,9 +179,7 @@ _REACHED = 4.0
 
 
 def open_door(address: str, port: int) -> socket.socket:
-    """Open a socket that listens at a port of this job, which this process may have reserved. Raises
-    OSError.
-    """
+    """Open a socket at a port of this job, which this process may have reserved. Raises OSError."""
     rows = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     # a name may have both families
     family, _, _, _, place = min(rows, key=lambda row: row[0] is not socket.AF_INET)
@@ -199,9 +195,7 @@ def open_door(address: str, port: int) -> socket.socket:
 
 
 def greeting(sock: socket.socket) -> bytes:
-    """Read the first line of a visitor. It is shorter if the visitor closes the connection or sends too
-    much.
-    """
+    """Read the first line of a visitor. It is shorter if the visitor disconnects or sends too much."""
     text = b""
     while not text.endswith(b"\n") and len(text) < _GREETING:
         data = sock.recv(1)

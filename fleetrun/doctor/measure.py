@@ -376,9 +376,7 @@ def ask_torch(environ: Environ, python: str = sys.executable, patience: float = 
 
 
 def read_torch(text: str) -> Torch:
-    """Parse the report of the process. It is not trusted, because any module on the path may be called
-    torch.
-    """
+    """Parse the report of the process. It is untrusted, because any module may be called torch."""
     try:
         found = json.loads(text)
     except ValueError:

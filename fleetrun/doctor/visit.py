@@ -78,8 +78,9 @@ def _environment(plan: Plan, environ: Environ) -> dict[str, str]:
 
 
 def _runtime_error(environ: Environ) -> str:
-    """Return the reason why sockets of launches cannot be created. Creates the directory, as a launch
-    would.
+    """Return the reason why sockets of launches cannot be created.
+
+    Creates their directory, as a launch would.
     """
     try:
         files.make_run_folder(files.run_folder(environ))

@@ -66,6 +66,7 @@ class Delivery:
         self._thread.start()
 
     def put(self, message: Fields) -> None:
+        """Queue a message, or warn if the queue is full."""
         try:
             self._waiting.put_nowait(message)
         except queue.Full:

@@ -96,6 +96,7 @@ class Curve:
         return math.isnan(self.losses[at]) and math.isnan(self.paces[at]) and math.isnan(self.steps[at])
 
     def gap(self, time: float) -> None:
+        """Break the line at this time, unless it is already broken."""
         if self.times and not self._blank(-1):
             self.point(time, math.nan, math.nan, math.nan)
 
@@ -120,6 +121,7 @@ class Series:
         self.values.append(value)
 
     def gap(self, time: float) -> None:
+        """Break the line at this time, unless it is already broken."""
         if self.values and not math.isnan(self.values[-1]):
             self.point(time, math.nan)
 
@@ -143,9 +145,7 @@ class Course:
     hangs: list[float] = field(default_factory=list)
     """In seconds since the epoch."""
     late: list[tuple[float, dict[int, float]]] = field(default_factory=list)
-    """Times, and for each rank the share of the minute before, in which others waited for the rank. Missing
-    ranks: 0.
-    """
+    """Times, with the share of the minute before in which others waited for each rank. Missing ranks: 0."""
     spans: list[Span] = field(default_factory=list)
     """The use of the time."""
     values: dict[str, dict[RoleAndRank, Series]] = field(default_factory=dict)
@@ -455,9 +455,7 @@ def lonely(values: Sequence[float]) -> list[int]:
 
 
 def pace_of_steps(curve: Curve) -> Series:
-    """Compute steps per second, between each report of a new step and the previous report at least half a
-    second earlier.
-    """
+    """Compute steps per second between reports of new steps that are at least half a second apart."""
     paces, since = Series(), None
     for time, step, blank in zip(curve.times, curve.steps, curve.blanks, strict=True):
         if blank or (since is not None and step < since[1]):

@@ -23,9 +23,7 @@ MUCH = 0.1
 """Share of the time for which others wait, from which a warning is worthwhile."""
 
 _TIMES = 3.0
-"""Factor between the share of a straggler and the median share. Equally fast ranks exceed the median in
-turn.
-"""
+"""Factor between the share of a straggler and the median share, which equally fast ranks exceed in turn."""
 
 
 def lateness(states: Sequence[RankState]) -> tuple[Late, ...]:

@@ -82,9 +82,7 @@ class Call:
     aside: bool = False
     """The call belongs to another thread than the main thread."""
     watched: bool = False
-    """Reported by NCCL's watchdog, without types, with its own names, and with a time that may be off by a
-    second.
-    """
+    """Reported by NCCL's watchdog, without types, with its own names, and up to a second early or late."""
 
     @property
     def title(self) -> str:
@@ -185,8 +183,7 @@ class RankState:
     note: str = ""
     """The unusual state of a process that lives, such as stopped by a signal."""
     answered: bool = False
-    """Its probe has answered, now or at its end. Without an answer, `stack` may still be known from outside.
-    """
+    """Its probe has answered, now or at its end. Otherwise `stack` may still be known from outside."""
     now: float = 0.0
     stack: tuple[Frame, ...] = ()
     world_rank: int | None = None
@@ -197,13 +194,9 @@ class RankState:
     served: Served | None = None
     step: LastStep | None = None
     arrivals: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """Times at which it entered the last collectives of each group, by their numbers, in seconds since the
-    epoch.
-    """
+    """Times of entering the last collectives of each group, by their numbers, in seconds since the epoch."""
     ahead: float = 0.0
-    """Seconds by which the clock of its node is ahead of the asking node's clock, with an error of up to
-    `unsure`.
-    """
+    """Seconds by which the clock of its node is ahead of the asking node's clock, plus or minus `unsure`."""
     unsure: float = 0.0
 
     @property
@@ -253,6 +246,7 @@ class RankState:
 
     @property
     def joining(self) -> bool:
+        """True if it is waiting for other ranks in `init_process_group`."""
         return (
             self.answered
             and not self.groups
@@ -260,9 +254,7 @@ class RankState:
         )
 
     def entered(self, group: str) -> int:
-        """Return the number of entered collectives of this group. 0 if there are none, or if the number is
-        unknown.
-        """
+        """Return the number of entered collectives of this group. 0 if there are none, or if unknown."""
         if group in self.groups:
             return self.groups[group].entered
         return max((each.number for each in self.calls if each.group == group), default=0)
@@ -276,6 +268,7 @@ class RankState:
         return any((each.group, each.number) == (call.group, call.number) for each in behind)
 
     def call(self, group: str, number: int) -> Call | None:
+        """Return the call with this number in the group, else None."""
         return next((each for each in self.calls if (each.group, each.number) == (group, number)), None)
 
     @property

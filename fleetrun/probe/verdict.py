@@ -177,9 +177,7 @@ class _Job:
         return None
 
     def _differ(self, calls: Mapping[int, Call], unknown: int) -> Verdict:
-        """Describe different calls. `unknown`: the number of ranks whose call may match any of these
-        calls.
-        """
+        """Describe different calls. `unknown`: the number of ranks whose call may match any of them."""
         alike: list[list[int]] = []
         for rank, call in sorted(calls.items()):
             found = next((each for each in alike if call.agrees(calls[each[0]])), None)
@@ -256,9 +254,7 @@ class _Job:
         return self._verdict(kind, ". ".join(said[:_MOST_SENTENCES]), culprits, what)
 
     def _held_up(self, rank: int, waiting: int) -> bool:
-        """Return True if the rank is only blocked by a call that all ranks have entered, and that does not
-        end.
-        """
+        """Return True if the rank is only blocked by an endless call that all ranks have entered."""
         state, call = self.states[rank], self.waits.get(waiting)
         return call is not None and not state.note and state.held_up(call)
 
@@ -360,9 +356,7 @@ class _Job:
     # ---- trainers wait for a parameter server
 
     def server(self) -> Verdict | None:
-        """Return a diagnosis for the server that most trainers wait for, unless other ranks keep it from
-        answering.
-        """
+        """Return a diagnosis for the server that most trainers wait for, unless other ranks block it."""
         waits: dict[int, list[RankState]] = {}
         for state in self.states.values():
             if state.served is not None and _waits_for_server(state):
@@ -435,8 +429,9 @@ class _Job:
         return None
 
     def left_over(self) -> Verdict | None:
-        """Return a diagnosis for the only rank that does not wait, if the others wait, or have given up, for
-        unknown ranks.
+        """Return a diagnosis for the only rank that does not wait, if all others wait for unknown ranks.
+
+        The others may also have given up their waits.
         """
         unknown = [
             rank for rank, each in self.states.items() if self._waits_unknown(each) and self._long(rank)

@@ -191,9 +191,7 @@ class ProgressReceiver:
             listener(name, report)
 
     def _speaks(self, name: str, report: Report, pid: int) -> bool:
-        """Return True if this process may report under the name. 0 is a process in a separate pid
-        namespace.
-        """
+        """Return True if this process may report under the name. 0 stands for a separate pid namespace."""
         first = self._speakers.get(name)
         if first not in (None, pid) and os.path.exists(f"/proc/{first}"):  # noqa: PTH110 - no Path for each report
             return False

@@ -32,7 +32,7 @@ Tables = Mapping[str, Numbers]
 
 
 class _Point(NamedTuple):
-    """The samples or steps counted at one time, on the clocks of the launcher and of the process (None if
+    """The samples or steps counted at one time, on the launcher's and the process's clock (None if
     unknown).
     """
 

@@ -170,10 +170,12 @@ class Options:
     _taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, default: str = "") -> str:
+        """Return the value of an option, and mark the option as used."""
         self._taken.add(name)
         return self.given.get(name, default)
 
     def number(self, name: str, default: int | None = None) -> int | None:
+        """Return an option as a whole number. Raises UsageError."""
         text = self.take(name)
         if not text:
             return default
@@ -190,9 +192,7 @@ class Options:
         return self.given.get("python") or sys.executable
 
     def program(self, default: Strings) -> Strings:
-        """Return the words that start fleetrun on the nodes, from `python=PATH`, `command=WORDS` or the
-        default.
-        """
+        """Return the words that start fleetrun there: `python=PATH`, `command=WORDS` or the default."""
         import shlex
 
         command, python = self.take("command"), self.take("python")
@@ -201,6 +201,7 @@ class Options:
         return (python, "-m", "fleetrun") if python else default
 
     def rest(self) -> dict[str, str]:
+        """Return the options that were never taken."""
         return {name: value for name, value in self.given.items() if name not in self._taken}
 
     def refuse_rest(self, engine: str) -> None:

@@ -48,7 +48,7 @@ class Pod:
     """Excluded nodes."""
 
     def spec(self, *, subdomain: str | None) -> Document:
-        """Return the pod's spec, with /dev/shm in memory. The default of 64 MB is too small for data
+        """Return the pod's spec, with /dev/shm in memory. The default, 64 MB, is too small for data
         loaders.
         """
         memory = {"medium": "Memory"} | ({"sizeLimit": self.shm} if self.shm else {})

@@ -27,6 +27,7 @@ def main(argv: list[str], proc: Path = Path("/proc")) -> int:
 
 
 def live(proc: Path) -> bool:
+    """Return True if a launcher exists and is not stopped."""
     for entry in _processes(proc):
         head, _, rest = _read(entry / "stat").rpartition(b") ")
         if head.partition(b"(")[2] == _LAUNCHER and rest[:1] not in _STOPPED:
@@ -35,6 +36,7 @@ def live(proc: Path) -> bool:
 
 
 def ready(proc: Path) -> bool:
+    """Return True if a process of the job runs."""
     return any(
         any(variable.startswith(_MARK) for variable in _read(entry / "environ").split(b"\0"))
         for entry in _processes(proc)

@@ -20,8 +20,9 @@ _SRUN = (
 
 
 def srun(job: Submission) -> list[str]:
-    """Return the words of srun. srun ends the other tasks a minute after the first, unless the job outlives a
-    node.
+    """Return the words of srun.
+
+    It ends the other tasks a minute after the first, if the job cannot outlive a node.
     """
     return [*_SRUN, *(("--wait=0", "--no-kill") if outlives_a_node(job) else ("--wait=60",))]
 
@@ -104,7 +105,7 @@ def unpacking(job: Submission, tree: Tree, verb: str) -> Strings:
 
 
 def sending(job: Submission, tree: Tree) -> Strings:
-    """Return a step on all nodes of the allocation, because Slurm picks the nodes of the following step among
+    """Return a step on all nodes of the allocation. Slurm picks the nodes of the following step among
     them.
     """
     first, *rest = unpacking(job, tree, "unpack")

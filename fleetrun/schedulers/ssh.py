@@ -110,9 +110,7 @@ class Link:
         self._write(b"\n")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the remote fleetrun. If fleetrun has not started on the host, end the
-        connection.
-        """
+        """Send a signal to the remote fleetrun. If it has not started, end the connection."""
         if self.begun:
             self._write(b"signal %d\n" % number)
         else:

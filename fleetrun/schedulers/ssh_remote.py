@@ -112,9 +112,7 @@ class _RemoteCommand:
         self._limit = time.monotonic() + patience
 
     def take_signals(self, mask: set[int]) -> None:
-        """Pass these signals on to the command from now on, including signals that arrived while they were
-        blocked.
-        """
+        """Pass these signals on to the command from now on, including signals that were blocked so far."""
         for number in _FOR_BOTH:
             signal.signal(number, lambda *_: self._send(signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -275,9 +275,7 @@ def _entries(root: Path, names: Iterable[str], but: Collection[str]) -> tuple[En
 
 
 def _outputs() -> Iterator[tuple[int, int]]:
-    """Yield device and inode of this process's outputs. A file such as `> out.log` changes while it is
-    read.
-    """
+    """Yield device and inode of this process's outputs. A file such as `> out.log` changes meanwhile."""
     for fd in (1, 2):
         with suppress(OSError):
             facts = os.fstat(fd)

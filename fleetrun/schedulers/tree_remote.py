@@ -47,6 +47,8 @@ class TreeError(Exception):
 
 
 class Digest:
+    """The digest of a tree. Add each entry first, then its content."""
+
     def __init__(self) -> None:
         # imported late, because a launch inside a scheduler's job loads this module
         from hashlib import blake2b

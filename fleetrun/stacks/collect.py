@@ -256,6 +256,7 @@ class Means:
 
     @property
     def left(self) -> float:
+        """The remaining seconds."""
         return self.deadline - self.clock()
 
 
@@ -306,9 +307,7 @@ def take(target: Target, pid: int, means: Means) -> Taken:
 
 
 def _look(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
-    """Return its threads, or the reason why they are unknown. A process that has just started gets some
-    time.
-    """
+    """Return its threads, or the reason why they are unknown. A new process gets some time to start."""
     threads, note = _once(target, pid, means)
     while not threads and means.left > _PAUSE and (age := means.age(pid)) is not None and age < _OLD:
         time.sleep(_PAUSE)

@@ -29,6 +29,8 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 @frozen
 class Frame:
+    """One call on a stack."""
+
     function: str
     file: str
     line: int
@@ -162,6 +164,7 @@ class Taken:
 
     @property
     def below(self) -> bool:
+        """True for a child process."""
         return self.pid != self.target.pid
 
     @property

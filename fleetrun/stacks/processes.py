@@ -47,6 +47,7 @@ def age_of(pid: int) -> float | None:
 
 
 def command_of(pid: int) -> str:
+    """Return the kernel's name of the process. Empty if the process does not exist."""
     return read_file(Path(f"/proc/{pid}/comm"))
 
 
