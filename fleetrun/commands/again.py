@@ -1,4 +1,4 @@
-"""`fleetrun again`: launch an earlier job once more, with the settings in its record."""
+"""The `fleetrun again` command launches an earlier job again, with the settings in its event log."""
 
 from __future__ import annotations
 
@@ -50,14 +50,16 @@ Exit codes are those of a launch, and:
 @any_job
 @click.argument("options", nargs=-1, metavar="[LAUNCH OPTIONS]")
 def command(job: str | None, options: Strings) -> None:
-    """Only for --help: `launch_arguments` does the work."""
+    """Only for --help. `launch_arguments` does the work."""
 
 
 def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str], Environ]:
-    """The command line of the launch, from the words after `again`, and its environment. Variables that set
-    options are removed: those that counted at the first launch are in the command line.
+    """Build the command line and the environment of the launch from the words after `again`.
 
-    Changes into the directory of that launch. Raises LaunchError.
+    Environment variables that set options are removed. The command line already holds the values that the
+    first launch took from them.
+
+    Changes into the directory of the first launch. Raises LaunchError.
     """
     log_dir, rest = _log_dir(list(words))
     job = rest.pop(0) if rest and not rest[0].startswith("-") else None
@@ -67,7 +69,7 @@ def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str],
             f"the record {history.path} belongs to another user, and its command would run with your rights",
             hint="Type the launch yourself; `fleetrun report` shows the recorded command.",
         )
-    if history.running and history.over is None:  # on another machine, or not reachable
+    if history.running and history.over is None:  # on another node, or not reachable
         host = printable(str(history.launch.get("host") or "an unknown machine"))
         raise UsageError(
             f"{printable(history.job)} is still running (pod {history.pod}, on {host})",
@@ -87,7 +89,7 @@ def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str],
 
 
 def _tell_of_notify(history: History, words: Sequence[str], environ: Environ) -> None:
-    """The record does not have what --notify said."""
+    """Warn that the event log does not contain the value of --notify."""
     settings = history.launch.get("settings")
     told = any(each.option.name == "notify" for each in read(words).options) or environ.get(NOTIFY)
     if isinstance(settings, dict) and "notify" in settings and not told:
@@ -95,12 +97,12 @@ def _tell_of_notify(history: History, words: Sequence[str], environ: Environ) ->
 
 
 def trusted(owner: int, uid: int) -> bool:
-    """Whether a command from a file of `owner` may run with the rights of `uid`."""
+    """Return True if a command from a file of `owner` may run with the rights of `uid`."""
     return owner in (uid, 0)
 
 
 def _ended(job: str | None, log_dir: Path | None) -> EndedJob:
-    """Raises UsageError if the job still runs: the second launch would collide with it."""
+    """Find the ended job. Raises UsageError if it still runs, because both launches would collide."""
     found = still_running(job, log_dir) if job is not None else None
     if found is not None:
         what = f"{printable(found.job) or 'that job'} is still running (pod {found.pod})"
@@ -109,7 +111,9 @@ def _ended(job: str | None, log_dir: Path | None) -> EndedJob:
 
 
 def _log_dir(words: list[str]) -> tuple[Path | None, list[str]]:
-    """--log_dir before JOB is where to look for its record; after JOB it is an option of the launch."""
+    """Split off --log_dir before JOB, the directory in which to look for the event log. After JOB, --log_dir
+    is an option of the launch.
+    """
     if not words or words[0].partition("=")[0].replace("-", "_") != "__log_dir":
         return None, words
     first = words.pop(0)

@@ -1,4 +1,4 @@
-"""`fleetrun bundle`: all that is known of a job in one file, to ask for help."""
+"""The `fleetrun bundle` command collects everything about a job into one file, for a bug report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fleetrun.stacks.frames import groups
 from fleetrun.stacks.text import grouped_lines
 
 _TAIL = 1 << 20
-"""Bytes of the end of each log and of the record."""
+"""Bytes from the end of each log and of the event log."""
 
 _STACKS_WITHIN, _DOCTOR_WITHIN, _NODE_WITHIN = 20.0, 120.0, 240.0  # seconds
 _MOST_OF_NODE = 256 << 20
@@ -125,11 +125,11 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
 
 
 Part = tuple[str, Callable[[], str | bytes]]
-"""The name of a file, and what makes its text, or what is in it."""
+"""The name of a file, and a function that returns its text or its bytes."""
 
 
 def _bundle_of(nodes: Nodes, rank: int) -> bytes:
-    """Raises LaunchError."""
+    """Return the support bundle of node `rank`. Raises LaunchError."""
     file = io.BytesIO()
     nodes.whole(rank, file, _MOST_OF_NODE)
     if rank in nodes.trouble:
@@ -138,7 +138,10 @@ def _bundle_of(nodes: Nodes, rank: int) -> bytes:
 
 
 def _write_bundle(to: Path, folder: str, parts: Iterator[Part]) -> list[str]:
-    """Return what could not be had. Only its owner can read the file. Raises LaunchError."""
+    """Write the support bundle, readable by its owner only. Return a line for each missing part.
+
+    Raises LaunchError.
+    """
     missing: list[str] = []
     try:
         with (
@@ -167,8 +170,10 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _parts(history: History, found: object, here: bool, whole: bool) -> Iterator[Part]:
-    """`here`: for a bundle of several nodes, whose first has what concerns all. `whole`: other nodes have one
-    of their own.
+    """Yield the files of the support bundle.
+
+    `here`: the bundle is a part of a bundle of several nodes, so the files about all nodes are left to the
+    first node. `whole`: the other nodes send bundles too, so this bundle does not hold their logs and facts.
     """
     yield "README.txt", lambda: _about(history)
     yield "report.txt", lambda: "\n".join(summary(history, time.time())) + "\n"
@@ -202,7 +207,7 @@ def _json(value: Any) -> str:
 
 
 def _without_parts(answer: Document, parts: list[Part]) -> Document:
-    """The ends of logs on other nodes, and the facts of their machines, become parts of their own."""
+    """Move the log ends and the facts of other nodes out of the answer, into separate parts."""
     for state in answer.get("states", ()):
         log, machine = state.pop("log", None), state.pop("machine", None)
         if isinstance(log, dict):
@@ -223,7 +228,7 @@ def _stacks(running: Running) -> str:
 
 
 def _doctor() -> str:
-    """In a process of its own, as it is typed: it may take its time."""
+    """Run `fleetrun doctor` in a separate process, with a timeout."""
     argv = [sys.executable, "-m", "fleetrun", "doctor", "--json"]
     done = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DOCTOR_WITHIN, check=False

@@ -1,5 +1,5 @@
-"""`fleetrun doctor`: check machines before a launch. This reads the options and shows the results; the checks
-are in `fleetrun.doctor`.
+"""The `fleetrun doctor` command checks nodes before a launch. This module reads the options and shows the
+results. The checks are in `fleetrun.doctor`.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ def command(context: click.Context, in_json: bool, words: Strings) -> int:
 
 
 _OF_A_PLAN = ("json", "dry_run", "save")
-"""Launch options that print a plan instead of launching: doctor ignores them."""
+"""Launch options that print a plan instead of launching. `doctor` ignores them."""
 
 
 def _job_file(line: CommandLine) -> JobFile:
-    """The job file that --config names."""
+    """Load the job file that --config names."""
     named = line.last("config")
     return NOTHING if named is None else load_job_file(named.text, os.environ, named.origin)
 
 
 def _busy(what: str) -> AbstractContextManager[object]:
-    """Shows a line while a check runs, only on a terminal."""
+    """Show a line on a terminal while a check runs."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return nullcontext()
     from rich.console import Console

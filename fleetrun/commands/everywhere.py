@@ -1,5 +1,6 @@
-"""The nodes of a running job as commands ask them: on this machine, on the others through the job's store, or
-all of them from a host that runs no part of the job.
+"""Send commands to the nodes of a running job.
+
+Other nodes are reached through the job's store, also from a host outside the job.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from fleetrun.record.history import names
 from fleetrun.record.journal import objects_in
 
 NO_SUCH_PROCESS = 4
-"""Exit code of a command on a node (`--here`) that has no process of these roles and ranks."""
+"""Exit code of a command on a node (`--here`) that has no process with these roles and ranks."""
 
 _TIMEOUT = 5.0
 _LONGEST_NAME = 512
 MOST_OF_RECORD = 64 << 20
-"""Bytes of a record that a node sends: its beginning, and its end."""
+"""Most bytes of an event log that a node sends. A longer event log is reduced to its start and its end."""
 
 _LONGEST_DOCUMENT = 64 << 20
 _PASSWORD = "FLEETRUN_ETCD_PASSWORD"
@@ -46,24 +47,25 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 @frozen
 class Where:
-    """Which nodes are meant: `node` only the one of this rank; `url` those of a job that another host may
-    run, with the secret in `token_file`.
-    """
+    """The nodes that a command addresses."""
 
     node: int | None = None
+    """Rank of the only node to address. None: all nodes."""
     url: str | None = None
+    """URL of a job that may run on another host."""
     token_file: str | None = None
+    """File with the token of the job at `url`."""
     here: bool = False
-    """Another host asks for what is on this node."""
+    """Another host asks this node for its part."""
 
     def includes_own(self, found: EndedJob | Running) -> bool:
-        """Whether this node is among them."""
+        """Return True if the command addresses this node."""
         return self.node in (None, own_rank(found) or 0)
 
 
 def node_options(command: Decorated) -> Decorated:
-    """`--node`, `--job` and `--token_file` of a command, as the parameters `node`, `url`, `token_file` and
-    `here`.
+    """Add `--node`, `--job` and `--token_file` to a command, as the parameters `node`, `url`, `token_file`
+    and `here`.
     """
     node = click.option(
         "--node", type=click.IntRange(min=0), metavar="N", help="Only of node N of a job on several."
@@ -72,7 +74,7 @@ def node_options(command: Decorated) -> Decorated:
 
 
 def job_options(command: Decorated) -> Decorated:
-    """The same without `--node`, for a command that is about all nodes."""
+    """Add the options of `node_options` except `--node`, for a command about all nodes."""
     options = (
         click.option(
             "--job", "url", metavar="URL",
@@ -90,24 +92,24 @@ def job_options(command: Decorated) -> Decorated:
 
 
 class Nodes:
-    """The nodes of one job that are asked through its store. A context."""
+    """The nodes of one job, reached through the job's store. A context manager."""
 
     def __init__(self, address: Address, where: Where, own: int | None) -> None:
-        """`own`: the rank of this machine's node, which is not asked."""
+        """`own`: the rank of this node, which is skipped."""
         self._where = where
         self._own = own
         self._guest = Guest(address)
         self.ranks: tuple[int, ...] = ()
         self.trouble: dict[int, str] = {}
-        """Of which nodes not everything is known, and why."""
+        """Nodes whose answers are incomplete, and why."""
         self._wrong: set[int] = set()
-        """Nodes for which an option is wrong."""
+        """Nodes that rejected an option."""
         self.nowhere: set[int] = set()
         """Nodes that have no such process."""
         self._waiting: dict[int, list[Heard]] = {}
 
     def __enter__(self) -> Nodes:
-        """Raises LaunchError."""
+        """Connect to the store and choose the nodes. Raises LaunchError."""
         self._guest.__enter__()
         count = len(self._guest.nodes)
         node = self._where.node
@@ -126,8 +128,10 @@ class Nodes:
         self._guest.__exit__()
 
     def reached(self, *, alone: bool) -> bool:
-        """Enter the context. If `alone`, what this machine has will do, and that they cannot be asked is told
-        on stderr. Raises LaunchError.
+        """Enter the context and return True if the other nodes can be reached.
+
+        With `alone`, the answer of this node is enough. A failure then only prints a remark on stderr and
+        returns False. Raises LaunchError otherwise.
         """
         try:
             self.__enter__()
@@ -149,7 +153,9 @@ class Nodes:
         return f"node {rank}, {self.host(rank)}"
 
     def ask(self, verb: str, options: Fields, patience: float = ANSWER_WITHIN) -> None:
-        """Nodes may be silent for so many seconds. What is None or False is not passed on."""
+        """Send a request to all chosen nodes. A node may be silent for `patience` seconds. Options that are
+        None or False are not sent.
+        """
         given = {name: value for name, value in options.items() if value not in (None, False)}
         request = Request(verb=verb, options=given, by=f"{_user()} on {os.uname().nodename}")
         self._waiting = {rank: [] for rank in self.ranks}
@@ -158,11 +164,11 @@ class Nodes:
         self._guest.ask(request, self.ranks, patience)
 
     def wait_for_end(self, but: Container[int]) -> None:
-        """Until all of them have left the job."""
+        """Wait until all nodes except `but` have left the job."""
         self._guest.wait_for_end([rank for rank in self.ranks if rank not in but])
 
     def pieces(self, rank: int) -> Iterator[bytes]:
-        """All that this node prints. What others say meanwhile waits, a piece of each."""
+        """Yield the output of node `rank`. Meanwhile each of the other nodes waits with one piece."""
         while rank in self._waiting:
             if not self._waiting[rank]:
                 self._receive(None)
@@ -171,23 +177,23 @@ class Nodes:
             try:
                 if heard.piece is not None and heard.piece.data:
                     yield heard.piece.data
-            finally:  # also if whoever asked wants no more of them
+            finally:  # also if the caller stops reading early
                 self._settle(heard)
 
     def documents(self, rank: int) -> Iterator[Any]:
-        """The lines of JSON that this node prints."""
+        """Yield the JSON documents that node `rank` prints, one per line."""
         lines = Documents()
         for data in self.pieces(rank):
             yield from lines.of(data)
 
     def settle(self) -> None:
-        """Wait until all of them have answered. What they print is dropped."""
+        """Wait until all nodes have answered, and drop their output."""
         for rank in self.ranks:
             for _ in self.pieces(rank):
                 pass
 
     def arrived(self, within: float) -> list[tuple[int, bytes]]:
-        """What has come within so many seconds, of whichever nodes; it is taken."""
+        """Return and remove the output that arrives from any node within `within` seconds."""
         if not any(self._waiting.values()):
             self._receive(within)
         found = []
@@ -200,7 +206,10 @@ class Nodes:
         return found
 
     def whole(self, rank: int, file: IO[bytes], most: int) -> None:
-        """All that this node prints, into the file; what is more than so many bytes is left out, and told."""
+        """Write the output of node `rank` to the file.
+
+        Drop output beyond `most` bytes, and note that in `trouble`.
+        """
         written = 0
         for data in self.pieces(rank):
             if written + len(data) > most:
@@ -209,7 +218,7 @@ class Nodes:
             written += file.write(data)
 
     def records(self, folder: Path) -> dict[int, Path]:
-        """Their records, as files below this folder, by the ranks of the nodes."""
+        """Fetch the event logs of the nodes into files below `folder`. Return their paths by node rank."""
         self.ask("report", {"record": True})
         found = {}
         for rank in self.ranks:
@@ -228,12 +237,12 @@ class Nodes:
 
     @property
     def open(self) -> bool:
-        """Whether any of them may say more."""
+        """True while a node may send more output."""
         return bool(self._waiting)
 
     def report(self) -> int:
-        """Say on stderr which nodes are missing. The exit code: 0 if none is, 2 if an option is wrong for all
-        that are.
+        """Report on stderr which nodes are missing. Return the exit code: 0 if all nodes answered, 2 if all
+        missing nodes rejected an option, else 1.
         """
         for rank, why in sorted(self.trouble.items()):
             remark(f"fleetrun: {self.title(rank)}: {printable(why)}")
@@ -249,7 +258,7 @@ class Nodes:
             heard = self._guest.hear(0.0)
 
     def _settle(self, heard: Heard) -> None:
-        """It has been used."""
+        """Acknowledge one piece of output, and note how the command of its node ended."""
         self._guest.take(heard)
         piece = heard.piece
         if heard.gone and not heard.over:
@@ -266,7 +275,7 @@ class Nodes:
 
 @dataclass(slots=True)
 class Documents:
-    """The lines of JSON that one node prints, out of pieces of any length."""
+    """Splits the output of one node, in pieces of any length, into JSON documents, one per line."""
 
     _rest: bytes = field(default=b"")
 
@@ -279,7 +288,7 @@ class Documents:
 
 
 def _one_line(error: str) -> str:
-    """Of a command's standard error."""
+    """Join the lines of a command's standard error."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     return "; ".join(line.removeprefix("fleetrun: ").removeprefix("error: ") for line in lines)
 
@@ -292,7 +301,7 @@ def _user() -> str:
 
 
 def own_rank(found: EndedJob | Running) -> int | None:
-    """Of this machine's node; None if the job runs on one machine, or has ended."""
+    """Return the rank of this node. None if the job runs on one node or has ended."""
     if isinstance(found, EndedJob):
         return None
     nodes = objects_in(found.status, "nodes")
@@ -301,8 +310,9 @@ def own_rank(found: EndedJob | Running) -> int | None:
 
 
 def nodes_of(found: EndedJob | Running, where: Where, *, secret: bool = False) -> Nodes | None:
-    """The other nodes of a job that runs here; None if none is meant. `secret`: what is wanted is only told
-    by those of a job with a secret. Raises LaunchError.
+    """Return the other nodes of a job that runs here, or None if the command addresses only this node.
+
+    `secret`: other nodes answer the request only in a job with a token. Raises LaunchError.
     """
     own = own_rank(found)
     if own is None:
@@ -329,7 +339,7 @@ def _address_of(found: EndedJob | Running) -> Address:
 
 
 def nodes_at(where: Where) -> Nodes:
-    """All nodes of the job at `where.url`. Raises LaunchError."""
+    """Return all nodes of the job at `where.url`. Raises LaunchError."""
     assert where.url is not None
     return Nodes(read_address(where.url, _token(where.token_file)), where, None)
 
@@ -349,7 +359,7 @@ def _token(file: str | None) -> str:
 
 
 def read_where(options: Fields, others: Mapping[str, object]) -> Where:
-    """`others`: what cannot be given together with --job. Raises UsageError."""
+    """Read the options of `node_options`. `others`: values by name that --job excludes. Raises UsageError."""
     where = Where(**options)
     given = [name for name, value in others.items() if value is not None]
     if where.url is not None and given:

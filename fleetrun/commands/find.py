@@ -1,8 +1,8 @@
-"""Finds the job that a command is about, by its name, pod, script or folder, and the processes that it is
-about, by role and rank.
+"""Find the job that a command is about, by its name, run ID, script or directory. Find its processes by role
+and rank.
 
-It looks at the launches that run on this machine and at the records of launches that have ended. Shell
-completion gets its job names here too.
+The search covers the runs on this node and the event logs of ended runs. Shell completion takes its job names
+from here too.
 """
 
 from __future__ import annotations
@@ -30,46 +30,47 @@ from fleetrun.files import modified
 from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.record.history import History, Known, UnreadableError, glance, names, read, records
 
-# ---- Jobs. A word names one by its job name or its pod, by its script (`train.py`, `train`) or its folder,
-# or by the beginning of a name. Without a word the job of this folder is meant, else the only one.
+# ---- Jobs. A word matches a job by its name or run ID, by its script (`train.py`, `train`) or directory, or
+# by the start of a name. Without a word, the job of this directory is used, else the only job.
 
 Job = TypeVar("Job", "EndedJob", Running)
 
 LOG_DIR = Path("log")
-"""The default of --log_dir."""
+"""Default of --log_dir."""
 
 _MOST_LISTED = 20
 
 
 class NoSuchProcessError(UsageError):
-    """This node has no process of these roles and ranks."""
+    """This node has no process with these roles and ranks."""
 
 
 class NoJobError(LaunchError):
-    """There is no such job."""
+    """The job does not exist."""
 
     exit_code = 1
 
 
 @frozen_by_name
 class EndedJob:
-    """A launch that has ended. `record` is its journal, `written` when that was last written to (seconds
-    since the epoch).
-    """
+    """A run that has ended."""
 
     job: str
     pod: str
     log_dir: Path
     record: Path
+    """Path of the event log."""
     written: float | None
+    """Time of the last write to the event log, in seconds since the epoch."""
     script: str = ""
     cwd: str = ""
 
 
 def find_running(word: str | None = None) -> Running:
-    """The running job that `word` names. Raises NoJobError if there is none, UsageError if several fit.
+    """Return the running job that `word` matches. Raises NoJobError if no job matches, UsageError if several
+    do.
 
-    The launcher of the job may not answer; then `silence` is set.
+    If the launcher of the job does not answer, `silence` is set.
     """
     there = running_launches(os.environ)
     found = _running_match(word, there)
@@ -79,10 +80,10 @@ def find_running(word: str | None = None) -> Running:
 
 
 def find_ended(word: str | None = None, log_dir: Path | None = None) -> EndedJob:
-    """The ended launch that `word` names, among the records in `log_dir` (default: `log`).
+    """Return the ended run that `word` matches, from the event logs in `log_dir` (default: `log`).
 
-    Of several launches of one job the newest is meant, and without a word the newest of all. Raises
-    NoJobError and UsageError.
+    If one job has several runs, the newest run is returned. Without a word, the newest run of all jobs is
+    returned. Raises NoJobError and UsageError.
     """
     place = log_dir or LOG_DIR
     there = ended_jobs(place, {each.pod for each in running_launches(os.environ)})
@@ -96,8 +97,8 @@ def find_ended(word: str | None = None, log_dir: Path | None = None) -> EndedJob
 
 
 def find_any(word: str | None = None, log_dir: Path | None = None) -> EndedJob | Running:
-    """The running job that `word` names, else the ended one. With `log_dir` only jobs that have their logs
-    there are considered. Raises NoJobError and UsageError.
+    """Return the running job that `word` matches, else the ended job. `log_dir` limits the search to jobs
+    whose logs are there. Raises NoJobError and UsageError.
     """
     there = _running_in(log_dir)
     found = _running_match(word, there, log_dir)
@@ -113,13 +114,16 @@ def find_any(word: str | None = None, log_dir: Path | None = None) -> EndedJob |
 
 
 def still_running(word: str | None, log_dir: Path | None = None) -> Running | None:
-    """The running job that `word` names, None if there is none. Raises UsageError if several fit."""
+    """Return the running job that `word` matches, else None. Raises UsageError if several jobs match."""
     return _running_match(word, _running_in(log_dir), log_dir)
 
 
 def _running_match(word: str | None, there: Sequence[Running], log_dir: Path | None = None) -> Running | None:
-    """If `word` is the full name of an ended job, it does not abbreviate the name of a running one. Without a
-    word a job that has ended here comes before one that runs elsewhere, which is named.
+    """Return the running job that `word` matches, else None.
+
+    The full name of an ended job takes precedence over a running job whose name starts with it. Without a
+    word, a job that has ended here takes precedence over a job that runs elsewhere. If a job from elsewhere
+    is chosen, a remark names it.
     """
     found = matching_jobs(word, there)
     if word is None and log_dir is None:
@@ -134,26 +138,30 @@ def _running_match(word: str | None, there: Sequence[Running], log_dir: Path | N
 
 
 def started_here(job: Running) -> bool:
-    """Whether it was started in the current folder, or has its logs there."""
+    """Return True if the job was started in the current directory, or has its logs there."""
     try:
         here = Path.cwd()
-    except OSError:  # it was deleted
+    except OSError:  # the directory was deleted
         return False
     return any(place.resolve() == here for place in (Path(job.cwd or "/"), job.log_dir.parent))
 
 
 def job_title(job: Running) -> str:
-    """The name of a job in messages: `default (train.py, pod abcdef)`."""
+    """Return the name of a job for messages, such as `default (train.py, pod abcdef)`."""
     return titled(job.job, job.script, job.pod)
 
 
 def titled(job: str, script: str, pod: str) -> str:
+    """Return the name of a job for messages, from its name, script and run ID."""
     name = f"{printable(script_names(script)[0])}, " if script else ""
     return f"{printable(job)} ({name}pod {pod})" if job else f"pod {pod}"
 
 
 def describe_end(job: Running) -> str:
-    """How it ended, by its record: `: got SIGTERM, exit code 143`; empty if the record does not tell."""
+    """Describe how the job ended, such as `: got SIGTERM, exit code 143`.
+
+    Empty if the event log does not show it.
+    """
     try:
         history = read(job.record)
     except UnreadableError:
@@ -169,8 +177,8 @@ def describe_end(job: Running) -> str:
 
 
 def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs that `word` can name. A full name takes precedence over the beginning of one, and the name of
-    a job over that of its script or folder.
+    """Return the jobs that `word` matches. A full name takes precedence over the start of a name, and the
+    name of a job over the name of its script or directory.
     """
     if word is None:
         return list(jobs)
@@ -183,7 +191,7 @@ def matching_jobs(word: str | None, jobs: Sequence[Job]) -> list[Job]:
 
 
 def named_jobs(word: str, jobs: Sequence[Job]) -> list[Job]:
-    """Those with this whole name, pod or script. Raises UsageError for an empty word."""
+    """Return the jobs with this full name, run ID or script. Raises UsageError for an empty word."""
     _check(word)
     return [each for each in jobs if word in _names(each)]
 
@@ -202,7 +210,9 @@ def _scripts(job: EndedJob | Running) -> Strings:
 
 
 def script_names(script: str) -> Strings:
-    """`train.py` and `train` of `src/train.py`; `pkg.train` and `train` of a module."""
+    """Return the names of a script: `train.py` and `train` for `src/train.py`, `pkg.train` and `train` for a
+    module.
+    """
     name = script.rpartition("/")[2]
     return (name, name.removesuffix(".py") if name.endswith(".py") else name.rpartition(".")[2])
 
@@ -212,7 +222,7 @@ def _whole(word: str, jobs: Sequence[Job]) -> list[Job]:
 
 
 def _has_record(word: str, place: Path) -> bool:
-    """Whether a launch with exactly this name or pod has a record in `place`."""
+    """Return True if a run with exactly this name or run ID has an event log in `place`."""
     return any(word in (names(path) or ()) for path in records(place))
 
 
@@ -222,7 +232,7 @@ def _running_in(log_dir: Path | None) -> list[Running]:
 
 
 def ended_jobs(place: Path, running_pods: set[str]) -> list[EndedJob]:
-    """Newest first."""
+    """Return the ended jobs, newest first."""
     found = []
     for path in records(place):
         known = names(path)
@@ -263,7 +273,7 @@ def _only(word: str | None, found: Sequence[Job]) -> Job:
 
 
 def _url(job: EndedJob | Running) -> str:
-    """The same for launches that are nodes of one job, all of them on this machine."""
+    """Return the URL of the job. It is the same for all launchers on this node that belong to one job."""
     return str(job.status.get("url") or "") if isinstance(job, Running) else ""
 
 
@@ -305,7 +315,7 @@ def _list(jobs: Sequence[EndedJob | Running]) -> str:
 
 
 def _described(job: EndedJob | Running) -> str:
-    """`default (pod abcdef, since 2026-11-22 08:00:12, logs in /home/me/log)`"""
+    """Describe a job, as in `default (pod abcdef, since 2026-11-22 08:00:12, logs in /home/me/log)`."""
     at = job.started if isinstance(job, Running) else job.written
     stamp = "?" if at is None else format_date(at)
     word = "since" if isinstance(job, Running) else "until"
@@ -314,13 +324,13 @@ def _described(job: EndedJob | Running) -> str:
     return f"{printable(job.job) or '?'} ({script}pod {job.pod}, {word} {stamp}, logs in {where})"
 
 
-# ---- Records.
+# ---- Event logs.
 
 
 def history_of(found: EndedJob | Running) -> History:
-    """The record of the job, without progress events. Raises NoJobError if there is none."""
+    """Read the event log of the job, without progress events. Raises NoJobError if it does not exist."""
     path = found.record
-    if not found.job:  # a launcher that does not answer: only its pod is known
+    if not found.job:  # the launcher does not answer, so only its run ID is available
         path = next((each for each in records(found.log_dir) if found.pod in (names(each) or ())[1:]), path)
     try:
         history = read(path)
@@ -330,7 +340,7 @@ def history_of(found: EndedJob | Running) -> History:
             hint="It is in the folder of the logs, which --log_dir names.",
         ) from None
     if history.running is None and isinstance(found, Running):
-        # The disk of the record has no file locks, but the launcher answered.
+        # The disk of the event log has no file locks, but the launcher answered.
         return replace(history, running=history.over is None)
     return history
 
@@ -340,7 +350,7 @@ def history_of(found: EndedJob | Running) -> History:
 
 @frozen
 class RemoteProcess:
-    """A process of the job on another machine. `node` names it: `node 1, h2 (10.0.0.2)`."""
+    """A process of the job on another node. `node` is a title such as `node 1, h2 (10.0.0.2)`."""
 
     node: str
     role: str
@@ -348,7 +358,7 @@ class RemoteProcess:
 
 
 def remote_processes(history: History) -> list[RemoteProcess]:
-    """By the last rendezvous in the record."""
+    """List the processes on other nodes, from the last rendezvous in the event log."""
     for event in reversed(history.all("node")):
         nodes, placed = event.get("nodes"), event.get("processes")
         if isinstance(nodes, list) and isinstance(placed, list):
@@ -383,10 +393,10 @@ def choose_processes(
     away: Callable[[], Sequence[RemoteProcess]] = tuple,
     command: str = "",
 ) -> list[Known]:
-    """The processes of a job with these roles and ranks, by default all.
+    """Return the processes of a job with these roles and ranks, by default all.
 
-    Raises UsageError if there are none. Its hint names the other machines that have such processes (`away`),
-    and the `command` to type there.
+    Raises UsageError if no process matches. Its hint names the other nodes that have such processes (`away`),
+    and the `command` to run there.
     """
     if not there:
         raise UsageError(
@@ -415,7 +425,7 @@ def choose_processes(
 
 
 def list_ranks(there: Iterable[Known | RemoteProcess]) -> str:
-    """`trainer 0-3, ps 0`"""
+    """Write the ranks by role, such as `trainer 0-3, ps 0`."""
     by_role: dict[str, list[int]] = {}
     for each in there:
         by_role.setdefault(each.role, []).extend([] if each.rank is None else [each.rank])
@@ -423,7 +433,7 @@ def list_ranks(there: Iterable[Known | RemoteProcess]) -> str:
 
 
 def _listed_by_node(others: Sequence[RemoteProcess]) -> str:
-    """`On node 1, h2 (10.0.0.2): trainer 2-3`, a line for each machine."""
+    """List the processes of each node on one line, such as `On node 1, h2 (10.0.0.2): trainer 2-3`."""
     nodes = list(dict.fromkeys(each.node for each in others))
     lines = [
         f"On {node}: {list_ranks(each for each in others if each.node == node)}"
@@ -453,7 +463,7 @@ def _ranks(text: str) -> frozenset[int]:
 
 
 def parse_ago(text: str, option: str) -> float:
-    """Seconds of `30s`, `10m`, `2h`, `1d`. Raises UsageError."""
+    """Parse a duration such as `30s`, `10m`, `2h` or `1d` into seconds. Raises UsageError."""
     ago = _AGO.fullmatch(text.strip())
     if ago is None:
         raise UsageError(f"{option} {text}: use a time such as 12h or 30d")
@@ -461,7 +471,7 @@ def parse_ago(text: str, option: str) -> float:
 
 
 def parse_since(text: str, now: float) -> float:
-    """Seconds since the epoch of `10m` (ago), `07:15` (the last time of day) or `2026-11-22 07:15`.
+    """Parse `10m` (ago), `07:15` (the last time of day) or `2026-11-22 07:15` into seconds since the epoch.
 
     Raises UsageError.
     """
@@ -494,31 +504,33 @@ _NAME = re.compile(r"[\w.-]+")  # as --job_id allows
 
 
 def complete_running_jobs(_: click.Context, __: click.Parameter, start: str) -> list[str]:
-    """Jobs that run on this machine; those that share a name by their pods."""
+    """Complete the jobs that run on this node. Jobs that share a name are listed by their run IDs."""
     there = running_launches(os.environ, _COMPLETION_TIMEOUT)
     often = Counter(each.job for each in there)
     return _offered([each.job if each.job and often[each.job] == 1 else each.pod for each in there], start)
 
 
 def complete_jobs(context: click.Context, parameter: click.Parameter, start: str) -> list[str]:
-    """Running jobs, then the jobs that have a record in --log_dir, newest first."""
+    """Complete running jobs, then the jobs that have an event log in --log_dir, newest first."""
     there = records(Path(context.params.get("log_dir") or "log"))
     ran = [known[0] for each in there if (known := names(each)) is not None]
     return _offered([*complete_running_jobs(context, parameter, start), *ran], start)
 
 
 def _offered(words: list[str], start: str) -> list[str]:
-    """Each name once. Names that a shell would not take literally are not job names of fleetrun."""
+    """List each name once. Drop names that a shell would not take literally, because fleetrun does not accept
+    them as job names.
+    """
     return [word for word in dict.fromkeys(words) if word.startswith(start) and _NAME.fullmatch(word)]
 
 
 # ---- Arguments and options that several commands have.
 
 running_job = click.argument("job", required=False, shell_complete=complete_running_jobs)
-"""JOB, of a command for running jobs."""
+"""The JOB argument of a command for running jobs."""
 
 any_job = click.argument("job", required=False, shell_complete=complete_jobs)
-"""JOB, of a command for running jobs and for jobs that have ended."""
+"""The JOB argument of a command for running and ended jobs."""
 
 
 _log_dir_option = partial(
@@ -532,4 +544,4 @@ interval_option = partial(
 )
 
 json_option = partial(click.option, "--json", "in_json", is_flag=True, help="Print one JSON document.")
-"""The option, or with `help` one that prints something else."""
+"""The --json option. `help` replaces its help text."""

@@ -1,4 +1,4 @@
-"""`fleetrun help`: a topic out of the documentation, or the help of a command."""
+"""The `fleetrun help` command prints a topic of the documentation, or the help of a command."""
 
 from __future__ import annotations
 

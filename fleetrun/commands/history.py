@@ -1,4 +1,4 @@
-"""`fleetrun history`: the launches that have their logs in a folder, and how each ended."""
+"""The `fleetrun history` command lists the runs that have their logs in a directory, and how each ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fleetrun.console.text import format_duration, format_loss, printable
 from fleetrun.record.history import Glance, UnreadableError, glance, number, was_stopped
 
 _UNNAMED = "default"
-"""Every job without a --job_id is called so, which tells nothing."""
+"""Name of every job without a --job_id."""
 
 _COLUMNS = (
     Column("BEGAN"),
@@ -86,7 +86,7 @@ def _seen(job: EndedJob) -> Glance | None:
 
 
 def how_it_ended(launch: Glance) -> str:
-    """In a few words."""
+    """Describe the end of a run in a few words."""
     if launch.over is None and launch.running:
         return "running"
     if not launch.launch or (launch.over is not None and not isinstance(launch.over.get("code"), int)):

@@ -1,4 +1,4 @@
-"""`fleetrun init`: write a commented job file."""
+"""The `fleetrun init` command writes a commented job file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A running job as `fleetrun top` follows it: its newest status, again and again, in a thread of its own;
-what other commands say of one of its processes; and the request to start a process again.
+"""A running job as `fleetrun top` follows it. A thread fetches the newest status again and again. Other
+commands report on one process or restart it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ Status = Document
 
 _TIMEOUT = 5.0
 _LINES = 200
-"""Older lines of a log that are shown."""
+"""Number of older log lines to show."""
 
 _CHUNK = 64 << 10
 
 
 class StatusThread(threading.Thread):
-    """Hands what the launcher answers to `tell`, which is called in this thread; None once the job has ended.
-    A launcher that does not answer holds up nothing but this thread.
+    """Passes each status of the launcher to `tell`, and None once the job has ended.
+
+    `tell` runs in this thread, so a launcher that does not answer blocks only this thread.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class StatusThread(threading.Thread):
 
 
 def end_of(job: Running, last: Fields) -> tuple[str, Status]:
-    """How the job has ended in one sentence, and its last status with the ends of the processes that ran on
-    this machine, from the record.
+    """Describe in one sentence how the job ended. Also return its last status, with the ends of the processes
+    of this node taken from the event log.
     """
     if not job.pod:
         if job.silence:
@@ -77,7 +78,8 @@ def end_of(job: Running, last: Fields) -> tuple[str, Status]:
     else:
         sentence = f"{job_title(job)} has ended{describe_end(job)}"
     exits: dict[str, Fields] = {}
-    with contextlib.suppress(UnreadableError):  # elsewhere the record there tells how they ended
+    # for a job on other hosts, the event logs there describe the end
+    with contextlib.suppress(UnreadableError):
         if job.pod:
             exits = {str(each.get("container")): each for each in read(job.record).all("exited")}
     there = [_ended(each, exits.get(str(each.get("name")))) for each in objects_in(last, "containers")]
@@ -104,11 +106,14 @@ def _ended(one: Status, exit: Fields | None) -> Status:
     return {**one, **gone, "alive": False, "state": state, "exit": one.get("exit") if code is None else code}
 
 
-# ---- A job of which this host may run no part
+# ---- A job that may run on other hosts only
 
 
 class RemoteWatch:
-    """As `StatusWatch`, of the nodes that are asked through the job's store. `name` is that of the job."""
+    """The counterpart of `StatusWatch` for nodes that are reached through the job's store.
+
+    `name` is the job's name.
+    """
 
     def __init__(self, nodes: Nodes, name: str, interval: float) -> None:
         self.job = Running(job=name, pod="", log_dir=Path(), socket=Path(), pid=0)
@@ -116,7 +121,7 @@ class RemoteWatch:
         self._interval = interval
         self._documents = {rank: Documents() for rank in nodes.ranks}
         self._latest: dict[int, tuple[Status, float]] = {}
-        """What each node has said last, and when."""
+        """The last answer of each node, and its time."""
         self._heard = time.monotonic()
         nodes.ask("status", {"json": True, "watch": True, "interval": interval}, math.inf)
 
@@ -126,8 +131,9 @@ class RemoteWatch:
         return time.monotonic() - self._heard
 
     def look(self) -> Status | None:
-        """The newest status; None if no node takes part any more, or none answers: then `job.silence` says
-        why.
+        """Return the newest status.
+
+        None if all nodes have left the job or stopped answering. `job.silence` then holds the reason.
         """
         for rank, data in self._nodes.arrived(0.0):
             for said in self._documents[rank].of(data):
@@ -150,7 +156,7 @@ class RemoteWatch:
 
 
 _SILENT = 3.0
-"""Seconds, beyond two updates, after which a node is told to be silent."""
+"""Seconds, beyond two updates, after which a node counts as silent."""
 
 
 # ---- Commands of fleetrun about one process, or the job
@@ -158,13 +164,14 @@ _SILENT = 3.0
 
 @frozen
 class Asked:
-    """How commands name the job: by its pod here, or by the URL in `where`."""
+    """Builds command lines for the job. They name it by its run ID here, or by the URL in `where`."""
 
     job: Running
     where: Where
 
     @property
     def words(self) -> list[str]:
+        """The words that name the job on a command line."""
         where = self.where
         if where.url is None:
             return [self.job.pod]
@@ -174,7 +181,7 @@ class Asked:
         return ["stacks", *self.words, *_which(one)]
 
     def logs(self, one: Process) -> list[str]:
-        """New lines follow while the job runs."""
+        """Return a command that also follows new lines while the job runs."""
         place = ["--log_dir", str(self.job.log_dir)] if self.where.url is None else []
         return ["logs", *self.words, *_which(one), f"--lines={_LINES}", "--follow", *place]
 
@@ -182,8 +189,9 @@ class Asked:
         return ["stop", *self.words, *(["--now"] if now else [])]
 
     def restart(self, one: Process) -> str:
-        """Ask the launcher of this process to start it again, in a collective job with all others. What has
-        been done about it, or why nothing has.
+        """Restart one process through its launcher. In a collective job, all processes restart.
+
+        Return a sentence for the user about the result.
         """
         name = str(one.said.get("name"))
         try:
@@ -198,7 +206,7 @@ class Asked:
         return f"{one.title} starts again"
 
     def _restart_elsewhere(self, one: Process, name: str) -> None:
-        """Raises LaunchError."""
+        """Restart a process of another node. Raises LaunchError."""
         where = replace(self.where, node=int(one.node))
         nodes = nodes_of(self.job, where) if where.url is None else nodes_at(where)
         assert nodes is not None
@@ -216,14 +224,14 @@ def _which(one: Process) -> list[str]:
 
 
 class Subcommand(threading.Thread):
-    """Runs `fleetrun WORDS`. What it prints, errors too, is handed to `tell` in this thread, which may wait:
-    then the command does.
+    """Runs `fleetrun WORDS` and passes its output, with errors, to `tell` in this thread. If `tell` blocks,
+    the command waits.
     """
 
     def __init__(self, words: list[str], tell: Callable[[bytes], None]) -> None:
         super().__init__(name=words[0], daemon=True)
         self._tell = tell
-        secret = {TOKEN: os.environ[TOKEN]} if TOKEN in os.environ else {}  # for a job of other hosts
+        secret = {TOKEN: os.environ[TOKEN]} if TOKEN in os.environ else {}  # for a job on other hosts
         self._process = subprocess.Popen(
             helper_command("fleetrun", *words),
             env={**helper_environment(), **secret},

@@ -1,5 +1,5 @@
-"""The processes of a running job as `fleetrun top` lists them: what is remembered of each, in which order
-they come, which of them a filter leaves, and the cells of a line. Pure: time is an argument.
+"""The rows of `fleetrun top`: the history of each process, the order of the processes, the filter, and the
+cells of a row. All functions are pure, and time is an argument.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from fleetrun.frozen import frozen
 from fleetrun.record.journal import objects_in
 
 Key = tuple[str, str]
-"""Identifies a process: the rank of its node (empty in a job on one) and its name there."""
+"""Identifies a process by the rank of its node (empty in a job on one node) and its name there."""
 
-# ---- What is remembered
+# ---- History of each process
 
 BARS = "▁▂▃▄▅▆▇█"
 STEP_CELLS, STEP_CELL = 12, 10.0
 LATE_CELLS, LATE_CELL = 8, 60.0
-"""Of a sparkline: how many cells, and of how many seconds. Lateness is measured once a minute."""
+"""Size of a sparkline: number of cells, and seconds per cell. Lateness is measured once a minute."""
 
 
 class Series:
-    """The newest values of one number, of each span of `seconds` their mean."""
+    """The newest values of one number, averaged over spans of `seconds`."""
 
     def __init__(self, cells: int, seconds: float) -> None:
         self._seconds = seconds
         self._cells: deque[tuple[int, float, int]] = deque(maxlen=cells)
-        """Number of the span, sum and count of its values."""
+        """Span number, sum of the values, and count of the values."""
 
     def add(self, value: float | None, now: float) -> None:
         if value is None:
@@ -49,8 +49,8 @@ class Series:
             self._cells.append((number, value, 1))
 
     def bars(self, highest: float) -> str:
-        """One character for each span, the newest last: full height for the value `highest`. A span without
-        values is blank.
+        """Draw one character per span, with the newest span last. The value `highest` has full height. A span
+        without values is blank.
         """
         if not self._cells:
             return ""
@@ -61,6 +61,7 @@ class Series:
 
     @property
     def highest(self) -> float:
+        """The largest mean of all spans."""
         return max((total / count for _, total, count in self._cells), default=0.0)
 
 
@@ -71,7 +72,7 @@ def _bar(value: float, highest: float) -> str:
 
 @dataclass(slots=True)
 class Memory:
-    """Of one process."""
+    """The history of one process."""
 
     step_time: Series = field(default_factory=lambda: Series(STEP_CELLS, STEP_CELL))
     late: Series = field(default_factory=lambda: Series(LATE_CELLS, LATE_CELL))
@@ -79,11 +80,13 @@ class Memory:
 
 @frozen
 class Process:
-    """`said` is what its launcher says of it; `host` is the name of its node, empty in a job on one."""
+    """One process in the newest status."""
 
     node: str
     host: str
+    """Name of its node. Empty in a job on one node."""
     said: Fields
+    """Fields of the process in the status of its launcher."""
     answered: float
     memory: Memory
 
@@ -97,6 +100,7 @@ class Process:
 
     @property
     def rank(self) -> int | None:
+        """The rank. None if the status has no valid rank."""
         rank = self.said.get("rank")
         return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
@@ -106,20 +110,20 @@ class Process:
 
     @property
     def title(self) -> str:
-        """`trainer 3`, `server 0`"""
+        """The title, such as `trainer 3` or `server 0`."""
         name = "server" if self.role == "ps" else self.role
         return name if self.rank is None else f"{name} {self.rank}"
 
 
 class Processes:
-    """Of the newest status, each with what is remembered of it."""
+    """All processes of the newest status, with their histories."""
 
     def __init__(self) -> None:
         self.all: list[Process] = []
         self._memories: dict[Key, Memory] = {}
 
     def take(self, status: Fields, now: float) -> None:
-        """A new status. Those that are not in it are forgotten, unless their node did not answer."""
+        """Take a new status. Processes that it lacks are dropped, unless their node did not answer."""
         silent = {text_of(each, "rank") for each in objects_in(status, "nodes") if each.get("silent")}
         hosts = {text_of(each, "rank"): text_of(each, "title") for each in objects_in(status, "nodes")}
         found: dict[Key, Process] = {each.key: each for each in self.all if each.node in silent}
@@ -145,7 +149,7 @@ def _by_rank(one: Process) -> tuple[Any, ...]:
 
 
 def _by(name: str, sign: int) -> Order:
-    """Values that are not known come last."""
+    """Order processes by one number. Missing values come last."""
 
     def order(one: Process) -> tuple[Any, ...]:
         value = number_of(one.said, name)
@@ -173,14 +177,18 @@ ORDERS: Mapping[str, Order] = {
     "cpu": _by("cpu", -1),
     "memory": _by("memory", -1),
 }
-"""What matters comes first: processes in an unusual state, the slowest, the latest, the largest."""
+"""Orders by name. The rows that need attention come first: processes in an unusual state, the slowest, the
+latest, the largest.
+"""
 
 # ---- Filter
 
 
 def wanted(text: str) -> Callable[[Process], bool]:
-    """Of words that must all apply: `node=0-3`, `rank=7`, `role=ps`, `state=failed`; a number or a range
-    alone is one of ranks, and any other word a part of what the line says.
+    """Parse a filter. All its words must apply.
+
+    A word can be `node=0-3`, `rank=7`, `role=ps` or `state=failed`. A number or a range selects ranks. Any
+    other word must occur in the row.
     """
     tests = [_test(word.lower()) for word in text.split()]
     return lambda one: all(test(one) for test in tests)
@@ -200,7 +208,7 @@ def _test(word: str) -> Callable[[Process], bool]:
 
 
 def _in_range(number: str, value: str) -> bool:
-    """`value` is `3`, `3-7` or `3-`; empty for any."""
+    """Return True if `number` is in the range `value`: `3`, `3-7` or `3-`. An empty value matches all."""
     low, dash, high = value.partition("-")
     if not number.isdecimal() or not low.isdecimal():
         return not value
@@ -239,12 +247,12 @@ COLUMNS = (
 
 
 def title_of(order: str) -> str:
-    """The title of the column of that order."""
+    """Return the title of the column that belongs to an order."""
     return {"lateness": "LATE", "memory": "MEM"}.get(order, order.upper())
 
 
 def cells(one: Process, slowest: float) -> list[Cell]:
-    """Of COLUMNS. `slowest`: the step time, in seconds, that has full height in all lines."""
+    """Return the cells for COLUMNS. `slowest`: the step time, in seconds, of a bar with full height."""
     said = one.said
     state, loss, late = text_of(said, "state"), views.loss_of(said), number_of(said, "late")
     started, attempt = number_of(said, "started"), number_of(said, "attempt")
@@ -268,11 +276,12 @@ def cells(one: Process, slowest: float) -> list[Cell]:
 
 
 def slowest_step(there: Iterable[Process]) -> float:
+    """Return the largest mean step time of all processes, in seconds."""
     return max((each.memory.step_time.highest for each in there), default=0.0)
 
 
 def format_seconds(seconds: float) -> str:
-    """`1.2 s`, `31 ms`, `210 us`"""
+    """Format seconds as `1.2 s`, `31 ms` or `210 us`."""
     if seconds >= 0.9995:
         return f"{format_short(seconds)} s"
     return f"{1e3 * seconds:.3g} ms" if seconds >= 0.9995e-3 else f"{1e6 * seconds:.3g} us"
@@ -282,14 +291,14 @@ def format_seconds(seconds: float) -> str:
 
 
 def newest(there: Sequence[Process]) -> Process | None:
-    """The trainer that has come furthest."""
+    """Return the trainer with the highest step."""
     trainers = [each for each in there if each.role == "trainer" and number_of(each.said, "step") is not None]
     return max(trainers, key=lambda each: number_of(each.said, "step") or 0, default=None)
 
 
 def progress_text(there: Sequence[Process]) -> str:
-    """`step 1,234 of 5,000 (25 %), 3m12s left, loss 0.02314, 12.3k samples/s`; empty before the first
-    step.
+    """Summarize the progress as `step 1,234 of 5,000 (25 %), 3m12s left, loss 0.02314, 12.3k samples/s`.
+    Empty before the first step.
     """
     first = newest(there)
     if first is None:

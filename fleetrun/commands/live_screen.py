@@ -1,5 +1,7 @@
-"""The screens of `fleetrun top`: the list of processes, one process with its stack and log, the tables of
-parameter servers, questions before something is stopped or started again. Imported by that command only.
+"""The screens of `fleetrun top`. Only this command imports the module.
+
+The screens show the list of processes, one process with its stack and log, the tables of parameter servers,
+and questions before a stop or a restart.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from fleetrun.record.journal import objects_in
 
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SILENT = 2.0
-"""Seconds without an answer of the launcher, from which on they are told."""
+"""Seconds without an answer of the launcher, after which the heading shows its silence."""
 
 _LOG_LINES = 2000
 
@@ -51,7 +53,7 @@ _LOG_LINES = 2000
 
 
 class Ranks(ScrollView, can_focus=True):
-    """Of as many processes as there are, draws those that are seen."""
+    """The list of processes. It draws only the visible rows, however many processes exist."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Details"),
@@ -64,7 +66,7 @@ class Ranks(ScrollView, can_focus=True):
     ]
 
     class Opened(Message):
-        """One is chosen."""
+        """The user opened the chosen process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ class Ranks(ScrollView, can_focus=True):
         self._version = 0
 
     def show(self, rows: list[Process], order: str) -> None:
-        """The one that is chosen stays so, wherever it comes to be."""
+        """Show these rows. The chosen process stays chosen, even if its row moves."""
         chosen = self.chosen
         self._rows, self._order, self._version = rows, order, self._version + 1
         keys = [each.key for each in rows]
@@ -109,7 +111,7 @@ class Ranks(ScrollView, can_focus=True):
             self.refresh()
 
     def _see(self) -> None:
-        """Scroll to the chosen line. The first line of the screen has the titles."""
+        """Scroll to the chosen row. The first line of the screen holds the titles."""
         top, room = int(self.scroll_offset.y), max(1, self.size.height - 1)
         top = min(max(top, self._cursor - room + 1), self._cursor)
         if top != int(self.scroll_offset.y):
@@ -143,7 +145,7 @@ class Ranks(ScrollView, can_focus=True):
 
 
 class Confirm(ModalScreen[bool]):
-    """A question that `y` answers with yes."""
+    """A question. The key `y` answers yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),
@@ -185,6 +187,8 @@ CPU, memory and GPU are known for this machine; with --job for all."""
 
 
 class Help(ModalScreen[None]):
+    """The list of keys."""
+
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter,question_mark", "dismiss", "Back")]
     CSS = """
     Help { align: center middle; }
@@ -200,7 +204,7 @@ class Help(ModalScreen[None]):
 
 
 class Details(Screen[None]):
-    """One process: what is known of it, its stack, its log."""
+    """One process, with its fields, its stack and its log."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.pop_screen", "Back"),
@@ -239,7 +243,7 @@ class Details(Screen[None]):
             each.end()
 
     def take(self, one: Process) -> None:
-        """What is known of it now."""
+        """Show the newest fields of the process."""
         self.one = one
         fields = zip(COLUMNS, map(cell_text, live_rows.cells(one, 0.0)), strict=True)
         shown = [
@@ -282,7 +286,7 @@ class Details(Screen[None]):
 
 
 class _Lines:
-    """Whole lines out of pieces of any length, with their colours and nothing else."""
+    """Joins pieces of any length into whole lines. It keeps colours and removes other control characters."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -296,7 +300,7 @@ class _Lines:
 
 
 class Tables(Screen[None]):
-    """Those of the parameter servers."""
+    """The tables of the parameter servers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,t", "app.pop_screen", "Back")]
 
@@ -321,22 +325,25 @@ class Tables(Screen[None]):
 
 @dataclass
 class Fresh(Message):
-    """A new status; None: the job has ended."""
+    """A new status, or None once the job has ended."""
 
     status: Status | None
 
 
 @dataclass
 class Remark(Message):
-    """What a command has said, for the line above the keys."""
+    """A message of a command, for the line above the keys."""
 
     text: str
     stale: bool
-    """Of no interest once the job has ended."""
+    """True if the message no longer matters once the job has ended."""
 
 
 class Top(App[int]):
-    """Returns the number of the signal that ended it, or 0. `end` tells how the job has ended, if it has."""
+    """The application.
+
+    It returns the number of the signal that ended it, or 0. `end` describes how the job ended, or is empty.
+    """
 
     TITLE = "fleetrun top"
     ENABLE_COMMAND_PALETTE = False
@@ -366,12 +373,12 @@ class Top(App[int]):
         self._said = ""
 
     def _told(self, status: Status | None) -> None:
-        """In another thread."""
+        """Pass on a status. The status thread calls this method."""
         self.post_message(Fresh(status))
 
     @property
     def _job(self) -> Running:
-        """With the newest status."""
+        """The job with its newest status."""
         return replace(self._watch.job, status=self._status or self._watch.job.status)
 
     @property
@@ -441,7 +448,7 @@ class Top(App[int]):
         return [*lines, Text(self.end, "bold")] if self.end else lines
 
     def _nodes_line(self) -> Text:
-        """How many there are, and which do not answer."""
+        """Show the number of nodes, and the nodes that do not answer."""
         there = objects_in(self._status, "nodes")
         if len(there) < 2:
             return Text("")
@@ -460,7 +467,7 @@ class Top(App[int]):
         text = f"no answer for {format_duration(seconds)}: {why}; this is the last known state"
         return Text(text, "bold yellow")
 
-    # ---- what is asked for
+    # ---- requests
 
     def open_details(self, one: Process) -> None:
         self.push_screen(Details(self._asked, one))
@@ -473,7 +480,7 @@ class Top(App[int]):
         self.call_after_refresh(self._show)
 
     def tell(self, text: str, *, stale: bool = False) -> None:
-        """In the line above the keys; `stale`: unless the job has ended."""
+        """Show text in the line above the keys. `stale`: drop it once the job has ended."""
         self.post_message(Remark(text, stale=stale))
 
     @property
@@ -488,7 +495,7 @@ class Top(App[int]):
         where = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
         what = f"{self._title()}, started in {printable(self._job.cwd)}"
         processes = plural(sum(each.alive for each in self._processes.all), "process")
-        if self._where.node is not None:  # the list has one node, and all of them stop
+        if self._where.node is not None:  # --node limits the list to one node, but all nodes stop
             processes, where = "All its processes", " on all nodes"
         question = (
             f"Kill {what}, at once with SIGKILL? {processes} are left{where}."
@@ -540,7 +547,7 @@ class Top(App[int]):
         )
 
     def _run(self, words: list[str]) -> None:
-        """In the background; the last line that it says is told."""
+        """Run a command in the background, and show its last line of output."""
 
         def tell(data: bytes) -> None:
             lines = data.decode("utf-8", "replace").strip().splitlines()
@@ -551,7 +558,7 @@ class Top(App[int]):
 
 
 class ListScreen(Screen[None]):
-    """All processes."""
+    """The screen with all processes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort", "Sort"),
@@ -615,7 +622,7 @@ class ListScreen(Screen[None]):
             self._top.open_details(one)
 
     def action_sort(self) -> None:
-        """What matters is on top then."""
+        """Switch to the next order and scroll to the top, where the important rows are."""
         nodes = any(each.node for each in self._all)
         names = [name for name in ORDERS if nodes or name != "node"]
         self._order = names[(names.index(self._order) + 1) % len(names)]
@@ -628,13 +635,16 @@ class ListScreen(Screen[None]):
         self.query_one(Ranks).action_move(-len(self._all))
 
     def action_filter(self) -> None:
-        """With priority and at once: what is typed quickly after it must not reach the keys of the list."""
+        """Open the filter, with priority and immediately.
+
+        Otherwise text that is typed quickly after the slash would reach the keys of the list.
+        """
         field = self.query_one("#filter", Input)
         field.add_class("open")
         self.set_focus(field)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A / that is typed into the filter is a part of it."""
+        """Disable the filter key inside the filter, so that a slash becomes part of the text."""
         return not (action == "filter" and isinstance(self.focused, Input))
 
     def action_unfilter(self) -> None:

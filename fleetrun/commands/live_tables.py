@@ -1,4 +1,7 @@
-"""The tables of a running job, as `fleetrun tables` lists them: what its servers have reported, summed."""
+"""The tables of a running job, as `fleetrun tables` lists them.
+
+They are sums over the reports of its servers.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +48,15 @@ _FIGURES = ("pulls_s", "pushes_s", "keys_per_pull", "gradient_norm", "value_norm
 
 
 def live_tables(job: Running) -> Status:
-    """`tables_in` the newest answer of the launcher."""
+    """Return `tables_in` the newest answer of the launcher."""
     status = unfolded(newest_answer(job, NodeFilter(whole=True)))
     return tables_in({**status, "job": job.job, "pod": job.pod})
 
 
 def tables_in(status: Fields) -> Status:
-    """For each server what it reported of itself, and for each table the sums over servers, with what
-    follows from them. `silent`: servers that have reported nothing.
+    """Return the report of each server, and for each table the sums over all servers with their ratios.
+
+    `silent` lists the servers that have sent no report.
     """
     nodes = objects_in(status, "nodes") or [dict(status)]
     there = (each for node in nodes for each in objects_in(node, "containers"))
@@ -74,7 +78,7 @@ def _table(name: str, servers: Sequence[Fields]) -> Status:
     names = dict.fromkeys(what for each in here for what in each if what != "server")
     numbers = {
         what: _mean(what, here)
-        if what.endswith(("_norm", "_zeros", "_not_finite"))  # means over rows have no sum over servers
+        if what.endswith(("_norm", "_zeros", "_not_finite"))  # means over rows cannot be added up
         else sum(each.get(what, 0) for each in here)
         for what in names
     }
@@ -88,15 +92,17 @@ def _table(name: str, servers: Sequence[Fields]) -> Status:
 
 
 def _mean(what: str, here: Sequence[Status]) -> float | None:
-    """Weighted by rows."""
+    """Return the mean over servers, weighted by rows."""
     some = [(each[what], each.get("rows", 0)) for each in here if what in each]
     rows = sum(weight for _, weight in some)
     return sum(number * weight for number, weight in some) / rows if rows else None
 
 
 def _ratios(sums: Status, here: Sequence[Status]) -> Status:
-    """`skew`: the largest share of a server, by its keys a second (by its rows where none are used), as a
-    multiple of an equal share.
+    """Compute ratios of the sums.
+
+    `skew`: the largest load of a server as a multiple of an equal share. The load is the keys pulled per
+    second, or the rows if nothing is pulled.
     """
     pulled = sums.get("pulled_keys_s", 0)
     loads = [each.get("pulled_keys_s" if pulled else "rows", 0) for each in here]
@@ -113,7 +119,9 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def heading(found: Status) -> str:
-    """`ads (pod abcdef): 2 servers, step 300, log 3.1 MiB, oldest snapshot 12 s ago`"""
+    """Summarize the servers, such as `ads (pod abcdef): 2 servers, step 300, log 3.1 MiB, oldest snapshot 12
+    s ago`.
+    """
     servers = found["servers"]
     parts = [plural(len(servers), "server")]
     if steps := [each["step"] for each in servers if "step" in each]:
@@ -131,7 +139,7 @@ def heading(found: Status) -> str:
 
 
 def _staleness(servers: Sequence[Status]) -> str:
-    """`2 steps and 31 ms stale (p99: 5 and 80 ms)`, of the server with the most."""
+    """Describe the server with the stalest pushes, such as `2 steps and 31 ms stale (p99: 5 and 80 ms)`."""
     most = {name: max(each[name] for each in servers) for name in servers[0] if name.startswith("stale_")}
     steps = "step" if most["stale_steps_p50"] == 1 else "steps"
     return (
@@ -146,25 +154,25 @@ def _span(steps: Sequence[float]) -> str:
 
 
 def lines(found: Status, width: int | None) -> list[Text]:
-    """A line of titles and one for each table."""
+    """Return a line of titles, and a line for each table."""
     return lines_of(COLUMNS, list(map(shown, found["tables"])), width)
 
 
 def lines_of(columns: dict[str, Column], tables: Sequence[Fields], width: int | None) -> list[Text]:
-    """A line of titles, and a line per table with its fields that have a column."""
+    """Return a line of titles, and a line for each table with the fields that have a column."""
     rows = [[written(each.get(name)) for name in columns] for each in tables]
     return table(list(columns.values()), rows, width)
 
 
 def written(value: str | float | None) -> str:
-    """In a cell."""
+    """Format a value for a cell."""
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def shown(one: Status) -> Status:
-    """A table as a line of COLUMNS."""
+    """Turn a table into the fields of COLUMNS."""
     hot = one["hot_keys"]
     counts = ("on_disk", "candidates", "refused", "evicted", "removed")
     return {

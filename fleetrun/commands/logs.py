@@ -1,5 +1,6 @@
-"""`fleetrun logs`: show the output of a job's processes, merged in time order. Reading and merging is in
-`fleetrun.record.log_lines`.
+"""The `fleetrun logs` command shows the output of a job's processes, merged in time order.
+
+Reading and merging are in `fleetrun.record.log_lines`.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ from fleetrun.record.journal import marks_path
 from fleetrun.record.log_lines import Line, Merged, Wanted, in_time_order
 
 _POLL_IDLE = 0.2  # seconds between two polls with -f
-_POLL_BUSY = 0.02  # the same while lines come: --log_rotate may delete a log before it is read
-_FOLLOW_LINES = 20  # the default of -n with -f
+_POLL_BUSY = 0.02  # seconds while lines arrive, because --log_rotate may delete a log before it is read
+_FOLLOW_LINES = 20  # default of -n with -f
 _RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 
@@ -166,20 +167,21 @@ def command(
 
 @frozen
 class _Asked:
-    """Which lines. `since` is in seconds since the epoch."""
+    """The lines to show."""
 
     follow: bool
     most: int | None
     role: str | None
     rank: str | None
     since: float | None
+    """In seconds since the epoch."""
     grep: str | None
     wanted: Wanted
     most_bytes: int | None
     most_read: int | None
 
     def options(self) -> Document:
-        """For another node, whose clock and time zone may be others."""
+        """Return options for another node. Times are relative, because its clock and time zone may differ."""
         ago = None if self.since is None else f"{max(0.0, time.time() - self.since):.3f}s"
         return {
             "follow": self.follow, "lines": self.most, "role": self.role, "rank": self.rank,
@@ -206,7 +208,7 @@ def _show_here(local: _LocalLogs, asked: _Asked, printer: _Printer) -> int:
 
 
 _LEAVE_WITHIN = 10.0
-"""Seconds for the last lines of other nodes, when the job has ended on this one."""
+"""Seconds to wait for the last lines of other nodes, after the job has ended on this node."""
 
 
 def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _Printer) -> int:
@@ -235,7 +237,7 @@ def _show_all(nodes: Nodes, local: _LocalLogs | None, asked: _Asked, printer: _P
 def _follow(
     nodes: Nodes, local: _LocalLogs | None, remote: Mapping[int, _RemoteLogs], printer: _Printer
 ) -> None:
-    """Until the job has ended, or stdout is closed."""
+    """Show new lines until the job has ended or the reader closes stdout."""
     closed = _Stdout()
     news = [line for each in remote.values() for line in each.left]
     until = math.inf
@@ -257,21 +259,21 @@ def _follow(
 
 
 class _Stdout:
-    """Whether its reader has closed it."""
+    """Detects that the reader of stdout has closed it."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._poll.register(sys.stdout.fileno(), 0)
 
     def check(self, within: float) -> None:
-        """Wait so many seconds. Raises BrokenPipeError."""
+        """Wait for `within` seconds. Raises BrokenPipeError if the reader has closed stdout."""
         if self._poll.poll(within * 1000):
             raise BrokenPipeError
 
 
 @frozen
 class _Source:
-    """A process. `node` is None in a job on one."""
+    """A process. `node` is None in a job on one node."""
 
     node: int | None
     name: str
@@ -280,7 +282,7 @@ class _Source:
 
     @property
     def title(self) -> str:
-        """`trainer.0`, and of several nodes `1 trainer 3`: its rank over the whole job."""
+        """The label of its lines: `trainer.0`, or with several nodes `1 trainer 3`, with the global rank."""
         if self.node is None:
             return self.name
         return f"{self.node} {self.role}{'' if self.rank is None else f' {self.rank}'}"
@@ -288,7 +290,7 @@ class _Source:
 
 @frozen
 class _Said:
-    """A line of a process, as `Line`."""
+    """A line of a process, with the fields of `Line`."""
 
     moment: float
     source: _Source
@@ -301,7 +303,7 @@ def _moment(line: _Said) -> float:
 
 
 class _LocalLogs:
-    """Those of this machine. Raises NoSuchProcessError."""
+    """The logs on this node. Raises NoSuchProcessError."""
 
     def __init__(self, history: History, asked: _Asked, place: str, node: int | None) -> None:
         away = partial(remote_processes, history)
@@ -315,7 +317,7 @@ class _LocalLogs:
         self._logs = {each.name: each.log for each in chosen}
         self.merged = Merged(self._logs, marks, history.began or 0.0, time.time)
         self.unreadable: set[str] = set()
-        """The logs of which that was told."""
+        """Names of the unreadable logs that were reported."""
         self._started = {event.get("container") for event in history.all("started")}
 
     @property
@@ -344,7 +346,7 @@ class _LocalLogs:
         return [self._said(line) for line in found]
 
     def report(self) -> None:
-        """Tell of each log that cannot be read, once. One may be missing until its process starts."""
+        """Report each unreadable log once. A log may be missing until its process starts."""
         for name, error in self.merged.troubles.items():
             if name not in self.unreadable and (error.errno != errno.ENOENT or name in self._started):
                 self.unreadable.add(name)
@@ -356,12 +358,12 @@ class _LocalLogs:
 
 
 class _RemoteLogs:
-    """Those of another node."""
+    """The logs of another node."""
 
     def __init__(self, nodes: Nodes, rank: int) -> None:
         self.cut = False
         self.left: list[_Said] = []
-        """What came after the lines that were there."""
+        """Lines that arrived after the older lines ended."""
         self._nodes = nodes
         self._rank = rank
         self._documents = Documents()
@@ -382,7 +384,7 @@ class _RemoteLogs:
         return list(filter(None, map(self._said, self._documents.of(data))))
 
     def _said(self, said: Any) -> _Said | None:
-        """None for what is not a line."""
+        """Decode one JSON value. Return None for values that are not lines."""
         try:
             if isinstance(said, dict):
                 rank = None if said["rank"] is None else int(said["rank"])
@@ -410,14 +412,15 @@ def _wanted(grep: str | None) -> Wanted:
 
 
 class _Printer:
-    """On a terminal lines keep their colours and nothing else; elsewhere they are written unchanged.
+    """Prints lines. A terminal gets them with their colours but without other control characters. Other
+    outputs get them unchanged.
 
-    `transfer`: for another host, which prints them.
+    `transfer`: write JSON for another host, which prints the lines.
     """
 
     def __init__(self, *, times: bool, in_json: bool, transfer: bool) -> None:
         self.several = False
-        """Whether lines of several nodes come."""
+        """True if lines of several nodes are shown."""
         self._tty = sys.stdout.isatty()
         self._times = times
         self._json = in_json
@@ -428,7 +431,7 @@ class _Printer:
         self._numbers: dict[_Source, int] = {}
 
     def know(self, sources: Sequence[_Source]) -> None:
-        """These may come, and perhaps others."""
+        """Prepare the labels of these processes. Lines of other processes may still arrive."""
         self.several = self.several or len(sources) > 1
         self._width = max((self._width, *(len(each.title) for each in sources)))
         for each in sources:
@@ -444,13 +447,13 @@ class _Printer:
         out.flush()
 
     def mark(self, cut: bool) -> None:
-        """After the lines that are there. `cut`: the first of them are left out."""
+        """Mark the end of the older lines. `cut`: the first of them are missing."""
         if self._transfer:
             sys.stdout.buffer.write(json.dumps({"cut": cut}).encode() + b"\n")
             sys.stdout.buffer.flush()
 
     def _transferred(self, line: _Said) -> bytes:
-        """An array, after an object for the first one of its process."""
+        """Encode a line as a JSON array. An object that describes the process precedes its first line."""
         source, new = line.source, b""
         number = self._numbers.get(source)
         if number is None:
@@ -497,5 +500,5 @@ class _Printer:
 
 
 def _last_state(text: bytes) -> bytes:
-    """What is left of a progress bar that overwrites itself."""
+    """Return the final state of a progress bar that overwrites itself."""
     return text.rstrip(b"\r").rpartition(b"\r")[2]

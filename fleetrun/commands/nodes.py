@@ -1,4 +1,4 @@
-"""`fleetrun nodes`: the faults of machines, which are left out for them, and how to forget that."""
+"""The `fleetrun nodes` command lists the faults of nodes, which exclude nodes from jobs, and resets them."""
 
 from __future__ import annotations
 
@@ -76,8 +76,10 @@ def command(log_dir: Path | None, reset: str | None, in_json: bool) -> int:
 
 
 def _forget(path: Path, kept: Kept, name: str) -> None:
-    """`name` is that of a machine as it is listed, its first word or its address. Raises UsageError, OSError
-    and ValueError.
+    """Reset the faults of one node, or of all nodes. `name` is a node as listed, its first word or its
+    address.
+
+    Raises UsageError, OSError and ValueError.
     """
     there = counted(kept.faults)
     named = [node for node in there if name in (node, *node.replace("(", "").replace(")", "").split())]
@@ -86,7 +88,7 @@ def _forget(path: Path, kept: Kept, name: str) -> None:
         hint = f"Those with faults: {printable(', '.join(there))}" if there else None
         raise UsageError(f"--reset {name}: {what} of this name in {path}", hint=hint)
     forgiven = [fault for node in (there if name == "all" else named) for fault in there[node]]
-    # The clock of the machine that noted them may be ahead.
+    # The clock of the node that recorded the faults may be ahead.
     at = round(max(time.time(), *(fault.time + 0.1 for fault in forgiven), 0.0), 1)
     keep(path, tuple(MachineFault(at, node) for node in ([""] if name == "all" else named)))
 

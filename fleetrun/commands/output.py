@@ -1,4 +1,4 @@
-"""Lines, tables and JSON on standard output, for a terminal or a pipe."""
+"""Print lines, tables and JSON on standard output, for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from fleetrun.record.journal import plain
 
 
 def output_width() -> int | None:
-    """Columns of the terminal at stdout; None if stdout is not a terminal: then lines have any width."""
+    """Return the width of the terminal at stdout, or None if stdout is not a terminal.
+
+    Lines then have any width.
+    """
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     try:
@@ -34,12 +37,12 @@ def output_width() -> int | None:
 
 
 def print_lines(lines: Iterable[Text]) -> None:
-    """With colours if the terminal has them and NO_COLOR is not set. Raises LaunchError."""
+    """Print lines, with colours if the terminal supports them and NO_COLOR is not set. Raises LaunchError."""
     write_lines(rendered(lines, sys.stdout is not None and sys.stdout.isatty()))
 
 
 def rendered(lines: Iterable[Text], terminal: bool) -> list[str]:
-    """Each line as text, with colour codes if it is for a terminal that has colours."""
+    """Render each line as text, with colour codes for a terminal that supports them."""
     console = Console(file=io.StringIO(), force_terminal=terminal, highlight=False, emoji=False)
     found = []
     for line in lines:
@@ -50,22 +53,25 @@ def rendered(lines: Iterable[Text], terminal: bool) -> list[str]:
 
 
 def print_json(value: Any) -> None:
-    """One document on one line. Numbers that JSON lacks are written as strings: `nan`, `inf`, `-inf`."""
+    """Print one document on one line. JSON lacks `nan`, `inf` and `-inf`, so they are written as strings."""
     write(json.dumps(plain(value), allow_nan=False) + "\n")
 
 
 def picked(document: Fields, *names: str) -> Document:
-    """The fields of these names, None for those that are missing."""
+    """Return the fields with these names, with None for missing fields."""
     return {name: document.get(name) for name in names}
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """As `write`."""
+    """Write lines, with the errors of `write`."""
     write("".join(f"{line}\n" for line in lines))
 
 
 def write(text: str) -> None:
-    """Raises BrokenPipeError if the reader has closed the pipe, LaunchError for other failures."""
+    """Write text to stdout.
+
+    Raises BrokenPipeError if the reader has closed the pipe, LaunchError for other failures.
+    """
     if sys.stdout is None:
         return
     encoding = sys.stdout.encoding or "utf-8"
@@ -79,7 +85,10 @@ def write(text: str) -> None:
 
 
 def output_path(name: str, endings: Strings) -> Path:
-    """Where --output may write a file that ends like this. Raises UsageError."""
+    """Return the path for --output.
+
+    Raises UsageError if the name lacks one of the endings, or cannot be written.
+    """
     path = Path(name)
     if not path.name.lower().endswith(endings) or path.name in endings:
         raise UsageError(f"--output {name}: the name must end in {either(endings)}")
@@ -91,52 +100,56 @@ def output_path(name: str, endings: Strings) -> Path:
 
 
 def print_file(to: Path, what: str) -> None:
-    """Print the path of a file so that it can be used in any folder, and on standard error `what` it is."""
+    """Print the absolute path of a file, usable from any directory. Describe the file as `what` on stderr."""
     remark(what)
     write(f"{printable(str(to.absolute()))}\n")
 
 
 def remark(text: str) -> None:
-    """Tell the user what is no part of the answer, on standard error."""
+    """Print a remark on stderr, outside the answer on stdout."""
     click.echo(text, err=True)
 
 
 # ---- Tables.
 
 _GAP = 2
-_STAYS = 9  # the priority of columns that are never dropped
-_SMALLEST_REST = 24  # columns of the terminal, with which a `rest` column is worth showing
+_STAYS = 9  # priority of columns that are never dropped
+_SMALLEST_REST = 24  # smallest useful width of a `rest` column, in columns of the terminal
 
 
 @frozen
 class Column:
-    """When the width is too small, the columns with the lowest `priority` are dropped first; 9 is never
-    dropped. `right` aligns numbers; a `rest` column takes the width that is left, and is cut off there. It
-    has at least `least` columns of the terminal where it is shown.
-    """
+    """A column of a table."""
 
     title: str
     priority: int = _STAYS
+    """If the width is too small, columns with the lowest priority are dropped first. Priority 9 is never
+    dropped.
+    """
     right: bool = False
+    """Align to the right, for numbers."""
     rest: bool = False
+    """Take the remaining width, and cut off text beyond it."""
     least: int = 0
+    """Smallest width, in columns of the terminal."""
 
 
 NumberColumn = partial(Column, right=True)
 
 Cell = str | tuple[str, str]
-"""A text, or a text and its style. It may come from a user or a script: see `cell_text`."""
+"""A text, or a text and its style. The text may come from a user or a script, see `cell_text`."""
 
 
 def cell_text(cell: Cell) -> Text:
-    """Control characters in it are shown and have no effect."""
+    """Return the text of a cell. Control characters become visible and have no effect."""
     text, style = (cell, "") if isinstance(cell, str) else cell
     return Text(printable(text), style)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
-    """A line of titles and one per row, at most `width` columns wide (None: unlimited). Empty columns are
-    left out unless their priority is 9.
+    """Lay out a line of titles and one line per row, at most `width` columns wide (None: unlimited).
+
+    Empty columns are dropped unless their priority is 9.
     """
     cells = [list(map(cell_text, row)) for row in rows]
     titles = [Text(each.title, "bold") for each in columns]
@@ -154,7 +167,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    """As wide as the terminal. Raises LaunchError."""
+    """Print a table as wide as the terminal. Raises LaunchError."""
     print_lines(table(columns, rows, output_width()))
 
 
@@ -192,7 +205,7 @@ def _line(
 
 
 def filled(parts: Sequence[Text], width: int | None) -> list[Text]:
-    """The parts separated by commas, in as few lines as possible."""
+    """Join the parts by commas, in as few lines as possible."""
     lines = [parts[0].copy()]
     for part in parts[1:]:
         if width is None or lines[-1].cell_len + 2 + part.cell_len < width:
@@ -204,7 +217,7 @@ def filled(parts: Sequence[Text], width: int | None) -> list[Text]:
 
 
 def cut(line: Text, width: int | None) -> Text:
-    """`line`, cut off after `width` columns."""
+    """Cut the line off after `width` columns."""
     line.rstrip()
     if width is not None and line.cell_len > width:
         line.truncate(width, overflow="ellipsis")
@@ -212,7 +225,7 @@ def cut(line: Text, width: int | None) -> Text:
 
 
 def size(count: float | None) -> str:
-    """Bytes: `512M`, `1.2G`"""
+    """Format bytes, such as `512M` or `1.2G`."""
     if count is None:
         return ""
     for unit in "BKMGT":

@@ -1,4 +1,4 @@
-"""`fleetrun plot`: plot a job."""
+"""The `fleetrun plot` command plots a job."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def command(job: str | None, output: str | None, log_dir: Path | None, **options
 def _histories(
     job: str | None, log_dir: Path | None, where: Where, folder: Path
 ) -> tuple[list[History], int]:
-    """The records of the nodes that are meant, and the exit code if one is missing. Raises LaunchError."""
+    """Return the event logs of the chosen nodes, and the exit code if one is missing. Raises LaunchError."""
     if where.url is not None:
         nodes: Nodes | None = nodes_at(where)
         found = []
@@ -90,7 +90,7 @@ def _draw(histories: Sequence[History], output: str | None) -> None:
         MOST_NAMED,
         named_panels,
         write_plot,
-    )  # late: few commands plot
+    )  # imported late, because few commands plot
 
     history, *more = histories
     name = output or f"{history.job or 'job'}.{history.pod}.png".replace(os.sep, "_")

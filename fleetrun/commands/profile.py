@@ -1,4 +1,4 @@
-"""`fleetrun profile`: where a process of a running job spends its time."""
+"""The `fleetrun profile` command records where a process of a running job spends its time."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def command(job: str | None, role: str | None, rank: str, seconds: int, output: 
 
 
 def _record(program: str, target: Target, to: Path, env: dict[str, str], seconds: int) -> str:
-    """Why there is no file; empty if there is one."""
+    """Record a profile of one process. Return an error text, or an empty string if the file was written."""
     try:
         with replacing(to) as aside:
             record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix.lower()], aside)

@@ -1,4 +1,4 @@
-"""`fleetrun prune`: delete the logs and records of old launches."""
+"""The `fleetrun prune` command deletes the logs and event logs of old runs."""
 
 from __future__ import annotations
 
@@ -88,18 +88,21 @@ def command(job: str | None, keep: int, older_than: str | None, log_dir: Path | 
 
 
 def _may_be_deleted(job: EndedJob) -> bool:
-    """A launch of this user that is known to have ended."""
+    """Return True for a run of this user that has certainly ended."""
     try:
         found = glance(job.record)
-        ended = found.running is False or found.over is not None  # without file locks only that tells
+        # without file locks, only the final event proves the end
+        ended = found.running is False or found.over is not None
         return job.record.stat().st_uid == os.getuid() and not found.running and ended
     except (UnreadableError, OSError):
         return False
 
 
 def _files(job: EndedJob, owners: Collection[str]) -> Iterator[Path]:
-    """What it has in the folder; its record last, so that what cannot be deleted is found again. `owners` is
-    how the files of each launch begin: job `a` with pod `b` does not own those of job `a.b`.
+    """Yield the files of a run in its directory, with its event log last. A run whose deletion fails is then
+    found again.
+
+    `owners`: the file prefixes of all runs. Job `a` with run ID `b` does not own the files of job `a.b`.
     """
     start = f"{job.job}.{job.pod}."
     with os.scandir(job.log_dir) as entries:

@@ -1,4 +1,4 @@
-"""`fleetrun ps`: list the running jobs of this user on this machine."""
+"""The `fleetrun ps` command lists the running jobs of this user on this node."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`fleetrun report`: how a job ended and why, from its record: the failure report, and the events that led to
-it.
+"""The `fleetrun report` command shows how a job ended and why, from its event log.
+
+It prints the failure report and the events that led to the failure.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ _MOST_EVENTS = 40
 
 
 def summary(history: History, now: float) -> list[str]:
-    """The outcome, the events, and the failure report as it was printed. Text of the record is not sanitized:
-    the caller does that before it is shown.
+    """Return the outcome, the events, and the failure report as it was printed.
+
+    Text from the event log is not sanitized. The caller does that before showing it.
     """
     lines = [*_head(history, now), ""]
     events = _event_lines(history)
@@ -71,7 +73,7 @@ def summary(history: History, now: float) -> list[str]:
 
 
 def outcome(history: History) -> str:
-    """How the job ended, in a few words."""
+    """Describe the end of the job in a few words."""
     over = history.over
     if over is None:
         if history.running:
@@ -89,7 +91,7 @@ def outcome(history: History) -> str:
 
 
 def as_json(history: History) -> Document:
-    """The same as a JSON document."""
+    """Return the summary as a JSON document."""
     over = history.over or {}
     launch = history.launch
     return {
@@ -111,7 +113,7 @@ def as_json(history: History) -> Document:
 
 
 def _verdict(history: History) -> Document | None:
-    """What the others waited for when the job last made no progress."""
+    """Return the last diagnosis, with the ranks that the others waited for."""
     found = history.last("verdict")
     if found is None:
         return None
@@ -119,15 +121,19 @@ def _verdict(history: History) -> Document | None:
 
 
 def goodput_of(history: History, now: float) -> dict[Kind, float]:
-    """As the launcher has counted it, or, while it runs and where it was killed, from all events."""
+    """Return the goodput that the launcher counted.
+
+    While the job runs, or if its launcher was killed, count it from all events.
+    """
     if history.over is not None and "goodput" in history.over:
         return read_fields(history.over["goodput"])
     return _recounted(history).seconds(now if history.running else history.ended)
 
 
 def all_launches(histories: Sequence[History], now: float) -> list[str]:
-    """Launches of one job, oldest first: a line for each, and what the time of all went into. Steps that an
-    earlier launch has made are done again, unless that one had completed.
+    """Describe the runs of one job, oldest first: a line for each run, and the use of their total time.
+
+    Steps that an earlier run has made count as repeated, unless the earlier run completed.
     """
     lines, whole = [], dict.fromkeys(Kind, 0.0)
     best: int | None = None
@@ -156,7 +162,7 @@ def all_launches(histories: Sequence[History], now: float) -> list[str]:
 
 
 def _recounted(history: History, best: int | None = None) -> Goodput:
-    """From all events; `best` is the last step of the launches before."""
+    """Count the goodput from all events. `best` is the last step of the earlier runs."""
     found = Goodput(best)
     with suppress(UnreadableError):
         for event in events_of(history.path):
@@ -187,7 +193,7 @@ def _head(history: History, now: float) -> list[str]:
 
 
 def _event_lines(history: History) -> list[str]:
-    """Failures, restarts, hangs, and why the job was stopped."""
+    """List failures, restarts, hangs, and the reason of a stop."""
     exits = {_attempt(event): event for event in history.all("exited")}
     failed = {_attempt(event) for event in history.all("failed")}
     lines = []
@@ -199,12 +205,15 @@ def _event_lines(history: History) -> list[str]:
 
 
 def _attempt(event: Event) -> tuple[str, str]:
-    """The container and attempt of the event."""
+    """Return the process and the attempt of the event."""
     return str(event.get("container")), str(event.get("attempt"))
 
 
 def _event_text(event: Event, end: Event, failed: bool) -> str:
-    """`end` is the `exited` event of the same attempt; `failed`: it also has a `failed` event."""
+    """Describe an event.
+
+    `end` is the `exited` event of the same attempt. `failed`: the attempt also has a `failed` event.
+    """
     match event["event"]:
         case "failed":
             return f"{_exit_text(end or event)}; {_consequence(event)}"
@@ -213,7 +222,7 @@ def _event_text(event: Event, end: Event, failed: bool) -> str:
         case "hung":
             silent = describe_duration(number(event.get("silent_for")) or 0.0)
             names = _joined(event.get("containers"))
-            reason, hung, rest = str(event.get("reason") or "").partition(HUNG)  # the hang once more
+            reason, hung, rest = str(event.get("reason") or "").partition(HUNG)  # the reason repeats the hang
             consequence = _consequence({**event, "reason": rest.removeprefix("; ") if hung else reason})
             return f"no sign of life for {silent}: {names}; {consequence}"
         case "restart_asked":
@@ -230,7 +239,7 @@ def _event_text(event: Event, end: Event, failed: bool) -> str:
 
 
 def _exit_text(event: Event) -> str:
-    """`trainer.0 exited with code 1: ValueError: bad input`"""
+    """Describe an exit, such as `trainer.0 exited with code 1: ValueError: bad input`."""
     error = str(event.get("error") or "").splitlines()[:1]
     exit = event.get("how") or "failed"
     memory = " for lack of memory" if event.get("out_of_memory") else ""
@@ -277,7 +286,7 @@ Exit codes:
 
 
 def _print(lines: Iterable[str]) -> None:
-    """On a terminal wrapped to its width."""
+    """Print lines. On a terminal, they are wrapped to its width."""
     lines = map(printable, lines)
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
@@ -286,7 +295,7 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _launches_of(history: History) -> list[History]:
-    """Those of the same job that have their records in the same folder, oldest first."""
+    """Return the runs of the same job that have their event logs in the same directory, oldest first."""
     found = []
     for path in records(history.path.parent):
         if (names(path) or ("", ""))[0] == history.job:
@@ -329,7 +338,10 @@ def command(
 
 
 def _write_record(path: Path) -> None:
-    """The name of the file, and what is in it: of a long one the beginning and the end, in whole lines."""
+    """Write the name of the event log and its contents.
+
+    A long event log is reduced to its start and end, in whole lines.
+    """
     out = sys.stdout.buffer
     out.write(path.name.encode(errors="surrogateescape") + b"\n")
     with path.open("rb") as file:
@@ -346,7 +358,7 @@ _BEGINNING = 1 << 20
 
 
 def _show_others(nodes: Nodes, own: History | None, in_json: bool) -> int:
-    """The records of other nodes, after that of this one."""
+    """Show the event logs of other nodes, after the event log of this node."""
     with nodes, tempfile.TemporaryDirectory() as folder:
         found = nodes.records(Path(folder))
         titles = {rank: nodes.title(rank) for rank in found}
@@ -366,7 +378,7 @@ def _show_others(nodes: Nodes, own: History | None, in_json: bool) -> int:
 
 
 def _named(document: Document) -> Document:
-    """Of another node: its files by their names."""
+    """Reduce the files of another node to their names."""
     logs = {name: Path(log).name for name, log in document["logs"].items()}
     return {**document, "record": Path(document["record"]).name, "logs": logs}
 

@@ -1,5 +1,6 @@
-"""`fleetrun serve`: answer requests with a saved model. The runtime does it, in a process that takes the
-place of this one.
+"""The `fleetrun serve` command answers requests with a saved model.
+
+The runtime replaces this process and does the work.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def command(
         "workers": workers,
         "threads": threads or max(1, Groups().cores() // workers),
     }
-    Path.cwd()  # torch cannot be loaded in a folder that was deleted
+    Path.cwd()  # torch cannot be loaded in a deleted directory
     words = helper_command(_MODULE, json.dumps(settings))
     sys.stdout.flush()
     try:

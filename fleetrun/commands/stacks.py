@@ -1,4 +1,4 @@
-"""`fleetrun stacks`: show the Python stacks of a job's processes."""
+"""The `fleetrun stacks` command shows the Python stacks of a job's processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ INCOMPLETE = 1
 
 
 class NoneRunsError(LaunchError):
-    """No process of the job runs on this machine."""
+    """No process of the job runs on this node."""
 
 
 @click.command()
@@ -130,7 +130,7 @@ def command(
 def _taken_here(
     running: Running, role: str | None, rank: str | None, timeout: float
 ) -> tuple[Sequence[Taken], str]:
-    """On this machine, and what would have shown more. Raises LaunchError."""
+    """Return the stacks on this node, and a hint that would give more of them. Raises LaunchError."""
     own = own_rank(running)
     there = [replace(each, node=own) for each in targets(running, role, rank, "stacks")]
     found = collect(there, timeout, find_pyspy())
@@ -149,11 +149,11 @@ def _show(
 
 
 _MORE = 15.0
-"""Seconds beyond --timeout until another node is given up."""
+"""Seconds beyond --timeout after which another node is given up."""
 
 
 def _taken_on(nodes: Nodes, rank: int) -> list[Taken]:
-    """What this node says, as far as it can be read."""
+    """Return the stacks that node `rank` sends, as far as they can be read."""
     found = []
     for said in nodes.documents(rank):
         for each in objects_in(said if isinstance(said, dict) else {}, "processes"):
@@ -163,7 +163,7 @@ def _taken_on(nodes: Nodes, rank: int) -> list[Taken]:
 
 
 def _everywhere(running: Running) -> list[str]:
-    """The ranks of all nodes, a line for each place; none for a job on one node."""
+    """Return the ranks of all nodes, with one line per place in the code. Empty for a job on one node."""
     if len(running.status.get("nodes", ())) < 2:
         return []
     try:
@@ -183,9 +183,11 @@ def _lines(found: Sequence[Taken], each: bool) -> Iterable[str]:
 
 
 def targets(running: Running, role: str | None, rank: str | None, verb: str) -> list[Target]:
-    """The running containers. If the launcher does not answer (Ctrl-Z), its record lists what it started.
-    Raises UsageError if there are none of these roles and ranks; on which machine to type the command `verb`
-    instead is in its hint.
+    """Return the running processes with these roles and ranks. If the launcher does not answer (Ctrl-Z), they
+    come from its event log.
+
+    Raises UsageError if no process matches. Its hint names the node on which to run the command `verb`
+    instead.
     """
     containers = running.status.get("containers") if running.status else _recorded(running)
     there = {

@@ -1,4 +1,4 @@
-"""`fleetrun status`: show the state of a running job, on this machine and on its other nodes."""
+"""The `fleetrun status` command shows the state of a running job, on this node and on its other nodes."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from fleetrun.record.journal import objects_in
 Status = Document
 
 _TIMEOUT_EVERYWHERE = 6.0
-"""Seconds for an answer about all nodes, for which the launcher asks the others; it waits two seconds."""
+"""Seconds to wait for an answer about all nodes. The launcher waits two seconds for the other nodes."""
 
 
 @frozen
 class NodeFilter:
-    """`node`: only the node of this rank. `whole`: list every process, however many nodes there are. `here`:
-    other nodes are not asked.
-    """
+    """The nodes and processes to show."""
 
     node: int | None = None
+    """Rank of the only node to show."""
     whole: bool = False
+    """List every process, however many nodes exist."""
     here: bool = False
+    """Do not ask other nodes."""
 
     def request(self) -> Status:
         one = {} if self.node is None else {"node": self.node}
         return {"ask": "status", "everywhere": True, "all": self.whole, **one}
 
     def check(self, status: Fields) -> None:
-        """Raises UsageError if there is no such node."""
+        """Raises UsageError if the node does not exist."""
         ranks = [each.get("rank") for each in objects_in(status, "nodes")] or [0]
         if self.node is None or self.node in ranks:
             return
@@ -53,7 +54,7 @@ class NodeFilter:
         raise UsageError(f"no node {self.node}: this job has {known}")
 
     def shown(self, status: Fields) -> Status:
-        """The part of the status to show; `only` is the rank of the chosen node."""
+        """Return the part of the status to show. `only` is the rank of the chosen node."""
         nodes = objects_in(status, "nodes")
         if self.node is None or len(nodes) < 2:
             return dict(status)
@@ -62,16 +63,16 @@ class NodeFilter:
 
 
 def has_other_nodes(status: Fields) -> bool:
-    """Whether the job has other nodes to ask."""
+    """Return True if the job has other nodes."""
     return len(objects_in(status, "nodes")) > 1
 
 
 def ask_everywhere(job: Running, wanted: NodeFilter) -> Status:
-    """The launcher's answer, with those of the other nodes. Raises NoAnswer."""
+    """Return the launcher's answer, with the answers of the other nodes. Raises NoAnswer."""
     return ask(job.socket, wanted.request(), _TIMEOUT_EVERYWHERE)
 
 
-_TIMEOUT = 1.0  # seconds for an answer about this node, asked again and again
+_TIMEOUT = 1.0  # seconds for an answer about this node, which is queried repeatedly
 _EVERYWHERE_INTERVAL, _MANY_INTERVAL = 3.0, 10.0  # seconds between two requests to the other nodes
 
 
@@ -134,8 +135,8 @@ def command(job: str | None, watch: bool, interval: float, whole: bool, in_json:
 
 
 def check_interval(interval: float) -> None:
-    """Raises BadParameter."""
-    if not 0.1 <= interval <= 3600:  # false for nan too
+    """Check the interval, in seconds. Raises BadParameter."""
+    if not 0.1 <= interval <= 3600:  # also false for nan
         raise click.BadParameter(f"--interval is {interval:g}; it must be 0.1 to 3600 seconds")
 
 
@@ -150,7 +151,7 @@ def _show(job: Running, wanted: NodeFilter, in_json: bool) -> None:
 
 
 def _show_of(nodes: Nodes, in_json: bool) -> int:
-    """Of a job of which this host runs no part. Returns the exit code."""
+    """Show a job on other hosts. Return the exit code."""
     nodes.ask("status", {"json": True})
     said = {rank: list(nodes.documents(rank)) for rank in nodes.ranks}
     latest = {rank: found[-1] for rank, found in said.items() if found and isinstance(found[-1], dict)}
@@ -165,8 +166,9 @@ def _show_of(nodes: Nodes, in_json: bool) -> int:
 def status_of_nodes(
     nodes: Nodes, latest: Mapping[int, Status], silence: Callable[[int], str | None]
 ) -> Status:
-    """The status of the whole job from what its nodes have said of themselves, by their ranks. `silence`: why
-    a node does not answer.
+    """Combine the answers of the nodes, by rank, into the status of the whole job.
+
+    `silence` returns the reason why a node does not answer.
     """
     first = next((latest[rank] for rank in nodes.ranks if rank in latest), {})
     found = []
@@ -180,7 +182,10 @@ def status_of_nodes(
 
 
 def newest_answer(job: Running, wanted: NodeFilter) -> Fields:
-    """The answer about all nodes; the known one if there is one node only, or the job has just ended."""
+    """Return the newest answer about all nodes.
+
+    Return the existing status if the job has one node, or has just ended.
+    """
     if has_other_nodes(job.status) and not wanted.here:
         with contextlib.suppress(NoAnswer):
             return ask_everywhere(job, wanted)
@@ -188,7 +193,7 @@ def newest_answer(job: Running, wanted: NodeFilter) -> Fields:
 
 
 def answering(job: Running) -> Running:
-    """The same. Raises SilentError if its launcher does not answer."""
+    """Return the job. Raises SilentError if its launcher does not answer."""
     if job.silence:
         name = job.job or f"pod {job.pod}"
         remedy = "`fg` in its shell continues it, `fleetrun stop` ends it."
@@ -208,7 +213,7 @@ def _print(status: Status) -> None:
 
 
 def _stream(view: StatusWatch, interval: float) -> int:
-    """Until the job has ended."""
+    """Print a line for each update until the job has ended."""
     while (status := view.look()) is not None:
         print_json(status)
         time.sleep(interval)
@@ -216,7 +221,7 @@ def _stream(view: StatusWatch, interval: float) -> int:
 
 
 class StatusWatch:
-    """The newest status of a job, again and again; other nodes are asked less often."""
+    """Fetches the newest status of a job repeatedly. It queries the other nodes less often."""
 
     def __init__(self, job: Running, wanted: NodeFilter) -> None:
         self.job = job
@@ -234,7 +239,7 @@ class StatusWatch:
         return time.monotonic() - self._heard
 
     def look(self) -> Status | None:
-        """The newest status; None if the job has ended."""
+        """Return the newest status, or None if the job has ended."""
         try:
             answer = self._ask()
         except Gone:
@@ -247,7 +252,7 @@ class StatusWatch:
         return {**self._wanted.shown(self._status), "silent": self._silence or None}
 
     def _ask(self) -> Status:
-        """Raises NoAnswer."""
+        """Ask the launcher, and now and then the other nodes. Raises NoAnswer."""
         others = has_other_nodes(self._status) and not self._wanted.here
         if others and time.monotonic() >= self._others_due:
             answer = ask_everywhere(self.job, self._wanted)
@@ -261,5 +266,5 @@ class StatusWatch:
 
 
 def _name(node: Fields) -> str:
-    """Identifies a node across answers."""
+    """Return a name that identifies a node across answers."""
     return f"{node.get('rank')} {node.get('title')}"

@@ -1,4 +1,4 @@
-"""`fleetrun stop`: stop a job, and wait until it has ended."""
+"""The `fleetrun stop` command stops a job and waits until it has ended."""
 
 from __future__ import annotations
 
@@ -72,14 +72,17 @@ def command(job: str | None, now: bool, **options: Any) -> int:
 
 
 def _confirm(found: Running) -> None:
-    """It was started elsewhere, and may not be the one that is meant. Raises UsageError."""
+    """Ask before stopping a job that was started elsewhere, because it may be the wrong job.
+
+    Raises UsageError.
+    """
     if not (sys.stdin and sys.stdin.isatty()):
         raise UsageError("the job was not started here", hint=f"To stop it: fleetrun stop {found.pod}")
     click.confirm("Stop it?", abort=True)
 
 
 def _stop_others(nodes: Nodes, now: bool, name: str, *, wait: bool) -> int:
-    """Other nodes than this one, which tell their processes to end; `wait` until they have left."""
+    """Stop the job on the other nodes. With `wait`, return after they have left the job."""
     with nodes:
         nodes.ask("stop", {"now": now})
         nodes.settle()
@@ -105,14 +108,17 @@ def _stop_here(found: Running, now: bool) -> None:
 
 
 def _ask(job: Running, now: bool, watched: Watched) -> bool:
-    """By its socket, or by a signal if it does not answer there. False if it had already ended."""
+    """Ask the launcher through its socket, or by a signal if it does not answer.
+
+    Return False if it had already ended.
+    """
     try:
         ask(job.socket, {"ask": "stop", "now": now}, _TIMEOUT)
     except Gone:
         return False
     except NoAnswer as silence:
         if not ask_by_signal(silence.pid or job.pid, now):
-            if watched.ending():  # which is why it did not answer
+            if watched.ending():  # the reason for its silence
                 watched.wait()
                 return False
             why = f"the launcher of {job_title(job)} does not answer ({silence})"

@@ -1,5 +1,6 @@
-"""`fleetrun tables`: inspect the tables of parameter servers, of a running job or in a save. The runtime
-reads saves, in a process of its own.
+"""The `fleetrun tables` command inspects tables of parameter servers, in a running job or in saved tables.
+
+The runtime reads saved tables in a separate process.
 """
 
 from __future__ import annotations
@@ -57,19 +58,23 @@ _DIFFERENCES = {
 
 
 class UnreadableSaveError(LaunchError):
-    """A save cannot be read."""
+    """Saved tables cannot be read."""
 
     exit_code = 1
 
 
 class NoTablesError(LaunchError):
-    """A job has no tables."""
+    """The job has no tables."""
 
     exit_code = 1
 
 
 class _Tables(click.Group):
-    """A single word that is not a command is the job or save to list; without one it is the running job."""
+    """Adds the `list` command.
+
+    A single word that is not a command is the job or the saved tables to list. Without a word, the running
+    job is listed.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [each for each in args if not each.startswith("-")]
@@ -223,7 +228,10 @@ def _is_save(where: str) -> bool:
 
 
 def _place_of(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """JOB or SAVE (None: the job that runs); TABLE and keys. Raises UsageError of click."""
+    """Split the words into JOB or SAVE (None: the running job), and TABLE with keys.
+
+    Raises UsageError of click.
+    """
     has_place = len(words) > 2 and (_is_save(words[0]) or not _is_number(words[1]))
     if len(words) < 2 or not (has_place or _is_number(words[1])):
         raise click.UsageError("Missing argument 'KEY...'." if words else "Missing argument 'TABLE'.")
@@ -246,7 +254,7 @@ def _show_live(where: str | None, wanted: Sequence[str]) -> Any:
 
 
 def _job(word: str | None) -> Running:
-    """Raises LaunchError."""
+    """Return the running job. Raises LaunchError."""
     try:
         return answering(find_running(word))
     except NoJobError as error:
@@ -275,7 +283,7 @@ def _list_live(job: Running, in_json: bool) -> int:
 
 
 def _ask(*words: str, module: str = _MODULE, token: str = "") -> Any:
-    """What the runtime finds. Raises UnreadableSaveError, UsageError."""
+    """Run a query in the runtime and return its answer. Raises UnreadableSaveError and UsageError."""
     environment = helper_environment()
     done = subprocess.run(
         helper_command(module, *words),

@@ -1,4 +1,4 @@
-"""`fleetrun token`: a new secret for a job."""
+"""The `fleetrun token` command prints a new token for a job."""
 
 from __future__ import annotations
 

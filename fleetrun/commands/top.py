@@ -1,4 +1,4 @@
-"""`fleetrun top`: the live view of a running job, until the user quits."""
+"""The `fleetrun top` command shows the live view of a running job until the user quits."""
 
 from __future__ import annotations
 
@@ -60,14 +60,16 @@ def command(job: str | None, interval: float, **options: Any) -> int:
 
 
 def _show(watch: StatusWatch | RemoteWatch, where: Where, interval: float) -> int:
-    for name in ("COLUMNS", "LINES"):  # which would hide that the window is resized
+    for name in ("COLUMNS", "LINES"):  # they would hide a change of the window's size
         os.environ.pop(name, None)
-    os.environ.setdefault("TEXTUAL_DISABLE_KITTY_KEY", "1")  # not all terminals know it; no key needs it
-    from fleetrun.commands.live_screen import Top  # late: no error above has to wait for it
+    # not all terminals support the protocol, and no key needs it
+    os.environ.setdefault("TEXTUAL_DISABLE_KITTY_KEY", "1")
+    # imported late, so that the errors above appear immediately
+    from fleetrun.commands.live_screen import Top
 
     top = Top(watch, where, interval)
     number = top.run() or 0
-    if top.return_code:  # a bug, which it has printed
+    if top.return_code:  # a bug, which Textual has printed
         return top.return_code
     if top.end:
         write(f"{top.end}\n")
@@ -75,7 +77,7 @@ def _show(watch: StatusWatch | RemoteWatch, where: Where, interval: float) -> in
 
 
 def _check_terminal() -> None:
-    """Raises UsageError."""
+    """Raises UsageError if there is no suitable terminal."""
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if not all(each is not None and each.isatty() for each in streams):
         what = "a terminal as standard input, output and error"

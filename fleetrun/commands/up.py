@@ -1,4 +1,4 @@
-"""`fleetrun up`: launch a job file. It is short for a command line with --config."""
+"""The `fleetrun up` command launches a job file. It is short for a command line with --config."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ Exit codes are those of a launch; 2 also if the job file cannot be read or is no
 @click.argument("script", required=False, metavar="[SCRIPT")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENTS]]")
 def command(file: str | None, script: str | None, arguments: Strings) -> None:
-    """Only for --help: `launch_arguments` does the work."""
+    """Only for --help. `launch_arguments` does the work."""
 
 
 def launch_arguments(words: Sequence[str], environ: Environ) -> tuple[list[str], Environ]:
-    """The command line of the launch, from the words after `up`. Raises UsageError if there is no job
-    file.
+    """Build the command line of the launch from the words after `up`.
+
+    Raises UsageError if the job file is missing.
     """
     if words and not words[0].startswith("-"):
         if not os.path.exists(words[0]):  # noqa: PTH110  (a Path raises for some names)

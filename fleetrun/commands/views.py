@@ -1,7 +1,7 @@
-"""The status of a job and its nodes as lines of text of a given width, for a terminal, a pipe or a full
-screen.
+"""Format the status of a job and its nodes as lines of text of a given width, for a terminal, a pipe or a
+full screen.
 
-The answer of a launcher is not trusted: a value that does not have the expected type is not shown.
+The answer of a launcher is not trusted. Values of an unexpected type are not shown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STYLES = {
     "spare": "cyan",
     "starting": "cyan",
 }
-"""By state."""
+"""Colour of each state."""
 
 _LONGEST = 4096  # characters of a value
 _LARGEST_COUNT = 1 << 40  # of processes
@@ -42,11 +42,13 @@ _LARGEST_COUNT = 1 << 40  # of processes
 
 
 def text_of(one: Fields, name: str) -> str:
+    """Return a field as printable text of limited length. Empty for missing or nested values."""
     value = one.get(name)
     return "" if value is None or isinstance(value, dict | list) else printable(str(value)[:_LONGEST])
 
 
 def number_of(one: Fields, name: str) -> float | None:
+    """Return a field as a finite number, else None."""
     value = one.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
@@ -54,11 +56,12 @@ def number_of(one: Fields, name: str) -> float | None:
 
 
 def formatted(form: Callable[[float], str], value: float | None) -> str:
+    """Apply `form` to a value. Empty for None."""
     return "" if value is None else form(value)
 
 
 def count_alive(containers: Sequence[Fields]) -> int:
-    """How many have a process, including those that are being stopped."""
+    """Count the processes that run, including the ones that are being stopped."""
     return sum(each.get("alive") is True for each in containers)
 
 
@@ -78,18 +81,18 @@ _NODE_COLUMNS = (
 
 
 def _shown_nodes(status: Fields) -> list[Fields]:
-    """The nodes that are shown: none for a job on one machine; `only` is the rank of a single one."""
+    """Return the nodes to show. Empty for a job on one node. `only` is the rank of a single node."""
     nodes, only = objects_in(status, "nodes"), status.get("only")
     return [each for each in nodes if only in (None, each.get("rank"))] if len(nodes) > 1 else []
 
 
 def nodes_with_details(status: Fields) -> list[Fields]:
-    """The nodes that are shown and of which more than the name is known."""
+    """Return the shown nodes that have answered with details."""
     return [each for each in _shown_nodes(status) if isinstance(each.get("states"), dict)]
 
 
 def processes_up(status: Fields) -> tuple[int, int]:
-    """How many of the known processes are up, and how many there are."""
+    """Return how many processes are up, and how many exist."""
     there = nodes_with_details(status)
     if not there and status.get("only") is None:
         containers = objects_in(status, "containers")
@@ -111,14 +114,15 @@ def _count(number: object) -> int:
 
 
 def node_lines(status: Fields, width: int | None) -> list[Text]:
-    """One line each, or what the job waits for."""
+    """Return a line for each node, or a line about the missing nodes."""
     waiting = status.get("waiting")
     if isinstance(waiting, dict):
         return [cut(waiting_text(status, waiting), width)]
     nodes = _shown_nodes(status)
     if not nodes:
         return []
-    # Launchers of earlier versions do not ask other nodes, nor does one that is leaving the job.
+    # Launchers of earlier versions do not query other nodes. A launcher that is leaving the job does not
+    # either.
     asked = (each for each in nodes if each.get("silent") or each.get("states"))
     if status.get("only") is None and all(each.get("this") is True for each in asked):
         names = (
@@ -131,7 +135,7 @@ def node_lines(status: Fields, width: int | None) -> list[Text]:
 
 
 def waiting_text(status: Fields, waiting: Fields) -> Text:
-    """What the nodes wait for; `waiting` is that field of the status."""
+    """Describe the nodes that the job waits for. `waiting` is the field of the status."""
     if status.get("state") == "spare":
         return Text(printable(f"the job runs on {text_of(waiting, 'present')} other nodes"), "cyan")
     missing = waiting.get("missing")
@@ -183,7 +187,7 @@ NO_NUMBERS = ("nan", "inf", "-inf")
 
 
 def heading_lines(status: Fields, width: int | None) -> list[Text]:
-    """The job as a whole, then its nodes."""
+    """Return lines about the job, then about its nodes."""
     where = [
         Text(f"logs in {text_of(status, 'log_dir')}", "dim"),
         Text(f"started in {text_of(status, 'cwd')}", "dim"),
@@ -196,7 +200,7 @@ def heading_lines(status: Fields, width: int | None) -> list[Text]:
 
 
 def heading_fields(status: Fields) -> list[Text]:
-    """The job in a few words each."""
+    """Describe the job in fields of a few words."""
     state = text_of(status, "state")
     up, there = processes_up(status)
     part = share(read_fields(status.get("goodput")))
@@ -213,7 +217,7 @@ def heading_fields(status: Fields) -> list[Text]:
 
 
 def _restarts(status: Fields) -> str:
-    """After progress there may be more than --max_restart."""
+    """Format the restarts. Progress resets the budget, so they may exceed --max_restart."""
     made, most = number_of(status, "restarts"), number_of(status, "max_restart")
     if made is not None and most is not None and made > most:
         return f"{made:g} (--max_restart {most:g})"
@@ -221,7 +225,7 @@ def _restarts(status: Fields) -> str:
 
 
 def process_lines(status: Fields, width: int | None) -> list[Text]:
-    """A line of titles and one for each process."""
+    """Return a line of titles and a line for each process."""
     return [*_process_table(processes(status), width), *_left_out(status, width)]
 
 
@@ -235,11 +239,11 @@ def _process_table(there: Sequence[_Process], width: int | None) -> list[Text]:
 
 
 def processes(status: Fields) -> list[_Process]:
-    """Of all nodes; with `late`, the part of the time for which others wait for it."""
+    """Return the processes of all nodes, each with `late`, the share of time for which others wait for it."""
     nodes = nodes_with_details(status)
     late = {
         text_of(each, "rank"): number_of(each, "share")
-        for answer in (status, *nodes)  # it is known on one of them
+        for answer in (status, *nodes)  # only one of them has it
         for each in objects_in(answer, "late")
     }
     parts = [(text_of(node, "rank"), node) for node in nodes] if nodes else [("", status)]
@@ -268,8 +272,9 @@ def _left_out(status: Fields, width: int | None) -> list[Text]:
 
 
 def answer_time(status: Fields) -> float:
-    """When the answer was made (seconds since the epoch), by the launcher's clock: that of its start
-    times.
+    """Return the time of the answer, in seconds since the epoch.
+
+    It uses the launcher's clock, as the start times do.
     """
     started, elapsed = number_of(status, "started"), number_of(status, "elapsed")
     return started + elapsed if started is not None and elapsed is not None else time.time()
@@ -299,13 +304,13 @@ def _process_row(one: Fields, now: float, node: str) -> list[Cell]:
 
 
 def _steps_a_second(one: Fields) -> str:
-    """Word the speed of a process that does not count samples."""
+    """Format the steps per second of a process that does not count samples."""
     seconds = number_of(one, "step_seconds")
     return format_short(1 / seconds) if seconds and number_of(one, "rate") is None else ""
 
 
 def usage_cells(one: Fields) -> list[Cell]:
-    """CPU, MEM, GPU and GPUMEM."""
+    """Return the cells of CPU, MEM, GPU and GPUMEM."""
     return [
         form(number_of(one, name))
         for form, name in ((percent, "cpu"), (size, "memory"), (percent, "gpu"), (size, "gpu_memory"))
@@ -313,7 +318,7 @@ def usage_cells(one: Fields) -> list[Cell]:
 
 
 def state_of(one: Fields) -> str:
-    """The state; for a failed process its exit code or signal."""
+    """Return the state. A failed process shows its exit code or signal instead."""
     code = one.get("exit")
     if text_of(one, "state") == "failed" and isinstance(code, int):
         return f"exit {code}" if code >= 0 else signal_name(-code)
@@ -321,7 +326,7 @@ def state_of(one: Fields) -> str:
 
 
 def loss_of(one: Fields) -> str:
-    """Also `nan` and `inf`, which JSON has as strings."""
+    """Format the loss. JSON has `nan` and `inf` as strings."""
     loss = one.get("loss")
     return str(loss) if str(loss) in NO_NUMBERS else formatted(format_loss, number_of(one, "loss"))
 
@@ -331,7 +336,7 @@ def step_of(one: Fields) -> str:
 
 
 def activity_or_last_line(one: Fields) -> str:
-    """What the process is busy with besides steps, else the last line that it printed."""
+    """Return the activity of the process besides steps, else its last line of output."""
     activity = one.get("activity")
     if isinstance(activity, dict) and isinstance(activity.get("what"), str):
         done, of = number_of(activity, "done"), number_of(activity, "of")
@@ -341,7 +346,7 @@ def activity_or_last_line(one: Fields) -> str:
 
 
 def last_lines(status: Fields, width: int | None) -> list[Text]:
-    """A line for each process that has one, if the table is too narrow for that column."""
+    """Return the last line of each process, for a table too narrow for the LAST LINE column."""
     there = [each for each in objects_in(status, "containers") if activity_or_last_line(each)]
     longest = max((len(text_of(each, "name")) for each in there), default=0)
     return [

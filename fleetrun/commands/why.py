@@ -1,4 +1,4 @@
-"""`fleetrun why`: which rank the others wait for."""
+"""The `fleetrun why` command shows which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetrun.errors import LaunchError
 
 _MOST = 8
 _TIMEOUT = 10.0
-"""Seconds: the launchers of all nodes ask their processes, which takes them 3 at most."""
+"""In seconds. The launchers of all nodes ask their processes, which takes at most 3 seconds."""
 
 
 @click.command()
@@ -69,7 +69,7 @@ def _show(answer: Document, in_json: bool) -> None:
 
 
 def _why_at(where: Where, in_json: bool) -> int:
-    """Of a job of which this host runs no part: node 0 asks the others. Returns the exit code."""
+    """Show the diagnosis of a job on other hosts. Node 0 queries the other nodes. Return the exit code."""
     with nodes_at(where) as nodes:
         nodes.ask("why", {"json": True})
         said = list(nodes.documents(0))
@@ -81,8 +81,10 @@ def _why_at(where: Where, in_json: bool) -> int:
 
 
 def ask_why(running: Running, *, states: bool = False) -> Document:
-    """The launcher's `verdict`, None if there is none, and in `ranks` the lines of the tree of all ranks; in
-    `states` all that their probes have answered, if wanted. Raises NoAnswer.
+    """Ask the launcher for its diagnosis. Raises NoAnswer.
+
+    `verdict` holds the diagnosis, or None. `ranks` holds the lines of the tree of all ranks. With `states`,
+    the answer also holds the answers of all probes.
     """
     answer = ask(running.socket, {"ask": "why", "states": states}, _TIMEOUT)
     if not isinstance(answer.get("ranks"), list):

@@ -1,5 +1,8 @@
-"""Known causes of failures: from what a process said last, and how it ended, to what that means and what to
-do about it. Pure. Only what the message itself does not say: a script's own mistakes need no hint.
+"""Hints for known causes of failures. They explain the last output and the end of a process, and suggest a
+fix.
+
+All functions are pure. Causes that the message itself explains, such as a script's own mistakes, need no
+hint.
 """
 
 from __future__ import annotations
@@ -275,7 +278,7 @@ _CAUSES = (
         "learning rate, gradient clipping, or the batch of that step; torch.autograd.set_detect_anomaly"
         " names the operation.",
     ),
-    # What breaks when another rank has ended
+    # Errors after another rank has ended
     (
         r"[Cc]onnection (?:closed|reset) by (?:remote )?peer|Broken pipe|Socket closed|recvValue failed",
         "The rank at the other end has ended or has closed its connections: look at how it ended.",
@@ -291,7 +294,7 @@ _CAUSES = (
         " `fleetrun why` names that rank while the job waits.",
     ),
 )  # fmt: skip
-"""A pattern and its hint, the special ones first. Each `{}` is what a group of the pattern has found."""
+"""Patterns with their hints, specific patterns first. Each `{}` is replaced by a group of the pattern."""
 
 _SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "A segmentation fault is in native code, or a stack that is too deep (`ulimit -s`). "
@@ -307,9 +310,10 @@ _SIGNALS: dict[int, str] = {
 
 
 def known_cause(evidence: Sequence[str], ended_by: int | None) -> str:
-    """What the failure probably means and what to do, empty if it is not known. `evidence`: texts of the
-    process, the most telling first (its exception, then its last lines); the first that is recognised
-    counts. `ended_by`: the signal that ended it.
+    """Return the probable cause of a failure with a fix, or an empty string.
+
+    `evidence`: texts of the process, the most useful first (its exception, then its last lines). The first
+    text that matches a pattern counts. `ended_by`: the signal that ended the process.
     """
     for text in evidence:
         for pattern, hint in _CAUSES:

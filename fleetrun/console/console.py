@@ -1,8 +1,8 @@
-"""The console of a launch, and the outputs that it writes to.
+"""The console of a run, and the outputs that it writes to.
 
-Messages of fleetrun go to stderr, output of the containers goes to stdout. `Console` formats whole lines;
-`Sink` writes them without ever blocking the loop, so that a terminal stopped with Ctrl-S or a slow reader of
-a pipe delays neither the job nor its supervision.
+Messages of fleetrun go to stderr, and output of the job's processes goes to stdout. `Console` formats whole
+lines. `Sink` writes them without ever blocking the loop. A terminal stopped with Ctrl-S or a slow reader of a
+pipe therefore delays neither the job nor its supervision.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Follower = tuple[Listener, bool]
 
 
 class Output(Protocol):
-    """Where lines go: a `Sink`, or something that writes to one."""
+    """A destination for lines: a `Sink`, or an object that writes to one."""
 
     @property
     def room(self) -> bool: ...
@@ -45,7 +45,9 @@ class Output(Protocol):
 
 
 class Console:
-    """`level` is the lowest level that is shown. `columns` is the width of the terminal at stderr, None if
+    """Formats lines and writes them to two outputs.
+
+    `level` is the lowest level that is shown. `columns` is the width of the terminal at stderr, None if
     stderr is not a terminal.
     """
 
@@ -65,47 +67,49 @@ class Console:
         self._columns = columns
 
     def attach(self, loop: Loop, room: Callback) -> None:
-        """From now on the loop writes what cannot be written at once; `room` is called when stdout has taken
-        everything.
-        """
+        """Let the loop write pending data from now on. `room` is called once stdout has taken everything."""
         self.out.attach(loop, room)
         if self.err is not self.out:
             self.err.attach(loop, lambda: None)
 
     def drain(self, interrupted: int) -> None:
-        """Wait until everything is written, its reader is gone, or `interrupted` becomes readable."""
+        """Wait until everything is written, its reader has left, or `interrupted` becomes readable."""
         self.out.drain(interrupted)
         self.err.drain(interrupted)
 
     # The parts in which displays differ.
 
     shows_output = True
-    """Whether the output of containers is shown."""
+    """True if the output of the job's processes is shown."""
     shows_status = False
-    """Whether it shows the state of the job, which it gets by `begin`."""
+    """True if the console shows the state of the job, which `begin` provides."""
 
     @property
     def listener(self) -> Listener | None:
-        """Takes every event of the record, as a line of JSON without its newline; None if not wanted."""
+        """A function for every event of the event log, as a line of JSON without its newline.
+
+        None if not wanted.
+        """
         return None
 
     def begin(self, loop: Loop, status: Callable[[], StatusFields]) -> None:
-        """A pod is about to run; from now on `status` returns the state of the job."""
+        """Prepare for a pod that is about to run. From now on, `status` returns the state of the job."""
 
     def refresh(self) -> None:
-        """What `status` returns has changed."""
+        """Update the display, because the result of `status` has changed."""
 
     def end(self) -> None:
-        """All processes have ended, and their output is shown."""
+        """Finish the display. All processes have ended, and their output is shown."""
 
     def pause(self) -> None:
-        """This process is about to be stopped (Ctrl-Z): the terminal is the shell's until `resume`."""
+        """Give the terminal to the shell until `resume`, because Ctrl-Z is about to stop this process."""
 
     def resume(self) -> None: ...
 
     def follower(self, name: str, width: int, number: int, *, alone: bool) -> Follower:
-        """A function that takes the output of a container, and whether it also takes unfinished lines, which
-        end in a carriage return. The only container that is shown (`alone`) has no label.
+        """Return a function that takes the output of a process, and True if it also takes unfinished lines.
+
+        An unfinished line ends in a carriage return. The only process that is shown (`alone`) has no label.
         """
         label = b"" if alone else self.label(name, width, number)
         return partial(self.show, label), alone
@@ -113,6 +117,7 @@ class Console:
     # Messages.
 
     def enabled(self, level: str) -> bool:
+        """Return True if messages of this level are shown."""
         return LEVELS[level] >= self._level
 
     def debug(self, text: str) -> None:
@@ -122,7 +127,7 @@ class Console:
         self._say("INFO", text)
 
     def opening(self, text: str) -> None:
-        """Of the lines at the start, whose facts are those of the event `launch` of the record."""
+        """Print a line of the start. The event `launch` of the event log holds the same facts."""
         self._say("INFO", text, timed=not self._narrow)
 
     def warning(self, text: str) -> None:
@@ -132,16 +137,16 @@ class Console:
         self._say("ERROR", text, _RED)
 
     def show(self, label: bytes, lines: bytes) -> None:
-        """Whole lines of a container, each after the label."""
+        """Print whole lines of a process, each after the label."""
         self.out.write(label + lines[:-1].replace(b"\n", b"\n" + label) + b"\n" if label else lines)
 
     def block(self, lines: Iterable[str], *, level: str = "INFO") -> None:
-        """Lines without a time stamp: tables and reports."""
+        """Print lines without a time stamp, such as tables and reports."""
         if self.enabled(level):
             self.err.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
     def report(self, lines: Sequence[str]) -> None:
-        """Of a failure. Its last line, of any length, is the cause: what is looked at first."""
+        """Print a failure report. Its last line, of any length, is the cause, where readers look first."""
         *above, cause = lines
         rows = [self.paint(row, _RED) for row in self._wrap(cause)]
         self.block([*above, *rows], level="ERROR")
@@ -164,7 +169,10 @@ class Console:
 
     @property
     def _narrow(self) -> bool:
-        """Such a terminal has no room for the date, nor one of 80 columns for a time in the first lines."""
+        """True for a terminal too narrow for the date.
+
+        At 80 columns, even a time does not fit into the first lines.
+        """
         return self.columns is not None and self.columns < _NARROW
 
     @property
@@ -172,32 +180,35 @@ class Console:
         return self._columns
 
     def _wrap(self, line: str) -> list[str]:
-        """On a terminal long lines are broken between words."""
+        """Break long lines between words on a terminal."""
         return [line] if self.columns is None else wrapped(line, self.columns)
 
     def paint(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_RESET}" if self._colour and colour else text
 
     def label(self, name: str, width: int, number: int) -> bytes:
-        """The head of a followed line: `trainer.1 | `."""
+        """Return the label of a process, such as `trainer.1 | `."""
         return self.paint(f"{name:<{width}} |", _LABEL_COLOURS[number % len(_LABEL_COLOURS)]).encode() + b" "
 
 
 class QuietConsole(Console):
-    """Errors only."""
+    """A console that shows only errors."""
 
     shows_output = False
 
 
 def wants_colour(environ: Environ, *outputs: int) -> bool:
-    """NO_COLOR, FORCE_COLOR and TERM=dumb as usual; else colour if all these descriptors are terminals."""
+    """Decide on colours by NO_COLOR, FORCE_COLOR and TERM=dumb.
+
+    Otherwise return True if all descriptors are terminals.
+    """
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return False
     return bool(environ.get("FORCE_COLOR")) or all(map(os.isatty, outputs))
 
 
 def terminal_columns() -> int | None:
-    """Columns of the terminal at stderr, at least 40; None if stderr is not a terminal."""
+    """Return the width of the terminal at stderr, at least 40 columns. None if stderr is not a terminal."""
     try:
         return max(40, os.get_terminal_size(2).columns)
     except OSError:
@@ -205,19 +216,19 @@ def terminal_columns() -> int | None:
 
 
 _ROOM = 1 << 20  # bytes
-# When poll reports a pipe as writable, so many bytes fit without blocking, even on a blocking descriptor.
+# When poll reports a pipe as writable, this many bytes fit without blocking, even on a blocking descriptor.
 _CHUNK = select.PIPE_BUF
 
 
 class Sink:
-    """An output that never blocks the loop; what cannot be written now waits in memory.
+    """An output that never blocks the loop. Pending data waits in memory.
 
-    Lines are written whole and in order. Memory is bounded because `room` is asked before more of a log is
-    read: the log file is the buffer, so nothing is lost.
+    Lines are written whole and in order. Memory is bounded, because callers check `room` before they read
+    more of a log. Unread output stays safe in the log file.
     """
 
     def __init__(self, fd: int, other: Sink | None = None) -> None:
-        """`other` reports once that output is lost."""
+        """`other` prints one warning if output is lost."""
         self._other = other
         self._waiting = bytearray()
         self._loop: Loop | None = None
@@ -227,19 +238,19 @@ class Sink:
         self._fd, self._nonblocking = _reopened(fd)
 
     def attach(self, loop: Loop, emptied: Callback) -> None:
-        """From now on the loop writes what waits; `emptied` is called when all of it is written."""
+        """Let the loop write pending data from now on. `emptied` is called once everything is written."""
         self._loop = loop
         self._emptied = emptied
         self._arm(bool(self._waiting) and not self.closed)
 
     @property
     def room(self) -> bool:
-        """Whether the caller may write more."""
+        """True while the caller may write more."""
         return len(self._waiting) < _ROOM
 
     @property
     def idle(self) -> bool:
-        """Whether everything is written."""
+        """True if everything is written."""
         return not self._waiting
 
     def write(self, data: bytes) -> None:
@@ -250,7 +261,10 @@ class Sink:
             self._pump()
 
     def drain(self, interrupted: int | None = None) -> None:
-        """Write everything, however slow the reader: until it is gone or `interrupted` becomes readable."""
+        """Write everything, however slow the reader is.
+
+        Stop early if the reader has left or `interrupted` becomes readable.
+        """
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         if interrupted is not None:
@@ -275,7 +289,7 @@ class Sink:
         return bool(poll.poll(0))
 
     def _write_some(self) -> bool:
-        """Whether any bytes were written."""
+        """Write one piece. Return True if any bytes were written."""
         size = len(self._waiting) if self._nonblocking else _CHUNK
         try:
             with memoryview(self._waiting) as view:
@@ -288,7 +302,7 @@ class Sink:
             if not self.closed and self._other is not None:
                 self._other.write(f"LAUNCH WARNING stdout: {error.strerror}; see the log files\n".encode())
                 self._other = None
-            return False  # a full disk: this piece is lost, the next may fit
+            return False  # the disk is full, so this piece is lost, but the next may fit
         del self._waiting[:written]
         return True
 
@@ -305,11 +319,11 @@ class Sink:
 
 
 def _reopened(fd: int) -> tuple[int, bool]:
-    """A descriptor to write to, and whether writing to it never blocks.
+    """Return a descriptor to write to, and True if writing to it never blocks.
 
-    A terminal or pipe is opened again with O_NONBLOCK, because on the shared descriptor the flag would reach
-    the shell too. Regular files never block. Sockets cannot be opened again: they are written in small pieces
-    when poll reports room.
+    A terminal or pipe is opened again with O_NONBLOCK, because on the shared descriptor the flag would affect
+    the shell too. Regular files never block. Sockets cannot be opened again, so data is written to them in
+    small pieces when poll reports room.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
@@ -322,7 +336,10 @@ def _reopened(fd: int) -> tuple[int, bool]:
 
 
 def sinks() -> tuple[Sink, Sink]:
-    """For stdout and stderr. If both are the same file they share one sink, so that lines cannot mix."""
+    """Return the sinks of stdout and stderr.
+
+    If both are the same file, they share one sink, so that lines cannot mix.
+    """
     err = Sink(2)
     with suppress(OSError):
         if os.path.samestat(os.fstat(1), os.fstat(2)):

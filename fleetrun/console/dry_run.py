@@ -1,4 +1,4 @@
-"""The plan that `--dry_run` prints: as text, or as one JSON document."""
+"""The plan that `--dry_run` prints, as text or as one JSON document."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
 def plan_document(spec: PodSpec, environ: Environ, told: str = "") -> Document:
-    """`environ` is the launcher's own environment: of each container only the difference is listed. `told`:
-    who is notified of what.
+    """Build the plan as a JSON document.
+
+    `environ` is the launcher's environment. Each process lists only its differences. `told`: the receivers of
+    notifications, and their events.
     """
     return {
         "job": spec.job_id,
@@ -41,11 +43,13 @@ def _container(spec: ContainerSpec, environ: Environ) -> Document:
 
 
 def plan_as_json(spec: PodSpec, environ: Environ, told: str = "") -> str:
+    """Return the plan as indented JSON, in valid UTF-8."""
     text = json.dumps(plan_document(spec, environ, told), indent=2, ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace").decode()  # what is not UTF-8, as JSON escapes it
+    return text.encode("utf-8", "backslashreplace").decode()  # bytes that are not UTF-8 become JSON escapes
 
 
 def plan_as_text(spec: PodSpec, environ: Environ, told: str = "") -> list[str]:
+    """Return the plan as lines for a person."""
     plan = plan_document(spec, environ, told)
     count = "1 process" if plan["replicas"] == 1 else f"{plan['replicas']} processes"
     lines = [f"job {plan['job']}, mode {plan['mode']}: {count}; nothing was started"]

@@ -1,5 +1,6 @@
-"""Tracebacks for the person whose script it is: that person's own frames are kept, and each run of frames of
-libraries becomes one line. Pure.
+"""Shorten tracebacks for the author of a script.
+
+The frames of the script stay, and each run of library frames becomes one line. All functions are pure.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ _REPEATED = re.compile(r" *\[Previous line repeated \d+ more times?\]$")
 _STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python3[^/]*/(?:lib-dynload/)?")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _CELL = re.compile(r".*/ipykernel_\d+/\d+\.py")
-"""The name that Jupyter gives to a cell of a notebook, which its user never sees."""
+"""File name of a notebook cell in Jupyter, which its user never sees."""
 _OURS = str(Path(__file__).parents[2])
 _MOST_NAMES = 3
 
 
 @frozen
 class Frame:
-    """`library` is the name of the package or module that it belongs to; empty for the script's own code."""
+    """One frame of a traceback."""
 
     lines: Strings
     path: str
     line: str
     function: str
     library: str
+    """The package or module of the frame. Empty for the script's own code."""
 
 
 def frames_of(traceback: Sequence[str]) -> Iterator[Frame | str]:
-    """Its frames, and the lines that belong to none, in their order."""
+    """Yield the frames of a traceback and the lines between them, in order."""
     position = 0
     while position < len(traceback):
         found = _FRAME.match(traceback[position])
@@ -55,7 +57,10 @@ def _continues(line: str, indent: str) -> bool:
 
 
 def library_of(path: str) -> str:
-    """Whose code a file is: `torch`, `runpy`; empty for what was neither installed nor comes with Python."""
+    """Return the library of an installed file or of a file of Python, such as `torch` or `runpy`.
+
+    Empty for other files.
+    """
     if path.startswith("<frozen "):
         return path[len("<frozen ") :].rstrip(">").partition(".")[0]
     inside = _inside(path)
@@ -63,7 +68,7 @@ def library_of(path: str) -> str:
 
 
 def _inside(path: str) -> str | None:
-    """The path of a library's file within the folder that holds all libraries."""
+    """Return the path of a library's file within the directory that holds all libraries."""
     for folder in (_INSTALLED, _STANDARD_LIBRARY):
         if found := folder.match(path):
             return path[found.end() :]
@@ -73,7 +78,7 @@ def _inside(path: str) -> str | None:
 
 
 def folded(traceback: Sequence[str]) -> list[str]:
-    """A traceback without a frame of the script's own is left as it is."""
+    """Fold the library frames of a traceback. A traceback without a frame of the script stays as it is."""
     parts = list(frames_of(traceback))
     if not any(isinstance(each, Frame) and not each.library for each in parts):
         return list(traceback)
@@ -100,7 +105,10 @@ def _folded(run: Sequence[Frame]) -> str:
 
 
 def place_of(traceback: Sequence[str]) -> str:
-    """`train.py:36`: where the script itself was last; in a traceback of libraries only, the last frame."""
+    """Return the last place in the script, such as `train.py:36`.
+
+    If all frames are in libraries, return the last frame.
+    """
     frames = [each for each in frames_of(traceback) if isinstance(each, Frame)]
     own = [each for each in frames if not each.library]
     if not frames:
@@ -112,9 +120,9 @@ def place_of(traceback: Sequence[str]) -> str:
 
 
 def _short(path: str) -> str:
-    """From the current folder on; elsewhere only the name."""
+    """Return the path below the current directory. For other paths, return only the name."""
     try:
         inside = path.removeprefix(f"{Path.cwd()}/")
-    except OSError:  # the folder was deleted
+    except OSError:  # the directory was deleted
         inside = path
     return inside.rpartition("/")[2] if inside.startswith("/") else inside

@@ -1,7 +1,7 @@
-"""What a launch reports about its pod: the lines at its start, each event as it happens, and the report of a
-failure or a hang at its end.
+"""The messages of a run about its pod.
 
-`Narrator` writes the events of a pod to the console; the functions only build lines.
+They are the lines at the start, a line for each event, and the report of a failure or a hang at the end.
+`Narrator` writes the events of a pod to the console. The functions only build lines.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ from fleetrun.pod.events import (
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import PodSpec
 
-# ---- Tells what happens to a pod, as it happens: one line each. Decides nothing.
+# ---- Reports the events of a pod as they happen, one line each. Makes no decisions.
 
-_WIDE = 100  # columns of what goes to no terminal
+_WIDE = 100  # width of output to a file or a pipe, in columns
 
 
 class Narrator:
-    """Writes each event to the console. `catch_up` first shows what the followed logs hold so far. `alone`:
-    this machine decides what follows from a failure.
+    """Writes each event to the console.
+
+    `catch_up` first shows the contents of the followed logs so far. `alone`: this node decides what follows a
+    failure.
     """
 
     def __init__(self, console: Console, spec: PodSpec, catch_up: Callback, *, alone: bool = True) -> None:
@@ -100,7 +102,7 @@ class Narrator:
     def _failed(self, failure: Failure) -> None:
         ended, decision = failure.ended, failure.decision
         if isinstance(decision, GiveUp) and not failure.alive and not failure.tolerated:
-            return  # the report comes at once and says it all
+            return  # the report follows immediately and contains everything
         self._catch_up()
         said = [failure_summary(ended, read_tail(ended.spec.log))]
         for spec, record in failure.earlier:
@@ -148,8 +150,8 @@ def _restart(decision: Restart, what: str) -> str:
     return f"restart {decision.number} of {decision.limit} of {what} {when}{since}"
 
 
-# ---- The lines at the start of a launch: those of Paddle's documents, and between them what runs, where, and
-# with which settings. All settings, and the environments, are for debugging.
+# ---- The lines at the start of a run: the lines of Paddle's documents, and between them the processes, the
+# nodes and the settings. All settings and the environments are only shown for debugging.
 
 _TABLE_WIDTH = 89
 _LONGEST_VALUE = 40
@@ -157,7 +159,10 @@ _MOST_SETTINGS = 12
 
 
 def configuration_lines(rows: Sequence[tuple[str, str, str | None]], *, rule: int = 50) -> list[str]:
-    """One line per setting; what is not a default says where it comes from. `rule`: width of the rules."""
+    """Return one line per setting.
+
+    Settings that differ from their defaults show their origin. `rule`: width of the rules.
+    """
     lines = ["-----------  Configuration  ----------------------"[:rule]]
     lines += [f"{name}: {value}" + (f"  (from {origin})" if origin else "") for name, value, origin in rows]
     lines.append("-" * rule)
@@ -165,7 +170,7 @@ def configuration_lines(rows: Sequence[tuple[str, str, str | None]], *, rule: in
 
 
 def job_line(job_id: str, mode: str, nnodes: tuple[int, int]) -> str:
-    """`nnodes`: the fewest and the most machines, which are replicas in Paddle's words."""
+    """Format the job. `nnodes`: the fewest and the most nodes, which Paddle calls replicas."""
     fewest, most = nnodes
     return f"Job: {job_id}, mode {mode}, replicas {most}[{fewest}:{most}], elastic {fewest < most}"
 
@@ -174,7 +179,10 @@ _ROLE_NAMES = {Role.SERVER: "server", Role.HETER: "heter trainer"}
 
 
 def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log_dir: str) -> str:
-    """`1 server, 2 trainers of train.py on gpu 0,1; logs: log/default.evjsyn.*.log`. `kind`: of device."""
+    """Describe a pod, such as `1 server, 2 trainers of train.py on gpu 0,1; logs: log/default.evjsyn.*.log`.
+
+    `kind`: the kind of the devices.
+    """
     counts = ", ".join(
         f"{number} {_ROLE_NAMES.get(role, role)}{'s' if number > 1 else ''}"
         for role in Role
@@ -187,12 +195,15 @@ def pod_facts(spec: PodSpec, script: str, kind: str, devices: Sequence[str], log
 
 
 def logs_pattern(spec: PodSpec, log_dir: str) -> str:
+    """Return a file name pattern that matches all logs of the pod."""
     return f"{log_dir}/{spec.job_id}.{spec.name}.*.log"
 
 
 def progress_facts(reached: Sequence[tuple[int | None, float | None]], speed: str) -> list[str]:
-    """`step 1,200`, `loss 0.0231`, `12.3k samples/s`: of the trainer that has come furthest, but of all the
-    speed. `reached`: step and loss of each.
+    """Return the progress in parts, such as `step 1,200`, `loss 0.0231` and `12.3k samples/s`.
+
+    Step and loss come from the trainer with the highest step, the speed from all trainers. `reached`: step
+    and loss of each trainer.
     """
     step, newest = max(reached, key=lambda each: -1 if each[0] is None else each[0], default=(None, None))
     loss = next((each for each in (newest, *(loss for _, loss in reached)) if each is not None), None)
@@ -204,7 +215,10 @@ def progress_facts(reached: Sequence[tuple[int | None, float | None]], speed: st
 
 
 def settings_line(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Settings that are not defaults, by name, value and origin; what was typed needs no origin."""
+    """List the settings that differ from their defaults, by name, value and origin.
+
+    The origin is omitted for settings from the command line.
+    """
     told = [
         f"{name}={_shortened(value)}" + ("" if origin.startswith("-") else f" ({origin})")
         for name, value, origin in rows[:_MOST_SETTINGS]
@@ -218,11 +232,12 @@ def _shortened(value: str) -> str:
 
 
 def pod_line(verb: str, spec: PodSpec, status: str) -> str:
+    """Return a line in the words of Paddle's launcher."""
     return f"{verb} Pod: {spec.name}, replicas {spec.replicas}, status {status}"
 
 
 def environment_tables(spec: PodSpec) -> list[str]:
-    """A table for the first container of each role, as Paddle's launcher prints it."""
+    """Build a table for the first process of each role, as Paddle's launcher prints it."""
     lines: list[str] = []
     for role in Role:
         group = [each for each in spec.containers if each.role is role]
@@ -258,8 +273,8 @@ def _table(rows: Texts) -> list[str]:
     return [*lines, rule]
 
 
-# ---- The failure report: which process failed first, how, when, its last words, and where to read on. One
-# screen. Pure.
+# ---- The failure report fits one screen: which process failed first, how and when, its last output, and
+# where to read on. All functions are pure.
 
 _TRACEBACK_LINES = 12
 _LOG_LINES = 10
@@ -271,11 +286,11 @@ _KILLED = (
 )
 _KILLED_SMALL = f"{_OTHERS_KILL}: the script itself, a person or the batch system did."
 _SMALL = 10
-"""A process that never had this part of the machine's memory was probably not killed for lack of it."""
+"""A process that never used a tenth of the node's memory was probably not killed for lack of memory."""
 
 
 def failure_headline(ended: Ended) -> str:
-    """`trainer 1 exited with code 3`: one failure in few words."""
+    """Describe one failure in few words, such as `trainer 1 exited with code 3`."""
     what = f"{ended.spec.title} {ended.exit}"
     if ended.stopped and ended.record is not None:
         what = f"{ended.spec.title} raised an exception, and was stopped before it had ended"
@@ -289,7 +304,7 @@ def failure_headline(ended: Ended) -> str:
 
 
 def failure_summary(ended: Ended, tail: Tail) -> str:
-    """For a failure that is followed by a restart."""
+    """Describe a failure that is followed by a restart."""
     words = [failure_headline(ended), f"after {describe_duration(ended.ended - ended.started)}"]
     message = error_line(ended, tail)
     if ended.killed or ended.out_of_memory:
@@ -301,7 +316,7 @@ _PERHAPS = "perhaps out of memory"
 
 
 def _lack_of_memory(ended: Ended) -> list[str]:
-    """Nothing where it is not likely."""
+    """Describe a probable lack of memory. Empty if it is unlikely."""
     if ended.killed and _was_small(ended):
         return []
     return [*([_PERHAPS] if ended.killed else []), *_peak_memory(ended)]
@@ -313,16 +328,16 @@ def _was_small(ended: Ended) -> bool:
 
 
 def _peak_memory(ended: Ended) -> list[str]:
-    """For a process that may have ended for lack of it."""
+    """Return the peak memory of a process that may have ended for lack of memory."""
     known = ended.peak_memory is not None and (ended.killed or ended.out_of_memory)
     return [f"peak memory {format_bytes(ended.peak_memory or 0)}"] if known else []
 
 
 def error_line(ended: Ended, tail: Tail) -> str:
-    """The exception's own line, if there is one; of one in C++ what it says."""
+    """Return the line of the exception, if one exists. For a C++ exception, return its message."""
     if ended.record is not None and ended.record.message:
         return printable(cause_in(ended.record.message))
-    if ended.exit.signal == signal.SIGABRT:  # how one in C++ ends a process
+    if ended.exit.signal == signal.SIGABRT:  # a C++ exception ends a process this way
         said = (line.partition(_WHAT)[2] for line in reversed(tail.after or tail.before))
         if found := next(filter(None, said), ""):
             return found
@@ -335,9 +350,10 @@ _WHAT = "  what():  "
 def format_failure(
     result: JobResult, tail: Tail, *, width: int, log_full: bool = False, hints: Sequence[str] = ()
 ) -> list[str]:
-    """The lines of the report for `result.cause`, whose log ends in `tail`; none but the last is longer than
-    `width` unless it is a path or a word. The last is the cause in one line. `hints` come before those that
-    the log gives.
+    """Return the lines of the report for `result.cause`, whose log ends in `tail`.
+
+    Lines are at most `width` columns wide, except for paths, long words and the last line. The last line is
+    the cause. `hints` come before the hints from the log.
     """
     ended = result.cause
     assert ended is not None, "a report needs a cause"
@@ -364,29 +380,32 @@ def format_failure(
     return [*lines, f"{log}: {_short_path(ended.spec.log)}", cause_line(result, tail)]
 
 
-_LONGEST_CAUSE = 160  # columns: two rows of a terminal
+_LONGEST_CAUSE = 160  # in columns, two rows of a terminal
 
 
 def cause_line(result: JobResult, tail: Tail) -> str:
-    """`trainer 1: RuntimeError: mat1 and mat2 shapes cannot be multiplied at train.py:36`"""
+    """Return the cause as one line, such as `trainer 1: RuntimeError: mat1 and mat2 shapes cannot be
+    multiplied at train.py:36`.
+    """
     ended = result.cause
     assert ended is not None, "of a failure"
     if result.verdict is not None:
         return printable(result.verdict.sentence.partition(". ")[0])
-    from fleetrun.console.frames import place_of  # late, as `folded`: a job that succeeds needs neither
+    # imported late, as `folded`, because only a failed job needs them
+    from fleetrun.console.frames import place_of
 
     until = takewhile(lambda line: not re.match(NEXT_OF_GROUP, line), _traceback(ended, tail))
     message, place = error_line(ended, tail), place_of(list(until))
     if ended.killed or ended.out_of_memory or not message:
         line, at = ", ".join([failure_headline(ended), *_lack_of_memory(ended)]), ""
         last = next((row.strip() for row in reversed([*tail.before, *tail.after]) if row.strip()), "")
-        if last and ended.exit.signal is None:  # sys.exit("why"), or argparse's `error: ...`
+        if last and ended.exit.signal is None:  # the reason of sys.exit("why") or of an argparse error
             line += f"; its last line: {last}"
     else:
         raised = ended.record is not None or ended.exit.code == 1
         line = f"{ended.spec.title if raised else failure_headline(ended)}: {message}"
         file, _, number = place.rpartition(":")
-        named = f"({file.rpartition('/')[2]}, line {number})" in message  # of a SyntaxError
+        named = f"({file.rpartition('/')[2]}, line {number})" in message  # a SyntaxError names it
         at = f" at {place}" if place and not named else ""
     if (began := result.began) is not None:
         line = f"{failure_headline(began)}; then {line}"
@@ -395,13 +414,13 @@ def cause_line(result: JobResult, tail: Tail) -> str:
 
 
 def verdict_lines(verdict: Verdict, width: int) -> list[str]:
-    """On what a failure or a hang follows, and the stack of the rank that it is about."""
+    """Return the diagnosis behind a failure or a hang, with the stack of the rank in question."""
     rows = [row for each in verdict.stack for row in wrapped(f"    {printable(each)}", width)]
     return [*wrapped(f"Cause: {printable(verdict.sentence)}", width), *rows]
 
 
 def _in_one_line(ended: Ended, tail: Tail, width: int) -> list[str]:
-    """Of a failure that is only a symptom."""
+    """Return the message of a failure that is only a symptom, in at most three rows."""
     message = error_line(ended, tail)
     return wrapped(f"  {message}", width)[:3] if message else []
 
@@ -410,7 +429,8 @@ def _attempts(result: JobResult) -> list[str]:
     if not result.restarts:
         return [result.reason] if result.reason else []
     times = restarts_in_words(result.restarts)
-    if result.forgiven and result.cause and result.cause.attempt < result.restarts:  # each on its own
+    # each restarted on its own
+    if result.forgiven and result.cause and result.cause.attempt < result.restarts:
         times += f" of {' and '.join(dict.fromkeys(each.spec.title for each in result.forgiven))}"
     return [f"{times} ({result.reason})" if result.reason else times]
 
@@ -434,8 +454,10 @@ def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
 
 
 def _rest_of_message(ended: Ended, tail: Tail) -> int:
-    """How many of the lines after the traceback belong to its message: those that the process wrote down,
-    else those up to an empty one of a process that the exception ended.
+    """Count the lines after the traceback that belong to its message.
+
+    These are the lines that the process recorded itself. Otherwise they are the lines up to an empty line, if
+    the exception ended the process.
     """
     if not tail.traceback:
         return 0
@@ -450,26 +472,28 @@ def _rest_of_message(ended: Ended, tail: Tail) -> int:
 
 
 def _traceback(ended: Ended, tail: Tail) -> list[str]:
-    """What the process wrote down itself, else what is in its log."""
+    """Return the traceback that the process recorded itself, else the traceback in its log."""
     lines: Sequence[str] = tail.traceback
     if ended.record is not None and ended.record.traceback:
         written = ended.record.traceback.rstrip().splitlines()
         lines = without_native_frames(map(printable, written))
     elif ended.record is not None and ended.hopeless:
-        lines = [printable(line) for line in ended.record.message.splitlines()]  # it says everything
-    return [line for line in lines if line.strip(" |^~")]  # underlining takes a row of the screen each
+        # the message contains everything
+        lines = [printable(line) for line in ended.record.message.splitlines()]
+    return [line for line in lines if line.strip(" |^~")]  # each underlining would take a row of the screen
 
 
 def _rows(lines: Sequence[str], width: int) -> list[str]:
-    """Lines of a log as rows of the screen: three for each at most."""
+    """Turn lines of a log into rows of the screen, at most three rows per line."""
     most = 3 * (width - _LOG_INDENT)
     cut = (line if columns(line) <= most else f"{line[: most // 2]} ..." for line in lines)
     return [f"  {row}" for line in cut for row in wrapped(line, width - 2)]
 
 
 def _middle_out(lines: Sequence[str], most: int) -> list[str]:
-    """The ends of something long: a traceback begins with where the script was and ends with what went
-    wrong.
+    """Keep the ends of a long text.
+
+    A traceback starts with the position of the script and ends with the error.
     """
     if len(lines) <= most:
         return list(lines)
@@ -487,7 +511,8 @@ def _others(others: Iterable[Ended]) -> str:
 
 
 def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
-    from fleetrun.console.causes import known_cause  # late: a job that succeeds needs none
+    # imported late, because only a failed job needs a hint
+    from fleetrun.console.causes import known_cause
 
     record = ended.record
     said = [] if record is None else [record.message, record.traceback]
@@ -512,11 +537,15 @@ def _short_path(path: Path) -> str:
         return str(path)
 
 
-# ---- The report of a job that hung: what stood still, where, and where to read on. Pure.
+# ---- The report of a hang: the processes that stopped, their places, and where to read on. All functions are
+# pure.
 
 
 def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
-    """The lines, none but the last longer than `width` unless it is a word. The last is the cause."""
+    """Return the lines of the report.
+
+    All lines but the last have at most `width` columns, except for long words. The last line is the cause.
+    """
     frame = "=" * min(width, 80)
     first = f"Hang: {hang.reason}"
     if restarts:
@@ -533,13 +562,13 @@ def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
 
 
 def stop_report(result: JobResult, width: int) -> list[str]:
-    """Of a job that made no progress when it was stopped; empty for any other."""
+    """Return the report of a job that made no progress when it was stopped. Empty for other jobs."""
     if result.verdict is None:
         return []
     return ["=" * min(width, 80), *verdict_lines(result.verdict, width), printable(result.reason)]
 
 
 def hang_places(hang: Hang, width: int) -> list[str]:
-    """Where its processes are, the outlier first."""
+    """Return the places of the processes, the outlier first."""
     lines = hang.stacks or ("Where its processes are is not known.",)
     return [row for each in lines for row in wrapped(f"  {printable(each)}", width)]

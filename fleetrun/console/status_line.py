@@ -1,6 +1,6 @@
-"""The live display: output that scrolls, and below it a status line.
+"""The live display: output that scrolls, and a status line below it.
 
-`LiveConsole` is the console and `StatusLine` draws the line. `PendingLines` holds back the lines of progress
+`LiveConsole` is the console, and `StatusLine` draws the line. `PendingLines` holds back the lines of progress
 bars that may still change.
 """
 
@@ -21,7 +21,7 @@ _FALLBACK_COLUMNS = 100
 
 
 class LiveConsole(Console):
-    """The console of a terminal: lines, and a status line below them."""
+    """The console of a terminal, with a status line below the output."""
 
     shows_status = True
 
@@ -55,18 +55,21 @@ class LiveConsole(Console):
 
     @property
     def columns(self) -> int:
-        """Read again for each line: the terminal may have been resized."""
+        """The width of the terminal, read again for each line because the terminal may have been resized."""
         return terminal_columns() or _FALLBACK_COLUMNS
 
 
 def live_console(sink: Sink, level: str, *, colour: bool) -> LiveConsole:
-    """`sink` is stdout and stderr, and a terminal."""
+    """Build the live console. `sink` is both stdout and stderr, and a terminal."""
     status_line = StatusLine(sink, partial(terminal_size, 1), partial(in_foreground, 1), colour=colour)
     return LiveConsole(status_line, level, colour=colour)
 
 
 def terminal_size(fd: int) -> tuple[int, int]:
-    """Columns and rows: 80 and 24 if the terminal does not report them, 0 and 0 if it is gone."""
+    """Return columns and rows.
+
+    They are 80 and 24 if the terminal does not report them, 0 and 0 if it has vanished.
+    """
     try:
         columns, rows = os.get_terminal_size(fd)
     except OSError:
@@ -75,25 +78,26 @@ def terminal_size(fd: int) -> tuple[int, int]:
 
 
 def in_foreground(fd: int) -> bool:
-    """Whether the command that the user typed, which is the guard process, has the terminal."""
+    """Return True if the user's command, whose process is the guard, is in the foreground of the terminal."""
     try:
         return os.tcgetpgrp(fd) == os.getpgid(os.getppid())
     except OSError:  # not the controlling terminal of this session
         return False
 
 
-# ---- The line at the bottom of the terminal. Each write erases it, adds lines and draws it again.
+# ---- The line at the bottom of the terminal. Each write erases the line, adds output and draws the line
+# again.
 #
-# The cursor rests at the start of the status line, and everything from there to the end of the screen belongs
-# to it. So it does not matter how a terminal rewraps rows when it is resized, and nothing needs to be
-# restored when this process is killed. No mode of the terminal is changed.
+# The cursor rests at the start of the status line, and the status line owns everything from there to the end
+# of the screen. A terminal may therefore rewrap rows when it is resized, and a killed process leaves nothing
+# to restore. No mode of the terminal is changed.
 #
-# The row of the cursor is erased by itself, and then the screen from the next row on: "erase to the end of
-# the screen" in the first row is like `clear` to tmux, which moves what was there into its scrollback.
+# The row of the cursor is erased separately, and then the screen from the next row on. In the first row, tmux
+# treats "erase to the end of the screen" like `clear`, and moves the old contents into its scrollback.
 
 _ERASE_BELOW = b"\r\x1b[K" + b"\x1b7\x1b[B\x1b[J\x1b8"
 _IDLE_INTERVAL = 1.0  # seconds between two updates while nothing is printed
-_BUSY_INTERVAL = 0.25  # the same while output comes
+_BUSY_INTERVAL = 0.25  # seconds between two updates while output arrives
 _SMALLEST = (20, 4)
 _REVERSE, _RESET = b"\x1b[7m", b"\x1b[0m"
 
@@ -101,8 +105,10 @@ Size = Callable[[], tuple[int, int]]
 
 
 class StatusLine:
-    """An output like a `Sink`. `size` returns columns and rows. `foreground` tells whether the terminal is
-    ours to draw on: in the background it is the shell's, and only lines are written.
+    """An output like a `Sink`, with a status line. `size` returns columns and rows.
+
+    `foreground` returns True if fleetrun may draw on the terminal. In the background, the terminal belongs to
+    the shell, and only lines are written.
     """
 
     def __init__(self, sink: Sink, size: Size, foreground: Callable[[], bool], *, colour: bool) -> None:
@@ -118,7 +124,7 @@ class StatusLine:
         self._drawn = False
         self._hidden = False
         self._row = b""
-        self._row_made = -_IDLE_INTERVAL  # time of the loop's clock
+        self._row_made = -_IDLE_INTERVAL  # on the loop's clock
         self._row_width = 0
 
     @property
@@ -132,11 +138,11 @@ class StatusLine:
         self._sink.drain(interrupted)
 
     def write(self, data: bytes) -> None:
-        """Whole lines."""
+        """Write whole lines."""
         self._paint(sanitize(data))
 
     def write_unfinished(self, data: bytes) -> None:
-        """Output of one script: whole lines, and states of lines that end in a carriage return."""
+        """Write output of one script: whole lines, and states of lines that end in a carriage return."""
         lines = self._pending.feed(sanitize(data, cursor_up=True))
         if self._status is None:
             lines += self._pending.finish()
@@ -150,7 +156,7 @@ class StatusLine:
         self._tick()
 
     def refresh(self) -> None:
-        """The state has changed: show it within `_BUSY_INTERVAL`."""
+        """Show a changed state within `_BUSY_INTERVAL`."""
         if self._loop is not None and self._status is not None and not self._soon.pending:
             rest = self._row_made + _BUSY_INTERVAL - self._loop.clock()
             self._soon = self._loop.after(max(0.0, rest), self._refreshed)
@@ -169,7 +175,7 @@ class StatusLine:
             self._paint(left)
 
     def hide(self) -> None:
-        """Remove the line until `unhide`: the shell is about to take the terminal."""
+        """Remove the line until `unhide`, because the shell is about to take the terminal."""
         self._hidden = True
         self._paint(self._pending.settle())
 
@@ -184,7 +190,7 @@ class StatusLine:
         self._paint_if_idle()
 
     def _paint_if_idle(self) -> None:
-        if self._sink.idle:  # otherwise updates would pile up while a terminal is stopped (Ctrl-S)
+        if self._sink.idle:  # otherwise updates would accumulate while a terminal is stopped (Ctrl-S)
             self._paint(b"")
 
     def _paint(self, lines: bytes) -> None:
@@ -211,7 +217,9 @@ class StatusLine:
         return [*unfinished[: rows - 2], self._status_row(columns - 1)]
 
     def _status_row(self, width: int) -> bytes:
-        """Kept for a moment: a flood of output must not ask for the status at every line."""
+        """Return the row, cached for a moment. A flood of output must not request the status for every
+        line.
+        """
         assert self._loop is not None
         assert self._status is not None
         now = self._loop.clock()
@@ -222,7 +230,7 @@ class StatusLine:
         return self._row
 
 
-# ---- Lines that are not final yet. A progress bar redraws itself after `\r`, and nested ones move the cursor
+# ---- Lines that are not final yet. A progress bar redraws itself after `\r`, and nested bars move the cursor
 # up a row or two.
 
 _MOVES = re.compile(rb"(\r|\n|\x1b\[[1-7]?A)")
@@ -230,8 +238,8 @@ _ESCAPES = re.compile(rb"\x1b\[[0-9;:]*[mK]")
 _CLEARS = (b"\x1b[K", b"\x1b[0K", b"\x1b[2K")
 _MOST_ROWS = 8
 _MOST_BYTES = 16 * 1024  # kept of a row
-_CALM_LINES = 100  # after so many lines without a move no more moves are expected
-_LONGEST_BAR = 79  # columns: a longer row is not a progress bar, and is not held back
+_CALM_LINES = 100  # lines without a move, after which further moves are not expected
+_LONGEST_BAR = 79  # in columns; a longer row is not a progress bar and is not held back
 _UNBOUNDED = 1 << 30
 
 
@@ -240,13 +248,13 @@ class PendingLines:
 
     def __init__(self) -> None:
         self._rows = [b""]
-        self._at = 0  # the cursor's row
+        self._at = 0  # row of the cursor
         self._at_start = True  # the cursor is in the first column
-        self._reach = 0  # how many rows up from the cursor the script may go
+        self._reach = 0  # number of rows above the cursor that the script may still reach
         self._calm = 0  # lines since the last move
 
     def feed(self, data: bytes) -> bytes:
-        """Take sanitized output; returns the lines that are final."""
+        """Take sanitized output and return the lines that are final."""
         moves = self._reach or b"\r" in data or b"\x1b" in data
         if self._rows == [b""] and not moves and data.endswith(b"\n"):
             return data
@@ -255,7 +263,7 @@ class PendingLines:
                 self._down()
             elif token == b"\r":
                 self._at_start = True
-                self._expect(1)  # a nested bar is drawn below this one, and a move up follows
+                self._expect(1)  # a nested bar is drawn below this bar, and a move up follows
             elif _MOVES.fullmatch(token):
                 rows = int(token[2:-1] or 1)
                 self._expect(rows)
@@ -265,19 +273,19 @@ class PendingLines:
         return self._finished()
 
     def settle(self) -> bytes:
-        """The lines above the cursor, final or not: the caller cannot show them as pending."""
+        """Return the lines above the cursor, final or not, for a caller that cannot show them as pending."""
         done, self._rows, self._at = self._rows[: self._at], self._rows[self._at :], 0
         return b"".join(each + b"\n" for each in done)
 
     def finish(self) -> bytes:
-        """All that is left, as lines."""
+        """Return all remaining rows, as lines."""
         rows, self._rows, self._at, self._at_start = self._rows, [b""], 0, True
         while rows and not visible_row(rows[-1], _UNBOUNDED).strip():
             rows.pop()
         return b"".join(each + b"\n" for each in rows)
 
     def rows(self, width: int) -> list[bytes]:
-        """The pending rows as they look now, each at most `width` columns wide."""
+        """Return the pending rows as they look now, each at most `width` columns wide."""
         shown = [visible_row(each, width) for each in self._rows]
         while shown and not shown[-1].strip():
             shown.pop()
@@ -297,8 +305,10 @@ class PendingLines:
         self._reach = max(self._reach, rows)
 
     def _put(self, text: bytes) -> None:
-        """At the start of a row, text that covers the old text replaces it; else both stay, for the terminal
-        to overwrite one with the other.
+        """Put text into the row of the cursor.
+
+        At the start of a row, text that covers the old text replaces it. Otherwise the row keeps both, and
+        the terminal overwrites one with the other.
         """
         old = self._rows[self._at]
         covers = not old.strip() or text.startswith(_CLEARS) or _width(text) >= _width(old)
@@ -318,7 +328,7 @@ class PendingLines:
 
 
 def _width(text: bytes) -> int:
-    """At least as many columns as the longest state of the row takes."""
+    """Return an upper bound for the columns of the longest state of the row."""
     if b"\x1b" in text:
         text = _ESCAPES.sub(b"", text)
     return max(

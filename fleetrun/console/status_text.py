@@ -1,5 +1,5 @@
-"""The text of the status line: the state of a job, taken from the launcher's answer to `status`, as one row
-that fits the terminal.
+"""The text of the status line. It shows the state of a job, taken from the launcher's answer to `status`, in
+one row that fits the terminal.
 
 `0:12:31 | trainers 2/2 | servers 1/1 | step 1,234 | loss 0.0231 | 12.3k samples/s | 1 restart`
 """
@@ -42,7 +42,7 @@ _ROLES = {
 
 @frozen
 class CurrentActivity:
-    """Something that takes long; `done` of `of` parts, None if that is not known."""
+    """A long activity. `done` of `of` parts are complete. Each is None if unknown."""
 
     what: str
     done: float | None = None
@@ -51,20 +51,21 @@ class CurrentActivity:
 
 @frozen(kw_only=True)
 class StatusFields:
-    """`elapsed` is in seconds; `up` has (role, running processes, all processes) of a job on one machine,
-    else ("node", machines that have met, most machines); `speed` is that of all trainers of this machine;
-    `state` is empty while the job just runs.
-    """
+    """The fields of the status line."""
 
     elapsed: float = 0.0
+    """In seconds."""
     up: tuple[tuple[str, int, int], ...] = ()
+    """(role, running processes, all processes) on one node, else ("node", joined nodes, most nodes)."""
     step: int | None = None
     of: int | None = None
     left: float | None = None
     loss: float | None = None
     speed: str = ""
+    """Speed of all trainers of this node together."""
     restarts: int = 0
     state: str = ""
+    """Empty while the job simply runs."""
     activity: CurrentActivity | None = None
     silent_for: float | None = None
     waits_for: str = ""
@@ -77,10 +78,11 @@ def status_fields(
     stopping_for: float | None = None,
     waits_for: str = "",
 ) -> StatusFields:
-    """`silent_for`: the seconds without a sign of life of any trainer; they are told where they are many and
-    nothing explains them. `stopping_for`: the seconds since processes were asked to end. Step and loss are
-    those of the trainer that has come furthest; if it reports no loss, the loss is that of the first that
-    does.
+    """Select the fields of the status line from a launcher's answer.
+
+    `silent_for`: seconds without activity of any trainer. They are shown if they are many and unexplained.
+    `stopping_for`: seconds since the stop of processes began. Step and loss come from the trainer with the
+    highest step. If that trainer reports no loss, the loss comes from the first trainer that does.
     """
     containers = status["containers"]
     waiting, store = status["waiting"], status["store"]
@@ -115,13 +117,13 @@ def status_fields(
 
 
 def _nodes_up(nodes: Sequence[Fields], most: int) -> tuple[tuple[str, int, int], ...]:
-    """Empty for a job on one machine."""
+    """Return the joined nodes and the most nodes. Empty for a job on one node."""
     most = max(most, len(nodes))
     return (("node", len(nodes), most),) if nodes and most > 1 else ()
 
 
 def _processes_up(containers: Sequence[Fields]) -> tuple[tuple[str, int, int], ...]:
-    """By role, trainers first."""
+    """Return the processes by role, trainers first."""
     roles = sorted(dict.fromkeys(each["role"] for each in containers), key=lambda role: role != "trainer")
     groups = [(role, [each for each in containers if each["role"] == role]) for role in roles]
     return tuple((role, sum(each["pid"] is not None for each in group), len(group)) for role, group in groups)
@@ -152,7 +154,7 @@ def _waiting_for_nodes(waiting: Fields) -> CurrentActivity:
 
 
 def _time_left(waiting: Fields) -> str:
-    """`, 9:30 left`"""
+    """Format the remaining time, such as `, 9:30 left`."""
     if waiting["left"] is None:
         return ""
     minutes, seconds = divmod(int(waiting["left"]), 60)
@@ -160,7 +162,10 @@ def _time_left(waiting: Fields) -> str:
 
 
 def status_row(status: StatusFields, width: int) -> str:
-    """At most `width` columns: the least important fields are left out first, then the end is cut off."""
+    """Return the row, at most `width` columns wide.
+
+    The least important fields are dropped first, then the end is cut.
+    """
     fields = _prioritized_fields(status)
     while len(fields) > 1 and columns(_joined(fields)) > width:
         fields.remove(max(fields))
@@ -172,7 +177,10 @@ def _joined(fields: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
-    """In the order of the row, each as (rank, position, text); rank 0 is the most important."""
+    """Return the fields in the order of the row, each as (importance, position, text).
+
+    Importance 0 is the highest.
+    """
     texts = [(0, format_clock(status.elapsed))]
     if status.state:
         texts.append((1, status.state))
@@ -199,7 +207,7 @@ def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
 
 
 def activity_text(activity: CurrentActivity) -> str:
-    """`loading tables [####......] 4/10`"""
+    """Format an activity, such as `loading tables [####......] 4/10`."""
     name = printable(activity.what)
     done, of = activity.done, activity.of
     if columns(name) > _LONGEST_ACTIVITY:

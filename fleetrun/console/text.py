@@ -1,7 +1,8 @@
 """Text for a terminal and for reports: widths and wrapping, numbers and durations, control characters, the
-end of a log, and masked secrets. These functions return text; writing it is up to the caller.
+end of a log, and masked secrets. These functions return text, and the caller writes it.
 
-Patterns are strings that `re` compiles on first use: each launch loads this module and few launches use them.
+Patterns are strings that `re` compiles on first use, because each launch loads this module and few launches
+use the patterns.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from fleetrun.envs.variables import looks_secret
 from fleetrun.files import last_bytes
 from fleetrun.values import frozen
 
-# ---- Widths. Some characters take two columns of a terminal, and some none.
+# ---- Widths. Some characters take two columns of a terminal, and some take none.
 
 _INDENT = "    "
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal `text` takes (Unicode's East Asian Width; combining marks take none)."""
+    """Return the width of `text` in columns of a terminal, by Unicode's East Asian Width.
+
+    Combining marks take no column.
+    """
     if text.isascii():
         return len(text)
     return sum(
@@ -35,7 +39,7 @@ def columns(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The beginning of `text`, at most `width` columns of it."""
+    """Return the start of `text`, at most `width` columns wide."""
     if text.isascii():
         return text[: max(0, width)]
     used = 0
@@ -47,9 +51,9 @@ def cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """`text` broken between words into rows of at most `width` columns; all but the first are indented.
+    """Break `text` between words into rows of at most `width` columns. All rows but the first are indented.
 
-    A word that is longer than `width` gets a row of its own.
+    A word longer than `width` gets a separate row.
     """
     if columns(text) <= width:
         return [text]
@@ -64,23 +68,23 @@ def wrapped(text: str, width: int) -> list[str]:
     return [*rows, row]
 
 
-# ---- Numbers and durations. The value of an option keeps the unit of the option: `--timeout 300 s`.
+# ---- Numbers and durations. The value of an option keeps the unit of the option, as in `--timeout 300 s`.
 
 _UNITS = ("", "k", "M", "G", "T")
 
 
 def format_count(number: float) -> str:
-    """All digits, for steps and the like: `12,345`."""
+    """Format all digits, for steps and other counts, such as `12,345`."""
     return f"{number:,}"
 
 
 def format_loss(number: float) -> str:
-    """Four significant digits: `0.02314`; also `nan` and `inf`."""
+    """Format four significant digits, such as `0.02314`. Also formats `nan` and `inf`."""
     return f"{number:.4g}"
 
 
 def format_short(number: float) -> str:
-    """About three digits, for rates and amounts: `512`, `12.3k`, `0.25`."""
+    """Format about three digits, for rates and amounts, such as `512`, `12.3k` or `0.25`."""
     size = number
     for unit in _UNITS:
         if abs(size) < 999.5:
@@ -90,14 +94,17 @@ def format_short(number: float) -> str:
 
 
 def format_speed(samples: Iterable[float | None], step_seconds: float | None) -> str:
-    """`12.3k samples/s`: the sum of those that are known. If none is, `4.1 steps/s`, or nothing."""
+    """Format the sum of all available rates, such as `12.3k samples/s`.
+
+    Without rates, return `4.1 steps/s`, or an empty string.
+    """
     if known := [each for each in samples if each is not None]:
         return f"{format_short(sum(known))} samples/s"
     return f"{format_short(1 / step_seconds)} steps/s" if step_seconds else ""
 
 
 def format_bytes(number: float) -> str:
-    """In powers of 1024: `87 KiB`, `312 MiB`, `3.1 GiB`."""
+    """Format bytes in powers of 1024, such as `87 KiB`, `312 MiB` or `3.1 GiB`."""
     if 0 < number < 1024**2 / 2:
         return f"{number / 1024:.0f} KiB"
     if number < 1024**3:
@@ -106,7 +113,7 @@ def format_bytes(number: float) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """`45s`, `12m34s`, `1h02m`, `3d04h`; empty if the duration is not known."""
+    """Format a duration, such as `45s`, `12m34s`, `1h02m` or `3d04h`. Empty for an unknown duration."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     minutes, rest = divmod(max(0, int(seconds)), 60)
@@ -120,12 +127,12 @@ def format_duration(seconds: float | None) -> str:
 
 
 def describe_duration(seconds: float) -> str:
-    """A duration within a sentence, with tenths below a minute: `4.2 s`, `12m34s`."""
+    """Format a duration within a sentence, with tenths below a minute, such as `4.2 s` or `12m34s`."""
     return f"{max(0.0, seconds):.1f} s" if seconds < 60 else format_duration(seconds) or "?"
 
 
 def format_date(moment: float) -> str:
-    """The local date and time of seconds since the epoch; `?` if it has none."""
+    """Format seconds since the epoch as local date and time, or as `?` if out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     except (ValueError, OverflowError, OSError):
@@ -133,13 +140,13 @@ def format_date(moment: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """A duration of constant width, for a clock that is redrawn: `0:00:07`, `2d 3:00:00`."""
+    """Format a duration with constant width, for a clock that is redrawn, such as `0:00:07`, `2d 3:00:00`."""
     days, rest = divmod(int(max(0.0, seconds)), 86400)
     clock = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}d {clock}" if days else clock
 
 
-# ---- Control characters. A script may print any bytes; a terminal must not act on them.
+# ---- Control characters. A script may print any bytes, but a terminal must not act on them.
 
 _ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # colours, titles
 _CONTROL = rb"\x7f|\xc2[\x80-\x9f]"
@@ -147,20 +154,20 @@ _IDEOGRAPHIC_SPACE = "\u3000"
 
 _SUSPECT = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]"
 _SEQUENCE = (
-    rb"\x1b\[[0-?]*[ -/]*[@-~]?"  # CSI: colours, moves, modes; may be cut off by the end of the line
+    rb"\x1b\[[0-?]*[ -/]*[@-~]?"  # CSI: colours, moves, modes. The end of the line may cut it off.
     rb"|\x1b[\]PX^_][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?"  # OSC and the other strings: titles, links
     rb"|\x1b[ -/]*[0-~]?"
     rb"|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]"
     rb"|\xc2[\x80-\x9f]"  # the one-character forms (C1), in UTF-8
 )
-_KEPT = rb"\x1b\[(?:[0-9;:]*m|[012]?K)"  # colours; erasing within the row
+_KEPT = rb"\x1b\[(?:[0-9;:]*m|[012]?K)"  # colours, and erasing within the row
 _CURSOR_UP = rb"\x1b\[[1-7]?A"
 _COLOUR = r"(\x1b\[[0-9;:]*m)"
 _NO_TEXT = r"\x1b\[[012]?K|[\x00-\x1f\x7f]"
 
 
 def printable(line: str) -> str:
-    """One line that has no effect on a terminal and can be encoded."""
+    """Return one line that has no effect on a terminal and can be encoded."""
     return "".join(
         char if char.isprintable() or char == _IDEOGRAPHIC_SPACE else char.encode("unicode_escape").decode()
         for char in re.sub(_ESCAPES, "", line).replace("\t", "    ")
@@ -168,14 +175,14 @@ def printable(line: str) -> str:
 
 
 def printable_json(line: bytes) -> bytes:
-    """The same JSON with DEL and the C1 control characters escaped too; JSON itself requires only C0."""
+    """Escape DEL and the C1 control characters in JSON. JSON itself requires only the escaping of C0."""
     return re.sub(_CONTROL, lambda found: b"\\u%04x" % ord(found.group().decode()), line)
 
 
 def sanitize(data: bytes, *, cursor_up: bool = False) -> bytes:
-    """Output of a script in which only colours and erasing within the row are left of all control sequences.
+    """Remove control sequences from the output of a script, except for colours and erasing within the row.
 
-    With `cursor_up` moves up by a few rows stay too, for a caller that draws those rows itself.
+    With `cursor_up`, moves up by a few rows stay too, for a caller that draws those rows itself.
     """
     if not re.search(_SUSPECT, data):
         return data
@@ -189,7 +196,7 @@ def sanitize(data: bytes, *, cursor_up: bool = False) -> bytes:
 
 
 def visible_row(data: bytes, width: int) -> bytes:
-    """What one row of `width` columns shows of an unfinished line of sanitized output."""
+    """Return the visible part of an unfinished line of sanitized output, in one row of `width` columns."""
     text = data.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace").replace("\t", "    ")
     row, left = "", width
     for number, piece in enumerate(re.split(_COLOUR, text)):
@@ -214,18 +221,20 @@ _CONTINUES = (
 
 @frozen
 class Tail:
-    """`before` are the lines ahead of the last traceback, `traceback` its lines (empty if there is none),
-    `after` the lines that follow it.
-    """
+    """The end of a log, split at its last traceback."""
 
     before: Strings
+    """Lines before the last traceback."""
     traceback: Strings = ()
+    """Lines of the traceback. Empty if the log has none."""
     after: Strings = ()
+    """Lines after the traceback."""
 
 
 def read_tail(path: Path) -> Tail:
-    """The last 64 KiB of `path`, from the last restart on, with the middle of long lines left out. The tail
-    of an unreadable file is empty.
+    """Read the last 64 KiB of `path` since the last restart, without the middle of long lines.
+
+    The tail of an unreadable file is empty.
     """
     try:
         data, _ = last_bytes(path, _READ_BYTES)
@@ -244,7 +253,7 @@ def read_tail(path: Path) -> Tail:
 
 
 def _decoded(line: bytes) -> str:
-    """A printable line: the last state of a progress bar, the two ends of a long line."""
+    """Decode a printable line. Keep the final state of a progress bar, and the two ends of a long line."""
     shown = line.rstrip(b"\r").rpartition(b"\r")[2].lstrip(b"\0").decode("utf-8", "backslashreplace")
     if len(shown) > _LONGEST_LINE:
         shown = f"{shown[: _LONGEST_LINE // 2]} ... {shown[-_LONGEST_LINE // 2 :]}"
@@ -258,13 +267,13 @@ _NATIVE_FRAME = (
 
 
 def without_native_frames(lines: Iterable[str]) -> list[str]:
-    """Without the calls in C++ that torch adds to an exception: dozens of rows that hide its message."""
-    found = re.compile(_NATIVE_FRAME).match  # here: a launch that succeeds needs none
+    """Drop the C++ frames that torch adds to an exception, because dozens of rows hide its message."""
+    found = re.compile(_NATIVE_FRAME).match  # compiled here, because only a failed run needs the pattern
     return [line for line in lines if not found(line)]
 
 
 def parse_tail(lines: list[str]) -> Tail:
-    """Find the last traceback, together with the ones it was raised from; without calls in C++."""
+    """Find the last traceback, with the tracebacks that led to it. C++ frames are dropped."""
     lines = without_native_frames(lines)
     starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     starts = [i for i in starts if not i or not re.match(ASIDE, lines[i - 1])] or starts
@@ -282,14 +291,14 @@ def parse_tail(lines: list[str]) -> Tail:
 
 
 def _prefix(lines: list[str], start: int) -> str:
-    """The prefix of every line of the traceback: torch.distributed prints `[rank0]: `."""
+    """Return the prefix of every line of the traceback, such as `[rank0]: ` of torch.distributed."""
     prefix = lines[start].removesuffix(_TRACEBACK)
     follows = "".join(lines[start + 1 : start + 2])
     return prefix if prefix.strip(" |") and follows.startswith(prefix) else ""
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int:
-    """The index after the line that names the exception; after the whole of a group."""
+    """Return the index after the line that names the exception, or after the whole exception group."""
     end = start + 1
     while end < len(lines) and (lines[end].startswith(" ") or not lines[end]):
         end += 1
@@ -303,7 +312,7 @@ _URL_PASSWORD = r"(://[^/\s:@]*:)[^/\s@]+@"
 
 
 def masked(environ: Environ) -> dict[str, str]:
-    """A copy to show: values whose names look secret are masked, and so are passwords inside URLs."""
+    """Return a copy for display, with masks for values whose names look secret and for passwords in URLs."""
     return {
         name: MASK if looks_secret(name) and value else re.sub(_URL_PASSWORD, rf"\1{MASK}@", value)
         for name, value in environ.items()
@@ -327,9 +336,11 @@ _KEYS = (
 
 
 def without_secrets(text: str, environ: Environ) -> str:
-    """Any text to give away. Masked are passwords inside URLs; what is assigned to a name that looks secret,
-    or follows an option of such a name, unless it is a number; private keys and tokens of known forms; and
-    the values of such names in `environ` wherever they are. JSON stays JSON.
+    """Mask secrets in a text before it leaves the node. JSON stays valid.
+
+    Masked are passwords inside URLs, private keys, and tokens of known forms. Values that are assigned to a
+    name that looks secret, or that follow an option with such a name, are masked unless they are numbers. The
+    values of such names in `environ` are masked everywhere.
     """
     text = re.sub(_KEYS, MASK, re.sub(_URL_PASSWORD, rf"\1{MASK}@", text))
     text = _without_named(text)
@@ -358,7 +369,7 @@ def _without_named(text: str) -> str:
 
 
 def _end_of_value(text: str, start: int, quote: str) -> int:
-    """`start` for what is not a secret value."""
+    """Return the end of a secret value, or `start` if the value is not secret."""
     if not quote:
         plain = re.compile(_PLAIN_VALUE).match(text, start)
         return plain.end() if plain and not re.compile(_NO_SECRET).match(text, start) else start
@@ -370,4 +381,4 @@ def _end_of_value(text: str, start: int, quote: str) -> int:
 
 
 _LONGEST_SECRET = 20_000  # characters
-_SHORTEST = 6  # characters of a secret value: shorter ones are in any text
+_SHORTEST = 6  # characters of a secret value, because shorter values occur in any text

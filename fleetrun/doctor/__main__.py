@@ -1,5 +1,6 @@
-"""`python -m fleetrun.doctor LOG_DIR [DEVICE ...]`: the facts of a machine on which a job runs, as JSON: what
-is measured without disturbing it, in a second at most. For `fleetrun bundle` on another node.
+"""Print the facts of a node on which a job runs, as JSON: `python -m fleetrun.doctor LOG_DIR [DEVICE ...]`.
+
+It measures for at most a second and does not disturb the job. `fleetrun bundle` runs it on other nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PATIENCE = 1.0  # seconds
 
 
 def glance(log_dir: Path, devices: Sequence[str]) -> Machine:
-    """Nothing is written, and torch is not imported."""
+    """Collect the facts without writing files or importing torch."""
     tasks: measure.Tasks = {
         **measure.OF_THE_HOST,
         "logs": lambda: Folder(path=str(log_dir), space=measure.space(log_dir)),
@@ -33,7 +34,7 @@ def glance(log_dir: Path, devices: Sequence[str]) -> Machine:
 
 
 def _installed_torch() -> Torch:
-    """For the Python of the launcher."""
+    """Return the torch version of the launcher's Python."""
     try:
         return Torch(version=metadata.version("torch"))
     except metadata.PackageNotFoundError as error:

@@ -1,6 +1,7 @@
-"""`python -m fleetrun.doctor.check`: a node's part in a check before a start (--check). Reads one line of
-JSON, measures, and prints a line once it knows the way to its partner, and another with all. Imports little:
-others wait for it.
+"""A node's part in a check before a start (--check): `python -m fleetrun.doctor.check`.
+
+It reads one line of JSON and measures. It prints a line once it has measured the link to its partner, and
+another line with all results. It imports little, because other nodes wait for it.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from fleetrun.doctor.node_records import Link
 
 _ROUNDS, _BLOCK = 12, 8 << 20
 _ENOUGH = 1.0
-"""Seconds after which no other block begins."""
+"""Seconds after which no further block starts."""
 
 _COPIED = 64 << 20
 _LONGEST, _TIMES = 0.05, 4
-"""Seconds of sending in each direction, and how often."""
+"""Seconds of sending in each direction, and the number of repetitions."""
 
 _RETRY = 0.02
 _GREETED = 0.3
-"""Bytes and seconds that a visitor has to say who it is."""
+"""Seconds that a visitor has to identify itself."""
 
 
 class _LateError(Exception):
-    """The time is over, wherever the process waits."""
+    """The time is up, wherever the process waits."""
 
 
 def compute(rounds: int) -> float:
-    """Seconds of a block: the fastest, so that what else runs for a moment does not matter. A processor that
-    is slow computes fewer.
+    """Return the seconds for a block, the fastest of several, so that a short load of the node does not
+    matter. A slow processor computes fewer blocks.
     """
     data = bytes(_BLOCK)
     seconds: list[float] = []
@@ -50,7 +51,7 @@ def compute(rounds: int) -> float:
 
 
 def memory(rounds: int) -> tuple[float, str]:
-    """Bytes/s of a copy, and what is wrong with it."""
+    """Return the bytes/s of a copy, and an error text or an empty string."""
     source = bytearray(os.urandom(1 << 20) * (_COPIED >> 20))
     seconds = []
     for _ in range(rounds):
@@ -63,7 +64,7 @@ def memory(rounds: int) -> tuple[float, str]:
 
 
 def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
-    """Seconds of products of matrices on the slowest GPU, and what is wrong with one."""
+    """Return the seconds for matrix products on the slowest GPU, and an error text or an empty string."""
     import torch
 
     slowest = 0.0
@@ -74,7 +75,8 @@ def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
             matrix = torch.randn(size, size, device=device)
             expected = matrix @ matrix
             began = time.perf_counter()
-            same = [bool(torch.equal(matrix @ matrix, expected)) for _ in range(10)]  # which waits for it
+            # also waits for the result
+            same = [bool(torch.equal(matrix @ matrix, expected)) for _ in range(10)]
             slowest = max(slowest, time.perf_counter() - began)
         except RuntimeError as error:
             return 0.0, f"GPU {number}: {str(error).splitlines()[0]}"
@@ -84,7 +86,9 @@ def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
 
 
 def way(said: Fields, seconds: float) -> tuple[float, str]:
-    """Bytes/s of the slower direction as the visitor sees it, and what is wrong with it."""
+    """Return the bytes/s of the slower direction as seen by the visitor, and an error text or an empty
+    string.
+    """
     met = False
 
     def late(number: int, frame: object) -> None:
@@ -124,12 +128,14 @@ def _visit(address: tuple[str, int], ticket: str, meet: Callback) -> float:
 
 
 def fastest(found: Sequence[Link]) -> float:
-    """Of the slower direction, in the best of several measurements: a machine may be busy during one."""
+    """Return the speed of the slower direction, in the best of several measurements, because a node may be
+    busy during one.
+    """
     return max(min(each.there, each.back) for each in found)
 
 
 def _serve(address: tuple[str, int], ticket: str, meet: Callback) -> None:
-    """Others than the partner, who have no ticket, are sent away."""
+    """Serve the partner. Visitors without the ticket are sent away."""
     with open_door(*address) as door:
         while True:
             sock, _ = door.accept()

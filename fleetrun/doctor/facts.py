@@ -1,6 +1,4 @@
-"""What the doctor knows and what it says: facts of this machine and of the job (`Machine`, `Wanted`), and a
-`Finding` with its verdict. Values only.
-"""
+"""The values of the doctor: facts of this node and of the job (`Machine`, `Wanted`), and the findings."""
 
 from __future__ import annotations
 
@@ -10,17 +8,15 @@ from enum import StrEnum
 from fleetrun.aliases import Strings
 from fleetrun.frozen import frozen, frozen_by_name
 
-# ---- What is known of this machine and of the job that shall run here: values only. `measure` and `plan`
-# find them out, `judge_*` say what they mean.
+# ---- Facts of this node and of the job that shall run here. `measure` and `plan` collect them, and `judge_*`
+# interpret them.
 #
-# Sizes are bytes, times seconds. None: not limited, or not known; each field says which.
+# Sizes are in bytes, times in seconds. None means unlimited or unknown, as each field describes.
 
 
 @frozen_by_name
 class Wanted:
-    """What would run on this machine. `devices` are those chosen for the job, `named` how many were asked for
-    by name. `threads` is the trainers' OMP_NUM_THREADS as it was set (None: it was not).
-    """
+    """The processes that would run on this node."""
 
     processes: int = 1
     trainers: int = 1
@@ -29,45 +25,50 @@ class Wanted:
     address: str = "127.0.0.1"
     device_kind: str = "gpu"
     devices: Strings = ()
+    """Devices chosen for the job."""
     named: int = 0
+    """Number of devices that were requested by name."""
     backend: str = "auto"
     threads: str | None = None
+    """The trainers' OMP_NUM_THREADS as it was set. None: not set."""
     fixed_ports: tuple[int, ...] = ()
     ports: int = 0
     socket_names: tuple[tuple[str, str], ...] = ()
-    """Variables that name network interfaces, such as NCCL_SOCKET_IFNAME, with their values."""
+    """Environment variables that name network interfaces, such as NCCL_SOCKET_IFNAME, with their values."""
 
 
 @frozen_by_name
 class Cores:
-    """`visible` to this process, of `total`; `quota` of the cgroup (None: no limit); `load` over a minute."""
+    """The CPU cores of this node."""
 
     visible: int
+    """Cores visible to this process."""
     total: int
     quota: float | None = None
+    """Limit of the cgroup. None: no limit."""
     load: float = 0.0
+    """Load average over a minute."""
 
 
 @frozen_by_name
 class Memory:
-    """`available` before the machine or its cgroup has none left; `strict`: the kernel promises no more
-    address space than there is memory (vm.overcommit_memory is 2).
-    """
+    """The memory of this node."""
 
     total: int
     available: int
+    """Bytes until the node or its cgroup has none left."""
     strict: bool = False
+    """The kernel promises no more address space than memory (vm.overcommit_memory is 2)."""
 
 
 @frozen_by_name
 class Limits:
-    """Of this user's processes; None: not limited. `tasks` are the threads that run now and count
-    against it.
-    """
+    """The limits of this user's processes. None: unlimited."""
 
     open_files: int | None = None
     tasks_allowed: int | None = None
     tasks: int = 0
+    """Threads that run now and count against the limit."""
     address_space: int | None = None
     locked: int | None = None
     infiniband: bool = False
@@ -75,95 +76,103 @@ class Limits:
 
 @frozen_by_name
 class Space:
-    """A file system; one that has no bounds, or does not tell them, has a `total` of 0. `inodes` are those
-    left (None: it does not count them).
-    """
+    """A file system."""
 
     kind: str
     total: int
+    """0 if the file system is unbounded, or does not report its size."""
     free: int
     inodes: int | None = None
+    """Free inodes. None: the file system does not count them."""
 
 
 @frozen_by_name
 class Folder:
-    """Where logs go. `error`: why nothing can be written there. `speed` in bytes/s, `sync` how long fsync
-    took at the end of the write (None: not measured).
-    """
+    """The directory of the logs."""
 
     path: str
     space: Space | None = None
     error: str = ""
+    """The reason why writing fails. Empty: it works."""
     speed: float | None = None
+    """In bytes/s. None: not measured."""
     sync: float | None = None
+    """Seconds of the fsync at the end of the write. None: not measured."""
 
 
 @frozen_by_name
 class Gpu:
-    """One device: what NVML says. `ecc` counts memory errors that could not be corrected."""
+    """One device, as NVML reports it."""
 
     id: str
     name: str
     memory: int = 0
     used: int = 0
     ecc: int = 0
+    """Memory errors that could not be corrected."""
 
 
 @frozen_by_name
 class Driver:
-    """`cuda` is the newest CUDA that the driver can run. `error`: why there is nothing to know."""
+    """The GPU driver of this node."""
 
     version: str = ""
     cuda: str = ""
+    """The newest CUDA version that the driver can run."""
     gpus: tuple[Gpu, ...] = ()
     error: str = ""
+    """The reason for missing facts. Empty: no error."""
 
 
 @frozen_by_name
 class Torch:
-    """What torch says in the Python that the job would run. `seconds` its import took; `cuda` is what it was
-    built for; `kernels` has, for each device that torch sees, "" or why no kernel ran there.
-    """
+    """Facts from torch in the Python that the job would run."""
 
     version: str = ""
     cuda: str = ""
+    """The CUDA version that torch was built for."""
     nccl: str = ""
     backends: Strings = ()
     kernels: Strings = ()
+    """An empty string for each device that ran a kernel, else an error text."""
     seconds: float = 0.0
+    """Seconds of the import."""
     error: str = ""
 
 
 @frozen_by_name
 class Nic:
-    """A network interface. `speed` in Mbit/s (None: it does not say)."""
+    """A network interface."""
 
     name: str
     addresses: Strings = ()
     up: bool = True
     mtu: int = 1500
     speed: int | None = None
+    """In Mbit/s. None: not reported."""
 
 
 @frozen_by_name
 class Network:
-    """`resolved` are the addresses that this machine's own name stands for, found in `seconds`; `own` those
-    of the address that the job uses for it, which may be a name too. `clients` are the ports from which
-    the kernel takes those of clients, `kept` those of them that are reserved.
-    """
+    """The names, interfaces and ports of this node."""
 
     name: str
     resolved: Strings = ()
+    """Addresses of this node's name."""
     seconds: float = 0.0
+    """Time of the name lookup."""
     own: Strings = ()
+    """Addresses of the job's address for this node, which may also be a name."""
     nics: tuple[Nic, ...] = ()
     clients: tuple[int, int] = (32768, 60999)
+    """Range from which the kernel takes the ports of clients."""
     kept: frozenset[int] = frozenset()
+    """Ports of the range that are reserved."""
 
 
 @frozen_by_name
 class Machine:
-    """All of it. None: it could not be found out in time, or was not asked for."""
+    """All facts of this node. None: not found in time, or not requested."""
 
     python: str
     fleetrun: str
@@ -173,19 +182,21 @@ class Machine:
     limits: Limits | None = None
     logs: Folder | None = None
     boards: str | None = None
-    """Why nothing can be written to --tensorboard; None: it was not given."""
+    """The reason why writing to --tensorboard fails. None: the option was not given."""
     runtime_error: str = ""
     driver: Driver | None = None
     torch: Torch | None = None
     network: Network | None = None
     late: Strings = ()
-    """What did not answer in time."""
+    """Parts that did not answer in time."""
 
 
 # ---- Result of a check
 
 
 class Verdict(StrEnum):
+    """The result of a check."""
+
     PASS = "pass"
     WARN = "warn"  # the job will run, perhaps slowly, or fail under more load
     FAIL = "fail"  # the job will not run
@@ -193,12 +204,15 @@ class Verdict(StrEnum):
 
 @frozen
 class Finding:
-    """`check` is the name of what was looked at, `found` one line, `mend` what to do about it."""
+    """The result of a check."""
 
     check: str
+    """Name of the check."""
     verdict: Verdict
     found: str
+    """The result in one line."""
     mend: str = ""
+    """A fix. Empty if none is needed."""
 
 
 def passed(check: str, found: str) -> Finding:
@@ -214,10 +228,10 @@ def failed(check: str, found: str, mend: str = "") -> Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """1 when something would keep the job from running."""
+    """Return 1 if a finding would keep the job from running, else 0."""
     return int(any(each.verdict is Verdict.FAIL for each in findings))
 
 
 def figure(amount: float) -> str:
-    """Three digits or more, and no exponent: `0.25`, `17.3`, `1180`."""
+    """Format three digits or more without an exponent, such as `0.25`, `17.3` or `1180`."""
     return f"{amount:.3g}" if amount < 99.95 else f"{amount:.0f}"

@@ -1,4 +1,4 @@
-"""Several machines together: from what each reported and measured to findings. Pure."""
+"""Judge several nodes together, from their reports and measurements. All functions are pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fleetrun.host.software import differing_packages, kinds
 SLOW_TRIP = 0.005
 SLOW_LINK = 12.5e6  # 100 Mbit/s
 UNEVEN = 4.0
-"""So many times slower than the middle one is worth a word."""
+"""Values that are this many times slower than the median get a warning."""
 
 CLOCKS_APART = 1.0
 
 
 def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
+    """Check that software, devices and the script are the same on all nodes."""
     yield _same(cards, "fleetrun", lambda card: card.fleetrun, failed, "Install the same version everywhere.")
     if any(card.torch for card in cards):
         yield _same(
@@ -74,7 +75,10 @@ def _same(
 
 
 def options(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
-    """Those that must be the same everywhere, or a launch is refused; and ranks, which must not be."""
+    """Check the options.
+
+    Some must be the same everywhere, because otherwise a launch is refused. Ranks must differ.
+    """
     wrong = 0
     for flag in sorted({flag for card in cards for flag in card.options}):
         texts = {card.options.get(flag, "") for card in cards}
@@ -97,6 +101,7 @@ def options(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
 def links(
     cards: Sequence[NodeRecord], found: Mapping[tuple[str, str], Link], gone: set[str]
 ) -> Iterator[Finding]:
+    """Check reachability, round trips, speeds and clocks of all links."""
     titles = {card.id: card.title for card in cards}
     for card in cards:
         if card.id in gone:
@@ -149,7 +154,7 @@ def _bits(speed: float) -> str:
 
 
 def _clocks(good: Sequence[tuple[str, Link]]) -> Finding:
-    """An offset is known up to half a round trip."""
+    """Check the clocks. An offset is only known up to half a round trip."""
     way, worst = max(good, key=lambda pair: abs(pair[1].ahead) - pair[1].round_trip / 2)
     found = f"{_apart(worst)} apart at most" if len(good) > 1 else f"{_apart(worst)} apart"
     if abs(worst.ahead) - worst.round_trip / 2 > CLOCKS_APART:
@@ -163,11 +168,11 @@ def _apart(link: Link) -> str:
 
 
 _OF_THE_JOB = ("secret", "options")
-"""Checks of what was typed: what they say of this machine they say of all."""
+"""Checks of the command line. They apply to all nodes, so the results of this node are enough."""
 
 
 def others(cards: Sequence[NodeRecord], me: str) -> Iterator[Finding]:
-    """What the other machines found out about themselves; of the same on several a line."""
+    """Yield the findings of the other nodes. A finding that several nodes share takes one line."""
     said: dict[Finding, list[str]] = {}
     known = {each for card in cards if card.id == me for each in card.findings if each.check in _OF_THE_JOB}
     for card in cards:
@@ -179,6 +184,6 @@ def others(cards: Sequence[NodeRecord], me: str) -> Iterator[Finding]:
 
 
 def counted(cards: Sequence[NodeRecord], fewest: int) -> Finding:
-    """That enough came."""
+    """Check that enough nodes have joined."""
     found = f"{plural(len(cards), 'machine')}: {some([card.title for card in cards], 3)}"
     return passed("machines", found) if len(cards) >= fewest else failed("machines", found)

@@ -1,5 +1,5 @@
-"""From the facts of one machine to findings: its cores, memory, limits and folders; Python, torch and
-devices; names, interfaces and ports. Pure.
+"""Judge the facts of one node: its cores, memory, limits and directories, its Python, torch and devices, and
+its names, interfaces and ports. All functions are pure.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fleetrun.doctor.facts import (
 )
 from fleetrun.envs.settings.parsing import byte_size, plural, written_ranks
 
-# ---- Cores, memory, limits and folders: from facts to findings. Pure.
+# ---- Cores, memory, limits and directories
 
 MIB, GIB = 1 << 20, 1 << 30
 
 LEAST_MEMORY, GOOD_MEMORY = 256 * MIB, GIB
-"""For a process. Importing torch alone takes the first."""
+"""Bytes per process. Importing torch alone takes the first value."""
 
 LEAST_SHM, GOOD_SHM = 64 * MIB, GIB
-"""A container that was started without thinking of it has 64 MiB."""
+"""Containers have 64 MiB by default."""
 
 LEAST_LOGS, GOOD_LOGS = MIB, GIB
 LEAST_INODES = 1000
@@ -44,12 +44,12 @@ SLOW_SYNC = 1.0
 
 GOOD_FILES = 4096
 LEAST_FILES, FILES_EACH = 32, 4
-"""Of the launcher, and what it has open for each process (it was counted: 18 and 3); a process that imports
+"""Files of the launcher, and its files per process. They were counted as 18 and 3. A process that imports
 torch and joins a group has about 25.
 """
 
 THREADS_EACH = 64
-"""Of a process that trains: of computing, of data loading, of the network."""
+"""Threads of a trainer, for computing, data loading and the network."""
 
 GOOD_LOCKED = GIB
 
@@ -77,14 +77,14 @@ def _cores(facts: Cores) -> str:
 
 
 def _threads(facts: Cores, allowed: float, wanted: Wanted) -> Finding:
-    """OMP_NUM_THREADS, which the launcher sets to cores / trainers where the user has not."""
+    """Check OMP_NUM_THREADS. The launcher sets it to cores / trainers unless the user has set it."""
     trainers = max(1, wanted.trainers)
     fair = max(1, int(allowed) // trainers)
     if wanted.threads is None:
         each = fair
         found = f"OMP_NUM_THREADS will be {each}"
     else:
-        outer = wanted.threads.partition(",")[0].strip()  # `4,2`: of loops within loops
+        outer = wanted.threads.partition(",")[0].strip()  # `4,2` sets threads for nested loops
         each = int(outer) if outer.isascii() and outer.isdigit() and len(outer) < 6 else 0
         found = f"OMP_NUM_THREADS is {wanted.threads}"
     if not each:
@@ -215,11 +215,11 @@ def runtime(error: str) -> Finding:
     )
 
 
-# ---- Python, torch, drivers and devices: from facts to findings. Pure.
+# ---- Python, torch, drivers and devices
 
 SLOW_IMPORT = 30.0
 MUCH_USED = 0.1
-"""Of a device's memory, by others."""
+"""Share of a device's memory that other processes use."""
 
 _WHERE = "See pytorch.org/get-started for the build that fits this driver."
 
@@ -295,7 +295,10 @@ def _in_use(driver: Driver, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _kernels(driver: Driver | None, torch: Torch, wanted: Wanted) -> Iterator[Finding]:
-    """`kernels` are in the order of what torch sees, which is what the visibility variable leaves."""
+    """Check the kernels.
+
+    `kernels` has the order of the devices that the visibility variable leaves for torch.
+    """
     if not torch.kernels:
         why = "was built without CUDA" if not torch.cuda else "sees none"
         found = f"{plural(len(wanted.devices), 'GPU')} here, and torch {why}"
@@ -324,7 +327,7 @@ def _major(version: str) -> int:
     return int(head) if head.isdigit() else 0
 
 
-# ---- Names, interfaces and ports of this machine: from facts to findings. Pure.
+# ---- Names, interfaces and ports of this node
 
 SLOW_NAMES = 1.0
 SLOW_LINK = 1000
@@ -339,7 +342,10 @@ def network(facts: Network, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _own_name(facts: Network, wanted: Wanted) -> Finding:
-    """Gloo looks up the machine's own name and uses the interface of that address, unless told otherwise."""
+    """Check the node's name.
+
+    Gloo looks it up and uses the interface of its address, unless GLOO_SOCKET_IFNAME is set.
+    """
     nic = _nic_of(facts)
     told = any(variable == "GLOO_SOCKET_IFNAME" for variable, _ in wanted.socket_names)
     mend = (
@@ -384,7 +390,7 @@ def _interface(facts: Network, wanted: Wanted) -> Finding:
 
 
 def _nic_of(facts: Network) -> Nic | None:
-    """The interface of the address that the job uses."""
+    """Return the interface of the address that the job uses."""
     return next((nic for nic in facts.nics if set(facts.own) & set(nic.addresses)), None)
 
 
@@ -393,7 +399,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def _named_interfaces(variable: str, value: str, nics: tuple[Nic, ...]) -> Iterator[Finding]:
-    """NCCL: prefixes, `=` before exact names, `^` before those to leave out. Gloo: exact names."""
+    """Check the names of interfaces.
+
+    NCCL takes prefixes, `=` before exact names, and `^` before excluded names. Gloo takes exact names.
+    """
     exact = variable != "NCCL_SOCKET_IFNAME" or value.startswith(("=", "^="))
     names = [name for name in value.lstrip("^=").split(",") if name]
     there = [nic.name for nic in nics]
@@ -406,7 +415,7 @@ def _named_interfaces(variable: str, value: str, nics: tuple[Nic, ...]) -> Itera
 
 
 def ports(facts: Network | None, wanted: Wanted) -> Finding:
-    """Those that were asked for could be reserved, or the plan had failed."""
+    """Check the ports. Requested ports could be reserved, because otherwise the plan would have failed."""
     if not wanted.fixed_ports:
         return passed("ports", f"{wanted.ports} are free")
     fixed = sorted(wanted.fixed_ports)

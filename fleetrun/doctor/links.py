@@ -1,5 +1,5 @@
-"""Measures the links between this machine and the others: which two measure in which turn, what they say to
-each other over a connection, and the threads that do it. What the numbers mean is `judge_group.py`'s.
+"""Measure the links between this node and the others: the turns of the pairs, the protocol of a connection,
+and the threads that measure. `judge_group.py` interprets the results.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from contextlib import suppress
 from fleetrun.aliases import Callback, Clock
 from fleetrun.doctor.node_records import Link, NodeRecord
 
-# ---- What two machines say to each other while one measures the way to the other: over one connection,
-# blocking. The order of turns and the store are not its concern.
+# ---- The protocol of two nodes while one measures the link to the other, over one blocking connection. The
+# order of turns and the store are handled elsewhere.
 #
-# The measuring side asks: p (what time is it?), u (count what I send), d (send), q (enough). Data goes in
-# chunks with their length before them; an empty one is the last.
+# The measuring side sends one letter: p (send your time), u (count the data that I send), d (send data), q
+# (end). Data goes in chunks with their length before them, and an empty chunk is the last.
 
 PINGS = 30
 CHUNK = 256 << 10
@@ -37,11 +37,14 @@ _COUNTED = struct.Struct("!Qd")
 
 
 class LinkError(Exception):
-    """The other side is gone, or sent something invalid."""
+    """The other side has closed the connection, or sent something invalid."""
 
 
 def measure_link(sock: socket.socket, clock: Clock = time.time, longest: float = LONGEST) -> Link:
-    """Each side sends for at most `longest` seconds. Raises LinkError, and OSError of the socket."""
+    """Measure a link.
+
+    Each side sends for at most `longest` seconds. Raises LinkError, and OSError of the socket.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     trip, ahead = min(_ping(sock, clock) for _ in range(PINGS))
     sock.sendall(b"u")
@@ -54,7 +57,7 @@ def measure_link(sock: socket.socket, clock: Clock = time.time, longest: float =
 
 
 def serve_link(sock: socket.socket, clock: Clock = time.time, longest: float = LONGEST) -> None:
-    """The other side of `measure`. Raises LinkError, and OSError of the socket."""
+    """Serve the other side of `measure_link`. Raises LinkError, and OSError of the socket."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for _ in range(10 * PINGS):
         match _exactly(sock, 1):
@@ -72,9 +75,10 @@ def serve_link(sock: socket.socket, clock: Clock = time.time, longest: float = L
 
 
 def _ping(sock: socket.socket, clock: Clock) -> tuple[float, float]:
-    """Seconds of a round trip, and by how many the other clock is ahead: its answer was made, as far as one
-    can know, in the middle of the trip (RFC 5905 with one stamp for arrival and departure). The shortest trip
-    knows best.
+    """Return the seconds of a round trip, and by how many seconds the other clock is ahead.
+
+    The best estimate is that the answer was made in the middle of the trip (RFC 5905 with one stamp for
+    arrival and departure). The shortest trip is the most exact.
     """
     sent, began = clock(), time.perf_counter()
     sock.sendall(b"p")
@@ -88,14 +92,14 @@ def _ping(sock: socket.socket, clock: Clock) -> tuple[float, float]:
 def _send(sock: socket.socket, longest: float) -> None:
     chunk = _LENGTH.pack(CHUNK) + bytes(CHUNK)
     began, sent = time.perf_counter(), 0
-    while not sent or (sent < MOST and time.perf_counter() - began < longest):  # it may block here
+    while not sent or (sent < MOST and time.perf_counter() - began < longest):  # may block here
         sock.sendall(chunk)
         sent += CHUNK
     sock.sendall(_LENGTH.pack(0))
 
 
 def _count(sock: socket.socket) -> tuple[int, float]:
-    """Bytes that came, and in how many seconds from the first chunk on."""
+    """Receive chunks. Return the bytes, and the seconds from the first chunk on."""
     buffer = memoryview(bytearray(CHUNK))
     (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
     began, got = time.perf_counter(), 0
@@ -126,19 +130,21 @@ def _fill(sock: socket.socket, room: memoryview) -> None:
         room = room[got:]
 
 
-# ---- Turns: which pair measures when
+# ---- The turns of the pairs
 
 MOST_TURNS = 8
-"""With more machines than that, each is measured with this many others, spread over the whole network."""
+"""With more nodes than turns, each node is measured with this many others, spread over the whole network."""
 
 Turn = tuple[tuple[int, int], ...]
-"""Pairs that do not touch each other; the first of a pair does the measuring."""
+"""Pairs without common nodes. The first node of a pair measures."""
 
 
 def turns(count: int) -> list[Turn]:
-    """Every machine at most once in a turn, every pair at most once at all: a round robin (circle method).
+    """Plan the turns as a round robin (circle method). Each node is at most once in a turn, and each pair
+    occurs at most once.
 
-    So no two measurements share a machine, and `count` machines need `count - 1` turns, or one more.
+    A node therefore takes part in one measurement at a time. `count` nodes need `count - 1` turns, or one
+    more.
     """
     players = [*range(count), *([-1] if count % 2 else [])]
     found: list[Turn] = []
@@ -151,7 +157,7 @@ def turns(count: int) -> list[Turn]:
 
 
 def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
-    """The partner of this machine in a turn, and whether this side measures; None: it has no partner."""
+    """Return the partner of this node in a turn, and True if this side measures. None without a partner."""
     for one, other in turn:
         if me == one:
             return other, True
@@ -160,22 +166,23 @@ def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
     return None
 
 
-# ---- Measuring in threads: this machine answers others and visits them in turn
+# ---- Measuring in threads. This node answers others and visits them in turn.
 
 ALLOWED = 10.0
-"""Seconds for a turn, from its start: a machine that waits for a dead one does not delay the others."""
+"""Seconds for a turn, from its start. A node that waits for a dead node does not delay the others."""
 
 _MOST_VISITORS = 32
 _GREETING = 200
 _POLITE = 5.0
 _REACHED = 4.0
-"""Seconds in which a machine lets others connect: two attempts may get lost."""
+"""Seconds in which a node accepts connections, long enough for two lost attempts."""
 
 
 def open_door(address: str, port: int) -> socket.socket:
-    """A socket that listens at a port of this job; it may be reserved by this process. Raises OSError."""
+    """Open a socket at a port of this job, which this process may have reserved. Raises OSError."""
     rows = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-    family, _, _, _, place = min(rows, key=lambda row: row[0] is not socket.AF_INET)  # a name may have both
+    # a name may have both families
+    family, _, _, _, place = min(rows, key=lambda row: row[0] is not socket.AF_INET)
     door = socket.socket(family, socket.SOCK_STREAM)
     try:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -188,7 +195,7 @@ def open_door(address: str, port: int) -> socket.socket:
 
 
 def greeting(sock: socket.socket) -> bytes:
-    """The line that a visitor begins with. Shorter, if it hangs up or sends too much."""
+    """Read the first line of a visitor. It is shorter if the visitor disconnects or sends too much."""
     text = b""
     while not text.endswith(b"\n") and len(text) < _GREETING:
         data = sock.recv(1)
@@ -199,9 +206,11 @@ def greeting(sock: socket.socket) -> bytes:
 
 
 class Surveyor:
-    """`links` are the links measured so far, by the other's id; `done`: there will be no more. `news` becomes
-    readable, as a file, when it is done, and before that when a link could not be measured: `excuse` reports
-    that to its other end. `close` ends everything.
+    """Measures the links of this node in threads.
+
+    `links` holds the measured links, by the other node's ID. `done` is True once no more will follow. The
+    file `news` becomes readable at the end, and when a link could not be measured. `excuse` reports that
+    failure to the other end. `close` ends everything.
     """
 
     def __init__(self, door: socket.socket, ticket: str) -> None:
@@ -209,7 +218,7 @@ class Surveyor:
         self._ticket = ticket
         self._changed = threading.Condition()
         self._now = -1
-        """The turn in which visitors are let in."""
+        """The turn whose visitors are admitted."""
         self._served: set[int] = set()
         self._ends = 0.0
         self._visitors = threading.Semaphore(_MOST_VISITORS)
@@ -222,11 +231,11 @@ class Surveyor:
         self._start(self._answer)
 
     def survey(self, cards: Sequence[NodeRecord], me: int) -> None:
-        """Begin; `cards` in the order that all machines know, this one at `me`."""
+        """Start measuring. `cards` are in the same order on all nodes, with this node at index `me`."""
         self._start(lambda: self._take_turns(cards, me))
 
     def excuse(self, id_: str) -> None:
-        """The machine with this id could not come: do not wait for it."""
+        """Stop waiting for the node with this ID, because it could not connect."""
         with self._changed:
             self._excused.add(id_)
             self._changed.notify_all()
@@ -288,7 +297,7 @@ class Surveyor:
             return Link(error=str(error))
 
     def _let_in(self, id_: str, turn: int, ends: float) -> None:
-        """Until the other has been here, or its time is over."""
+        """Wait until the other node has visited, or its time is up."""
         with self._changed:
             self._now, self._ends = turn, ends
             self._changed.notify_all()
@@ -324,14 +333,14 @@ class Surveyor:
         self._visitors.release()
 
     def _greeted(self, sock: socket.socket) -> int | None:
-        """The turn for which a visitor comes; None when it has no ticket."""
+        """Return the turn of a visitor, or None if it has no valid ticket."""
         ticket, _, turn = greeting(sock).decode(errors="replace").partition(" ")
         if not hmac.compare_digest(ticket.encode(), self._ticket.encode()):
             return None
         return int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 6 else None
 
     def _wait_for(self, turn: int) -> bool:
-        """Until it is that turn's time here; False: it never is."""
+        """Wait for a turn on this node. Return False if the turn never comes."""
         with self._changed:
             return (
                 self._changed.wait_for(lambda: self._now == turn or self._closed, ALLOWED * (turn + 2))
@@ -340,7 +349,11 @@ class Surveyor:
 
 
 def _measured(sock: socket.socket) -> Link:
-    """Its ports are open: what is too slow to be measured is not said to be closed. Raises as `measure`."""
+    """Measure a link.
+
+    The ports are open, so a link too slow to measure must not be reported as closed. Raises as
+    `measure_link`.
+    """
     try:
         return measure_link(sock)
     except TimeoutError:

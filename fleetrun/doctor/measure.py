@@ -1,5 +1,6 @@
-"""Measures this machine: cores, memory, limits, folders, network interfaces, what the GPU driver says and
-what torch says. Judges nothing. What is not there, or may not be read, is None or empty.
+"""Measure this node: cores, memory, limits, directories, network interfaces, the GPU driver and torch.
+
+Facts that are missing or unreadable are None or empty. `judge_machine` judges them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Ne
 from fleetrun.files import read_file
 from fleetrun.host.cgroups import Groups
 
-# ---- Looks at this machine: cores, memory, limits, folders, interfaces. Judges nothing. What is not there,
-# or may not be read, is None or empty.
+# ---- Cores, memory, limits, directories and interfaces
 
 _BLOCK = 1 << 20
 _BLOCKS = 32
@@ -59,7 +59,7 @@ def limits(groups: Groups | None = None) -> Limits:
     own = _limit(resource.RLIMIT_NPROC) if os.getuid() else None
     if own is not None:
         allowed.append((own, own - running))
-    most, left = min(allowed, key=lambda pair: pair[1], default=(None, 0))  # what is used up first
+    most, left = min(allowed, key=lambda pair: pair[1], default=(None, 0))  # the limit that is reached first
     return Limits(
         open_files=_limit(resource.RLIMIT_NOFILE),
         tasks_allowed=most,
@@ -76,7 +76,7 @@ def _limit(which: int) -> int | None:
 
 
 def _tasks() -> int:
-    """Threads of this user's processes."""
+    """Count the threads of this user's processes."""
     found = 0
     for path in _listed(Path("/proc")):
         if path.name.isdecimal():
@@ -92,7 +92,7 @@ def shm() -> Space | None:
 
 
 Tasks = dict[str, Callable[[], Any]]
-"""What measures a part of a machine, by the name of that part."""
+"""Functions that measure a part of a node, by the name of the part."""
 
 OF_THE_HOST: Tasks = {
     "cores": cores,
@@ -103,7 +103,7 @@ OF_THE_HOST: Tasks = {
 
 
 def space(path: Path) -> Space | None:
-    """The file system of an existing folder."""
+    """Describe the file system of an existing directory."""
     try:
         room = os.statvfs(path)
     except OSError:
@@ -117,7 +117,7 @@ def space(path: Path) -> Space | None:
 
 
 def _kind(path: Path) -> str:
-    """The type of the file system, out of the longest mount point above the path."""
+    """Return the type of the file system, from the longest mount point above the path."""
     best, kind = "", "unknown"
     for line in read_file(Path("/proc/self/mounts")).splitlines():
         words = line.split(" ")
@@ -129,7 +129,7 @@ def _kind(path: Path) -> str:
 
 
 def folder(log_dir: Path) -> Folder:
-    """The folder for logs, or the one in which it will be made. Leaves nothing there."""
+    """Measure the directory for logs, or the directory in which it will be created. Leaves no file there."""
     name = str(log_dir)
     try:
         place = _existing(log_dir)
@@ -144,7 +144,10 @@ def folder(log_dir: Path) -> Folder:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists. Raises OSError if the current one is gone."""
+    """Return the directory, or its nearest existing parent.
+
+    Raises OSError if the current directory was deleted.
+    """
     place = folder.absolute()
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
@@ -152,7 +155,7 @@ def _existing(folder: Path) -> Path:
 
 
 def unwritable(folder: Path) -> str:
-    """Why nothing can be written there, or where it will be made; empty when all is well. Leaves nothing."""
+    """Return the reason why the directory is not writable, or an empty string. Leaves no file there."""
     try:
         os.close(_nameless(_existing(folder)))
     except OSError as error:
@@ -161,8 +164,9 @@ def unwritable(folder: Path) -> str:
 
 
 def _written(place: Path, free: int | None) -> tuple[float | None, float | None]:
-    """Bytes/s of a file that has no name, and how long its last bytes took to the disk; not where little is
-    `free`. Raises OSError.
+    """Return the bytes/s of writing a file without a name, and the seconds of its final fsync.
+
+    Skip both if too little space is `free`. Raises OSError.
     """
     block = os.urandom(_BLOCK)
     with contextlib.ExitStack() as stack:
@@ -182,11 +186,12 @@ def _written(place: Path, free: int | None) -> tuple[float | None, float | None]
 
 
 def _nameless(place: Path) -> int:
-    """A file that is gone when it is closed, however this process ends."""
+    """Open a file that vanishes when it is closed, however this process ends."""
     try:
         return os.open(place, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # this file system has no such files
+        # this file system does not support such files
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
             raise
     path = place / f".doctor-{os.getpid()}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -195,7 +200,7 @@ def _nameless(place: Path) -> int:
 
 
 def network(address: str) -> Network:
-    """`address` is this machine's in the job."""
+    """Describe the network. `address` is this node's address in the job."""
     import psutil
 
     families = (socket.AF_INET, socket.AF_INET6)
@@ -230,7 +235,7 @@ def network(address: str) -> Network:
 def _resolved(name: str) -> Strings:
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the second: no name server could be asked for such a name
+    except (OSError, UnicodeError):  # UnicodeError for a name that is invalid in DNS
         return ()
     return tuple(dict.fromkeys(str(row[4][0]) for row in rows))
 
@@ -253,13 +258,13 @@ def _listed(path: Path) -> Iterator[Path]:
         yield from path.iterdir()
 
 
-# ---- What NVIDIA's driver says of its devices (NVML). Starts nothing on them.
+# ---- Devices as NVIDIA's driver reports them (NVML). Starts no work on them.
 
 _LONGEST_ERROR = 100
 
 
 def ask_driver(ids: Sequence[str]) -> Driver:
-    """Of the devices with these ids (numbers or UUIDs, as the visibility variable has them)."""
+    """Describe the devices with these IDs, which are numbers or UUIDs as in the visibility variable."""
     try:
         import pynvml
     except ImportError:
@@ -283,7 +288,7 @@ def ask_driver(ids: Sequence[str]) -> Driver:
 
 
 def _gpu(id_: str) -> Gpu | None:
-    """None for what NVML does not find under this id (a MIG slice)."""
+    """Describe a device. None if NVML does not find this ID (a MIG slice)."""
     import pynvml
 
     try:
@@ -308,8 +313,8 @@ def _decoded(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-# ---- Asks torch, in a process of its own: what it was built for, and whether a kernel runs on each device.
-# fleetrun itself never imports torch.
+# ---- Facts from torch, in a separate process, because fleetrun never imports torch: its build, and a kernel
+# on each device.
 
 TORCH_PATIENCE = 180.0
 _MOST_TEXT = 300
@@ -344,8 +349,9 @@ sys.stdout.write("\\n" + MARK + json.dumps(found) + "\\n")
 
 
 def ask_torch(environ: Environ, python: str = sys.executable, patience: float = TORCH_PATIENCE) -> Torch:
-    """Import torch in `python` and ask it. Whatever goes wrong is in `error`."""
-    # -P: a json.py in the current directory is in the way of this program, but not of a script elsewhere.
+    """Import torch in `python` and return its facts. `error` holds any failure."""
+    # -P keeps a json.py in the current directory away from this program. It would not affect a script
+    # elsewhere.
     program = [python, "-P", "-c", _TORCH_PROGRAM.replace("MARK", repr(_TORCH_MARK))]
     try:
         done = subprocess.run(
@@ -370,7 +376,7 @@ def ask_torch(environ: Environ, python: str = sys.executable, patience: float = 
 
 
 def read_torch(text: str) -> Torch:
-    """What the process reported; any module on the path may be called torch."""
+    """Parse the report of the process. It is untrusted, because any module may be called torch."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -400,6 +406,6 @@ def _texts(found: Fields, name: str) -> Strings:
 
 
 def _short(text: str) -> str:
-    """One line of it."""
+    """Return the text as one line of limited length."""
     line = " ".join(text.split())
     return line if len(line) <= _MOST_TEXT else f"{line[:_MOST_TEXT]}..."

@@ -1,5 +1,7 @@
-"""Several machines that check themselves together: they meet in a store, measure the links between them, and
-show each other what they found. Imported only when there are several.
+"""Several nodes that check themselves together.
+
+They join in a store, measure the links between them, and exchange their results. Imported only for several
+nodes.
 """
 
 from __future__ import annotations
@@ -34,19 +36,19 @@ from fleetrun.launcher.prepare import is_first, patience
 from fleetrun.plan.topology import Host
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- Machines that check themselves together meet in a store, measure the ways between them, and show each
-# other what they found. Knows the keys; leaves what it means to `judge_group`.
+# ---- Nodes that check themselves together join in a store, measure the links between them, and exchange
+# their results. This part handles the keys, and `judge_group` interprets the results.
 #
-#     nodes/ID     a machine's card          as soon as it is there
-#     set          the members               by the first that sees enough of them; never changes
-#     tried/ID     what it measured so far   when it could not reach another, which then does not wait
-#     results/ID   what it measured          when its turns are over
-#     seen/ID      it has all results        then it may leave
-# All of them are leased: nothing is left in the store.
+#     nodes/ID     a node's record            as soon as it has joined
+#     set          the members                by the first node that sees enough nodes; never changes
+#     tried/ID     its results so far         when it could not reach another node, which then does not wait
+#     results/ID   its results                when its turns have ended
+#     seen/ID      it has all results         then it may leave
+# All keys are leased, so the store is empty afterwards.
 
 NODES, SET, TRIED, RESULTS, SEEN = "nodes/", "set", "tried/", "results/", "seen/"
 LAST_WORDS = 3.0
-"""Seconds that a machine with all results waits for the others to have them."""
+"""Seconds that a node with all results waits until the others have them."""
 
 _OTHER_PORT = "If a job runs there, or another check, give another port in --master for this one."
 
@@ -56,25 +58,27 @@ LATE = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class NodeGroup:
-    """What came of it. `members` in the order of their turns; `links` by the ids of both ends; `gone` left
-    before they had said what they found. `error`: why this machine could not take part, or not to the end.
-    """
+    """The result of a group check."""
 
     members: tuple[NodeRecord, ...] = ()
+    """In the order of their turns."""
     waiting: tuple[NodeRecord, ...] = ()
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    """By the IDs of both ends."""
     gone: set[str] = field(default_factory=set)
+    """Nodes that left before they sent their results."""
     error: str = ""
+    """The reason why this node could not take part until the end."""
     hint: str = ""
 
 
 def chosen(
     here: Mapping[str, NodeRecord], arrival: Mapping[str, int], fewest: int, most: int, *, waited: bool
 ) -> Strings:
-    """The members, in order; empty while more are expected.
+    """Return the members in order, or an empty tuple while more nodes are expected.
 
-    The first to come, up to the most, by the rank that they ask for; `waited`: the time for those beyond the
-    fewest is over.
+    The first nodes to join are taken, up to `most`, and sorted by the rank that they request. `waited`: the
+    time for nodes beyond the fewest is up.
     """
     if len(here) < (fewest if waited else most):
         return ()
@@ -83,9 +87,7 @@ def chosen(
 
 
 class Gathering:
-    """A store's Listener. Its `group` is complete when `when_over` is called: everything is known, or nothing
-    more will be.
-    """
+    """A Listener of a store. When it calls `when_over`, its `group` is final."""
 
     def __init__(
         self,
@@ -98,8 +100,9 @@ class Gathering:
         say: Callable[[Sequence[NodeRecord]], None],
         told: Say,
     ) -> None:
-        """`say` is called with the machines that are present whenever they change, `told` with why the store
-        is down.
+        """`say` is called with the present nodes whenever they change.
+
+        `told` is called with the reason if the store is down.
         """
         self._store = store
         self._loop = loop
@@ -127,7 +130,10 @@ class Gathering:
     def join(
         self, patience: float, timeout: float, start_checks: Sequence[tuple[float, StartCheck]] = ()
     ) -> None:
-        """`patience`: how long those beyond the fewest are waited for; `timeout`: how long the fewest are."""
+        """Join the check.
+
+        `patience`: seconds to wait for nodes beyond the fewest. `timeout`: seconds to wait for the fewest.
+        """
         self._between = patience
         self._loop.add(self._surveyor.news, self._measured)
         self._limit = self._loop.after(timeout, partial(self._missing, timeout))
@@ -144,11 +150,11 @@ class Gathering:
             self.lost(error)
 
     def _missing(self, timeout: float) -> None:
-        """Some of those that came may have given up."""
+        """End the check. Some of the nodes that joined may have given up."""
         self._end(f"{len(self._cards)} of {self._fewest} machines came within {timeout:g} s")
 
     def _end(self, error: str = "", hint: str = "") -> None:
-        """The first word is the last."""
+        """End the check. Only the first call counts."""
         if self._over:
             return
         self._over = True
@@ -163,7 +169,7 @@ class Gathering:
         self._own[key] = value
         self._store.put(key, value, leased=True)
 
-    # ---- what the store tells
+    # ---- events of the store
 
     def up(self, *, fresh: bool) -> None:
         if fresh and self.reached:
@@ -191,8 +197,9 @@ class Gathering:
             self._end(f"another machine says what this fleetrun does not understand: {error}")
 
     def _note(self, mirror: Entries) -> None:
-        """Raises BadNodeRecordError. What arrived is kept: a machine may leave once it has sent
-        everything.
+        """Store the results of other nodes, because a node may leave once it has sent everything.
+
+        Raises BadNodeRecordError.
         """
         for key, entry in mirror.items():
             id_ = key.partition("/")[2]
@@ -237,7 +244,8 @@ class Gathering:
             )
             return
         if not all(id_ in self._cards for id_ in members):
-            return  # one has come and gone: its card never arrived, and the set will go with its lease
+            # a node has joined and left before its record arrived, and the set will vanish with its lease
+            return
         self._members = members
         self._limit.cancel()
         self.group.members = tuple(self._cards[id_] for id_ in members)
@@ -251,7 +259,7 @@ class Gathering:
         self._post(key + self._card.id, cards.pack_links(self._surveyor.links))
 
     def _compare(self, mirror: Entries) -> None:
-        """Leave when all machines that are still here have all results."""
+        """Leave once all present nodes have all results."""
         for id_, links in self._results.items():
             self.group.links |= {(id_, other): each for other, each in links.items()}
         self.group.gone = {
@@ -266,8 +274,8 @@ class Gathering:
             self._end()
 
 
-# ---- The part of a visit that needs the other machines: where they meet, what this one says of itself, what
-# came of it. Makes everything and decides nothing.
+# ---- The part of a visit that needs the other nodes: the store, the record of this node, and the results. It
+# only builds objects, and decisions are made elsewhere.
 
 
 _LARGEST_SCRIPT = 64 << 20
@@ -282,12 +290,12 @@ def compare(
     environ: Environ,
     say: Say,
 ) -> tuple[NodeGroup, list[Finding]]:
-    """Meet the others; what all of them together come to."""
+    """Join the other nodes, and return their group with its findings."""
     settings, site = resolved.settings, plan.site
     assert site is not None
     loop = Loop()
     try:
-        # At a port that the job would use: what keeps others from it would keep them from the job.
+        # The port is one that the job would use. Anything that blocks this port would also block the job.
         port = split_endpoint(plan.offer.service)[1] if plan.offer is not None else ports.any()
         door = open_door(site.address, port)
     except (OSError, LaunchError) as error:
@@ -356,13 +364,13 @@ def _meet(
 
 
 def _elsewhere(resolved: Resolved, plan: Plan) -> Strings:
-    """What to type on other machines; no script where the person has named none."""
+    """Return the command line for other nodes, without a script if the user has named none."""
     line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port", "json"})
     return line if plan.names_script else line[:-1]
 
 
 def _missing(site: Host, cards: Sequence[NodeRecord]) -> str:
-    """Which of the listed machines are not here; empty when there is no list."""
+    """List the missing nodes. Empty if there is no list of nodes."""
     there = {card.rank for card in cards}
     return ", ".join(each for rank, each in enumerate(site.machines) if rank not in there)
 
@@ -394,7 +402,10 @@ def _card(
 
 
 def _digest(script: str) -> str:
-    """A few characters that differ when the files do; empty when it is not a file, or too large."""
+    """Return a few characters that differ if the files differ.
+
+    Empty if the script is not a file, or is too large.
+    """
     path = Path(script)
     try:
         if path.is_file() and path.stat().st_size <= _LARGEST_SCRIPT:

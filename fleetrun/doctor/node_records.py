@@ -1,4 +1,4 @@
-"""The records that machines exchange through the store, and their JSON in both directions."""
+"""The records that nodes exchange through the store, converted to and from JSON."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ _LONGEST_TEXT = 600
 
 
 class BadNodeRecordError(ValueError):
-    """Written by something else than this version's doctor."""
+    """The record was not written by this version of the doctor."""
 
 
 @frozen_by_name
 class NodeRecord:
-    """One machine. `port` and `ticket` let another measure the link to it; `kinds` are the names of
-    its devices, `script` is a digest of the script's file, `software` what is installed (`host.software`);
-    `options` as they would be typed.
-    """
+    """One node."""
 
     id: str
     name: str
     address: str
     rank: int = -1
     port: int = 0
+    """Port and ticket let another node measure the link to this node."""
     ticket: str = ""
     fleetrun: str = ""
     python: str = ""
@@ -43,40 +41,47 @@ class NodeRecord:
     nccl: str = ""
     driver: str = ""
     kinds: Strings = ()
+    """Names of its devices."""
     trainers: int = 0
     script: str = ""
+    """Digest of the script's file."""
     software: str = ""
+    """Installed packages (`host.software`)."""
     options: Texts = field(default_factory=dict)
+    """As on the command line."""
     findings: tuple[Finding, ...] = ()
 
     @property
     def title(self) -> str:
-        """How findings call it: `h1 (10.0.0.1)`."""
+        """Its name in findings, such as `h1 (10.0.0.1)`."""
         return self.address if self.name in ("", self.address) else f"{self.name} ({self.address})"
 
 
 @frozen_by_name
 class Link:
-    """The way from one machine to another: seconds for a round trip, bytes/s to it and back, and by how many
-    seconds its clock is ahead. `error`: why nothing could be measured.
-    """
+    """The network link from one node to another."""
 
     round_trip: float = 0.0
+    """Seconds of a round trip."""
     there: float = 0.0
+    """Bytes/s to the other node."""
     back: float = 0.0
+    """Bytes/s back."""
     ahead: float = 0.0
+    """Seconds by which the other clock is ahead."""
     error: str = ""
+    """The reason why the measurement failed. Empty: no error."""
 
 
 def pack(card: NodeRecord) -> bytes:
-    """Only problems are sent to the others, not checks that passed."""
+    """Encode a record. Only problems are sent to the others, without the checks that passed."""
     told = [each for each in card.findings if each.verdict is not Verdict.PASS][:_MOST_FINDINGS]
     rows = [[_cut(text) for text in (each.check, each.verdict, each.found, each.mend)] for each in told]
     return json.dumps({**asdict(card), "findings": rows}).encode()
 
 
 def unpack(data: bytes) -> NodeRecord:
-    """Raises BadNodeRecordError."""
+    """Decode a record. Raises BadNodeRecordError."""
     row = _object(data)
     options = row.get("options")
     findings = row.get("findings")
@@ -116,7 +121,7 @@ def pack_links(links: Mapping[str, Link]) -> bytes:
 
 
 def unpack_links(data: bytes) -> dict[str, Link]:
-    """By the id of the other machine. Raises BadNodeRecordError."""
+    """Decode links, by the ID of the other node. Raises BadNodeRecordError."""
     found = {}
     for id_, row in _object(data).items():
         if not isinstance(row, dict):
@@ -131,7 +136,7 @@ def pack_members(ids: Sequence[str]) -> bytes:
 
 
 def unpack_members(data: bytes) -> Strings:
-    """Raises BadNodeRecordError."""
+    """Decode the IDs of the members. Raises BadNodeRecordError."""
     row = _json(data)
     if not isinstance(row, list) or not all(isinstance(each, str) for each in row):
         raise BadNodeRecordError("it is not a list of machines")

@@ -1,5 +1,6 @@
-"""What a launch with these options would need of this machine: its place, its devices, its ports. What keeps
-it from starting becomes a finding; measures nothing.
+"""Determine the requirements of a launch on this node: its place, its devices and its ports.
+
+Obstacles become findings. Measurements are in `measure`.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ _EXTRAS = {
     "tensorboard": ("tensorboard", "monitor"),
     "metrics_port": ("prometheus_client", "monitor"),
 }
-"""Options that need a package which the plain installation leaves out: its module, and the extra."""
+"""Options that need a package of an optional extra, with the module and the extra."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """`site`, `host` and `offer` are None when they are unknown; `findings` say why. Without
-    `names_script` the script of the settings is a placeholder.
-    """
+    """The requirements of a launch."""
 
     names_script: bool = True
+    """If False, the script of the settings is a placeholder."""
     findings: list[Finding] = field(default_factory=list)
     site: Host | None = None
+    """None if unknown. `findings` then hold the reason. The same applies to `host` and `offer`."""
     host: Host | None = None
     offer: Offer | None = None
     wanted: Wanted = field(default_factory=Wanted)
 
     def attempt(self, check: str, act: Callable[[], T]) -> T | None:
-        """What it gives; None, and a finding, when it cannot be."""
+        """Return the result of `act`. If it fails, add a finding and return None."""
         try:
             return act()
         except LaunchError as error:
@@ -56,7 +57,10 @@ class Plan:
 def make_plan(
     resolved: Resolved, ports: Ports, environ: MutableMapping[str, str], *, names_script: bool
 ) -> Plan:
-    """The ports stay reserved until `ports` is closed. `names_script`: the person has named one."""
+    """Make the plan.
+
+    Its ports stay reserved until `ports` is closed. `names_script`: the user has named a script.
+    """
     settings = resolved.settings
     plan = Plan(names_script=names_script)
 
@@ -101,7 +105,7 @@ def _script(settings: LaunchSettings) -> Finding:
 
 
 def extras(settings: LaunchSettings, installed: Callable[[str], bool]) -> Iterator[Finding]:
-    """Packages that the options need."""
+    """Check the packages that the options need."""
     needed = [pair for name, pair in _EXTRAS.items() if getattr(settings, name) is not None]
     if (settings.master or "").startswith("etcd://"):
         needed.append(("etcd3gw", "etcd"))
@@ -111,7 +115,10 @@ def extras(settings: LaunchSettings, installed: Callable[[str], bool]) -> Iterat
 
 
 def wanted(settings: LaunchSettings, host: Host, found: Offer | None, environ: Environ) -> Wanted:
-    """`found` is None when a port that was asked for is not free; without asking there are enough."""
+    """Collect the processes that would run.
+
+    `found` is None if a requested port is in use. Ports that are not requested always suffice.
+    """
     wanted = found or offer(replace(settings, start_port=None), host, lambda port: port or 0)
     trainer = settings.role_settings(Role.TRAINER)
     environ = {**environ, **dict(settings.environment), **dict(trainer.environment)}

@@ -1,5 +1,7 @@
-"""`fleetrun doctor` from the words of a launch to an exit code: measure this machine, judge what was found,
-compare it with the other machines, and show the findings as a table or as JSON.
+"""Run `fleetrun doctor` from the words of a launch to an exit code.
+
+It measures this node, judges the facts, compares them with the other nodes, and shows the findings as a table
+or as JSON.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ from fleetrun.host.network import Ports
 from fleetrun.plan.topology import process_command
 from fleetrun.schedulers.placing import place
 
-# ---- All measurements of this machine at once, each with a bound, then the judgement
+# ---- All measurements of this node at once, each with a time limit, then the judgement
 
 PATIENCE = 20.0
-"""Seconds for a measurement. A file system over a network that is gone answers never."""
+"""Seconds for a measurement. A lost network file system never answers."""
 
 
 def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
-    """Measure this machine. Torch is asked where trainers run Python."""
+    """Measure this node. Torch is checked if trainers run Python."""
     wanted = plan.wanted
     tasks: measure.Tasks = {
         **measure.OF_THE_HOST,
@@ -60,14 +62,14 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Environ) -> Machine:
 
 
 def observed(tasks: measure.Tasks, patience: Numbers) -> Machine:
-    """What the tasks measure, each within its seconds of patience; `late` names the others."""
+    """Run the tasks, each within its time limit. `late` names the tasks that exceed it."""
     found = at_once(tasks, patience)
     late = tuple(name for name in tasks if name not in found)
     return Machine(python=platform.python_version(), fleetrun=__version__, **found, late=late)
 
 
 def _environment(plan: Plan, environ: Environ) -> dict[str, str]:
-    """As a process of the job would have it: the devices chosen, and no secret."""
+    """Return the environment of a process of the job, with the chosen devices and without the token."""
     values = without_contract(environ)
     values.pop(TOKEN, None)
     if plan.wanted.devices:
@@ -76,7 +78,10 @@ def _environment(plan: Plan, environ: Environ) -> dict[str, str]:
 
 
 def _runtime_error(environ: Environ) -> str:
-    """Why sockets of launches cannot be made; makes the folder, as a launch would."""
+    """Return the reason why sockets of launches cannot be created.
+
+    Creates their directory, as a launch would.
+    """
     try:
         files.make_run_folder(files.run_folder(environ))
     except OSError as error:
@@ -85,9 +90,10 @@ def _runtime_error(environ: Environ) -> str:
 
 
 def at_once(tasks: measure.Tasks, patience: Numbers) -> Document:
-    """What each gives, by name; without those that take longer than `PATIENCE` or what `patience` says of
-    them. They are left to themselves: a call that the kernel does not let return can only be waited for.
+    """Run all tasks in threads, and return their results by name.
 
+    A task has `PATIENCE` seconds, or the time in `patience`. Slower tasks are left running, because a blocked
+    system call cannot be interrupted.
     """
     found: Document = {}
 
@@ -107,7 +113,7 @@ def at_once(tasks: measure.Tasks, patience: Numbers) -> Document:
 
 
 def findings_of(machine: Machine, plan: Plan) -> Iterator[Finding]:
-    """What the facts mean for this job, in the order in which they are shown."""
+    """Judge the facts for this job, in the order of the output."""
     wanted = plan.wanted
     yield judge_machine.python(machine)
     if machine.torch is not None:
@@ -156,22 +162,22 @@ _COLOURS = {Verdict.PASS: "\033[32m", Verdict.WARN: "\033[33m", Verdict.FAIL: "\
 _RESET = "\033[0m"
 _CHECK = 15
 _MARGIN = 8 + _CHECK
-"""Columns before what was found."""
+"""Columns before the text of a finding."""
 
 _NARROW, _UNDER = 64, 6
-"""On a terminal of fewer columns it is below, indented by this much."""
+"""On a terminal with fewer columns, the text is below the check, indented by this much."""
 
 
 @frozen
 class Section:
-    """Findings that belong together, under their title."""
+    """Findings that belong together, under a title."""
 
     title: str
     findings: tuple[Finding, ...]
 
 
 def findings_table(sections: Sequence[Section], width: int | None, *, colour: bool) -> list[str]:
-    """Lines for a terminal of `width` columns; None: as long as they are."""
+    """Format lines for a terminal of `width` columns. None: unlimited width."""
     lines: list[str] = []
     for section in sections:
         lines += ["", *_fitted(printable(section.title), 0, width)] if lines else [printable(section.title)]
@@ -202,7 +208,7 @@ def _painted(verdict: Verdict, colour: bool) -> str:
 
 
 def _fitted(text: str, margin: int, width: int | None) -> list[str]:
-    """Rows of at most `width` columns that begin after `margin`."""
+    """Wrap text into rows of at most `width` columns, indented by `margin`."""
     rows = [text] if width is None else wrapped(text, max(20, width - 1 - margin))
     return [" " * margin + row.strip() for row in rows] or [""]
 
@@ -218,23 +224,23 @@ def _summary(sections: Sequence[Section]) -> str:
 
 
 def findings_json(sections: Sequence[Section], extra: Fields) -> str:
-    """One JSON object: `ok`, `sections` with their findings, and what else is known."""
+    """Build one JSON object with `ok`, the `sections` with their findings, and the fields of `extra`."""
     findings = [each for section in sections for each in section.findings]
     rows = [{"title": section.title, "checks": list(map(asdict, section.findings))} for section in sections]
     return json.dumps({"version": 1, "ok": not exit_code(findings), "sections": rows, **extra}, indent=2)
 
 
-# ---- The command: from options to sections of findings and an exit code
+# ---- The command, from options to sections of findings and an exit code
 
 
 Busy = Callable[[str], AbstractContextManager[object]]
-"""What they see while something takes long."""
+"""Shows a message during long work."""
 
 _ANY_SCRIPT = "train.py"
 
 
 class Visit:
-    """Raises UsageError for options that no launch would take."""
+    """One visit of the doctor. Raises UsageError for options that a launch would refuse."""
 
     def __init__(
         self, line: CommandLine, file: JobFile, environ: MutableMapping[str, str], say: Say, busy: Busy
@@ -255,7 +261,7 @@ class Visit:
             )
 
     def run(self) -> tuple[list[Section], int]:
-        """Check; the sections, and the exit code."""
+        """Run all checks. Return the sections and the exit code."""
         settings = self._resolved.settings
         ports = Ports(settings.port_range)
         try:
@@ -271,7 +277,7 @@ class Visit:
         return sections, exit_code(each for section in sections for each in section.findings)
 
     def _together(self, plan: Plan, machine: Machine, findings: tuple[Finding, ...], ports: Ports) -> Section:
-        from fleetrun.doctor.node_group import compare  # late: one machine needs no network
+        from fleetrun.doctor.node_group import compare  # imported late, because only several nodes need it
 
         group, found = compare(self._resolved, plan, machine, findings, ports, self._environ, self._say)
         titles = {card.id: card.title for card in group.members}
@@ -294,7 +300,7 @@ def _title(plan: Plan) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """As JSON can hold it."""
+    """Convert a value to types that JSON can hold."""
     if isinstance(value, dict):
         return {key: jsonable(each) for key, each in value.items()}
     if isinstance(value, list | tuple | frozenset):

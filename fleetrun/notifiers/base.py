@@ -1,4 +1,7 @@
-"""What a notifier is: made once in the notifier process, then given each message, in a thread of its own."""
+"""The interface of a notifier.
+
+The notifier process creates it once, and gives it each message in a separate thread.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,20 @@ from fleetrun.aliases import Fields
 
 
 class Notifier(Protocol):
-    """Made by calling the plug-in with its argument, the text after `NAME:`."""
+    """Delivers messages. It is created by calling the plug-in with its argument, the text after `NAME:`."""
 
     def send(self, message: Fields) -> None:
-        """Deliver it. `docs/plugins.md` lists the fields. It may take its time: only the later messages of
-        this notifier wait for it. Raises Undelivered; anything else counts as `Undelivered(again=True)`.
+        """Deliver a message. `docs/plugins.md` lists its fields.
+
+        The call may take long, because only later messages of this notifier wait for it. Raises Undelivered.
+        Any other exception counts as `Undelivered(again=True)`.
         """
 
 
 class Undelivered(Exception):
-    """It could not be delivered. `again`: another attempt may help, not before `after` seconds.
+    """The message could not be delivered. `again`: another attempt may help after `after` seconds.
 
-    The text is shown to the user: it must not have what is secret in the notifier's argument.
+    The text is shown to the user. It must not contain secrets of the notifier's argument.
     """
 
     def __init__(self, why: str, *, again: bool = True, after: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""The notifier `command`: runs a command of the user's in a shell, with the message on its stdin."""
+"""The notifier `command` runs a command of the user in a shell, with the message on its stdin."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from fleetrun.notifiers.base import Undelivered
 from fleetrun.pod.process import signal_all, with_all_below
 
 _TIMEOUT = 30.0  # seconds
-_TEMPORARY = 75  # the exit code of sysexits.h with which a program asks to be called again
+_TEMPORARY = 75  # exit code of sysexits.h with which a program requests another attempt
 
-_PIECE = 1 << 16  # bytes: of a command that writes without end the last ones are kept
+_PIECE = 1 << 16  # bytes; only the end of longer output is kept
 
 
 class Command:
-    """`argument` is the command. It finds the sentence in FLEETRUN_TEXT, the event in FLEETRUN_EVENT and the
-    message as JSON on its stdin.
+    """Runs a command. `argument` is the command.
+
+    The command receives the sentence in FLEETRUN_TEXT, the event in FLEETRUN_EVENT and the message as JSON on
+    its stdin.
     """
 
     def __init__(self, argument: str) -> None:
         self._command = argument
 
     def send(self, message: Fields) -> None:
-        """It may run for 30 s. Any exit code but 75 is final: the message may have been delivered."""
+        """Run the command for at most 30 s.
+
+        Exit codes other than 75 are final, because the message may have been delivered.
+        """
         told = {"FLEETRUN_TEXT": str(message["sentence"]), "FLEETRUN_EVENT": str(message["event"])}
-        with open(os.memfd_create("message"), "w+b") as stdin:  # noqa: PTH123 - it may read none of it
+        with open(os.memfd_create("message"), "w+b") as stdin:  # noqa: PTH123 (it may read none of it)
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.seek(0)
             process = subprocess.Popen(
@@ -39,7 +44,9 @@ class Command:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env={**os.environ, **told},
-            )  # in the group of this process: the launcher spares that when it stops what the job has left
+                # In the group of this process, because the launcher spares it when it stops remaining
+                # processes.
+            )
         try:
             said = _last_words(process, time.monotonic() + _TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -53,8 +60,9 @@ class Command:
 
 
 def _last_words(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """The last of what it writes to stderr, to the end of that: `mail` itself ends before what it has started
-    to send with. Raises TimeoutExpired if it has not ended at the deadline.
+    """Return the last output on stderr, read to its end, because `mail` exits before the program that sends.
+
+    Raises TimeoutExpired if the command has not ended at the deadline.
     """
     assert process.stderr is not None
     said = b""

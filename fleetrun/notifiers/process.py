@@ -1,8 +1,9 @@
-"""The notifier process: reads messages from the launcher and delivers them, in a bounded number of attempts.
+"""The notifier process. It reads messages from the launcher and delivers them, in a limited number of
+attempts.
 
-Each notifier has a thread and a queue, so that none waits for another. The process ends when the launcher
-has closed its input and all is delivered or given up; the launcher does not wait for that for long. Its
-warnings go to the launcher, which shows them.
+Each notifier has a thread and a queue, so that notifiers never wait for each other. The process ends once the
+launcher has closed its input and all messages are delivered or given up. The launcher waits only briefly for
+that. Warnings go to the launcher, which shows them.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from fleetrun.pod.companion import warning_message
 from fleetrun.pod.linux import become_subreaper
 
 _ATTEMPTS = 4
-_BACKOFF = 1.0  # seconds before the second attempt; twice as long before each further one
-_LONGEST_PAUSE = 60.0  # seconds, whatever an answer asks for
-_AT_THE_END = 3.0  # the same, once the job is over: its launcher waits for less than twice that
+_BACKOFF = 1.0  # seconds before the second attempt, doubled for each further attempt
+_LONGEST_PAUSE = 60.0  # seconds, the limit for pauses that an answer requests
+# seconds, the limit after the end of the job, because the launcher waits for less than twice that
+_AT_THE_END = 3.0
 _MOST_WAITING = 100  # messages
-_PATIENCE = (
-    40.0  # seconds for an attempt in all: a name server, or an answer a byte a second, may take longer
-)
+_PATIENCE = 40.0  # seconds for a whole attempt, including a slow name server or a slow answer
 
 
 def deliver(send: Callable[[], BaseException | None], pause: Callable[[float], bool]) -> str | None:
-    """Why it was not delivered; None if it was. `send` makes an attempt; `pause` waits, and returns whether
-    there is time for another one.
+    """Deliver a message. Return None, or the reason of the failure.
+
+    `send` makes an attempt. `pause` waits, and returns True if there is time for another attempt.
     """
     for number in range(_ATTEMPTS):
         error = send()
@@ -52,7 +53,7 @@ def deliver(send: Callable[[], BaseException | None], pause: Callable[[float], b
 
 
 class Delivery:
-    """The queue of one notifier. `title` is what the user is told of it, `secret` what is never told."""
+    """The queue of one notifier. `title` is its name for the user. `secret` is never shown."""
 
     def __init__(self, notifier: Notifier, title: str, secret: str, warn: Say, over: threading.Event) -> None:
         self._notifier = notifier
@@ -65,13 +66,14 @@ class Delivery:
         self._thread.start()
 
     def put(self, message: Fields) -> None:
+        """Queue a message, or warn if the queue is full."""
         try:
             self._waiting.put_nowait(message)
         except queue.Full:
             self._tell(f"{_MOST_WAITING} notifications wait already", message)
 
     def finish(self) -> None:
-        """Wait until all is delivered or given up."""
+        """Wait until all messages are delivered or given up."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -82,7 +84,7 @@ class Delivery:
                 self._tell(why, message)
 
     def _attempt(self, message: Fields) -> BaseException | None:
-        """One that takes too long is left behind, in its thread."""
+        """Make an attempt. An attempt that takes too long is abandoned in its thread."""
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
@@ -112,7 +114,10 @@ class Delivery:
 
 
 def run(incoming: Iterable[bytes], write: Callable[[bytes], None]) -> None:
-    """Until the end of `incoming`: first a list of (name, argument, title), then messages, one a line."""
+    """Deliver messages until the end of `incoming`.
+
+    The first line is a list of (name, argument, title). Each further line is a message.
+    """
 
     def warn(text: str) -> None:
         write(warning_message(text))
@@ -139,14 +144,15 @@ _LOCK = threading.Lock()
 
 
 def _write(line: bytes) -> None:
-    with _LOCK, contextlib.suppress(OSError):  # the launcher is gone
+    with _LOCK, contextlib.suppress(OSError):  # the launcher has ended
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
 
 
 def main() -> None:
     os.nice(10)  # the processors belong to the job
-    become_subreaper()  # what a command leaves stays here: the launcher ends what is its own and unknown
+    # A command may leave processes behind. They stay below this process, so that the launcher can end them.
+    become_subreaper()
     run(sys.stdin.buffer, _write)
 
 

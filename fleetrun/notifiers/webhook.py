@@ -1,4 +1,4 @@
-"""The notifier `webhook`: posts a message as JSON to a URL, in the form of Slack's incoming webhooks."""
+"""The notifier `webhook` posts a message as JSON to a URL, in the format of Slack's incoming webhooks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fleetrun.aliases import Fields
 from fleetrun.notifiers.base import Undelivered
 
 _TIMEOUT = 10.0  # seconds without an answer
-_AGAIN = frozenset({408, 425, 429})  # besides all from 500 on
+_AGAIN = frozenset({408, 425, 429})  # besides all codes from 500 on
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A redirected POST would become a GET without the message."""
+    """Refuses redirects, because a redirected POST would become a GET without the message."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class Webhook:
-    """`argument` is the URL. It is a secret: no message has more of it than its host."""
+    """Posts messages. `argument` is the URL, which is secret. Messages only show its host."""
 
     def __init__(self, argument: str) -> None:
         self._url = argument
-        self._opener = build_opener(_NoRedirects)  # which also uses HTTPS_PROXY
+        self._opener = build_opener(_NoRedirects)  # also uses HTTPS_PROXY
 
     def send(self, message: Fields) -> None:
         data = json.dumps(message).encode()
@@ -54,7 +54,7 @@ class Webhook:
 
 
 def retry_after(text: str, now: float) -> float:
-    """The seconds that an answer asks to wait: a number, or a date; 0 if it does not."""
+    """Return the seconds to wait according to Retry-After, a number or a date. 0 if neither."""
     if text.strip().isdecimal():
         return float(text)
     try:
@@ -64,7 +64,7 @@ def retry_after(text: str, now: float) -> float:
 
 
 def _reason(error: object) -> str:
-    """Without the URL, which some of these have in their text."""
+    """Describe an error without the URL, which some errors contain."""
     if isinstance(error, TimeoutError):
         return f"no answer within {_TIMEOUT:g} s"
     if isinstance(error, http.client.RemoteDisconnected):

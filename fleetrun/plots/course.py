@@ -1,6 +1,7 @@
-"""The data of a plot, from the record of a job: loss and speed of each process, named values and tables,
-thinned for drawing, when each process ran, and what happened to the job. The record is not trusted: every
-value is checked.
+"""The data of a plot, read from the event log of a job.
+
+The data covers loss and speed of each process, named values and tables, running times of processes, and
+events of the job. Curves are thinned for drawing. The event log is not trusted, so every value is checked.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from fleetrun.record.journal import objects_in
 RoleAndRank = tuple[str, int]
 """Role and rank."""
 
-_ROLES = {"ps": "server"}  # as messages call them
+_ROLES = {"ps": "server"}  # names in messages
 _OF_TABLES = {
     "rows": "rows",
     "pulled_keys_s": "keys pulled per second",
 }
 _LONGEST = 40  # characters of a name
-_LARGEST = 1e30  # larger values are treated as infinite
+_LARGEST = 1e30  # larger values count as infinite
 _MOST_RANKS = 1 << 16
-_SPARED = 3  # reports of an attempt, without the last one, from which a pace can be seen
-_OLDEST = 3600.0  # seconds; an older report is not believed to be
-_FARTHEST = 1e11  # seconds since the epoch; later times are not valid
+_SPARED = 3  # fewest reports of an attempt, without its last report, that show a pace
+_OLDEST = 3600.0  # seconds; larger ages are not believed
+_FARTHEST = 1e11  # seconds since the epoch; later times are invalid
 
 
 class Fate(StrEnum):
-    """How a process ended, or that it has not."""
+    """The end of a process, or its state if it has not ended."""
 
     OK = "completed"
     FAILED = "failed"
@@ -44,7 +45,7 @@ class Fate(StrEnum):
 
 @frozen
 class Life:
-    """One attempt of a process. Times are seconds since the epoch."""
+    """One attempt of a process. Times are in seconds since the epoch."""
 
     begin: float
     end: float
@@ -55,10 +56,7 @@ class Life:
 
 @dataclass(slots=True)
 class Curve:
-    """The reports of one process. A point of NaN between two attempts breaks the line there.
-
-    `broken` has the times at which the process reported a loss of NaN or infinity; `losses` has NaN there.
-    """
+    """The reports of one process. A point of NaN between two attempts breaks the line."""
 
     role: str
     rank: int
@@ -67,6 +65,7 @@ class Curve:
     paces: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     broken: list[float] = field(default_factory=list)
+    """Times at which the process reported a loss of NaN or infinity. `losses` has NaN there."""
 
     @property
     def title(self) -> str:
@@ -75,10 +74,10 @@ class Curve:
     def point(self, time: float, loss: float, pace: float, step: float) -> None:
         if self.times:
             if step == self.steps[-1] and (loss == self.losses[-1] or math.isnan(loss)):
-                return  # nothing is new: it was said at an activity, or at the end
+                return  # repeats the last report, as an activity or at the end
             time = max(time, self.times[-1])
         if self._first_of_attempt and math.isnan(self.paces[-1]):
-            self.paces[-1] = pace  # not known at the first report: the pace since then
+            self.paces[-1] = pace  # unknown at the first report, so the first pace since then is used
         self.times.append(time)
         self.losses.append(loss if abs(loss) < _LARGEST else math.nan)
         self.paces.append(pace)
@@ -86,7 +85,7 @@ class Curve:
 
     @property
     def blanks(self) -> list[bool]:
-        """Which points only break the line."""
+        """True for points that only break the line."""
         return [self._blank(at) for at in range(len(self.times))]
 
     @property
@@ -97,12 +96,14 @@ class Curve:
         return math.isnan(self.losses[at]) and math.isnan(self.paces[at]) and math.isnan(self.steps[at])
 
     def gap(self, time: float) -> None:
+        """Break the line at this time, unless it is already broken."""
         if self.times and not self._blank(-1):
             self.point(time, math.nan, math.nan, math.nan)
 
     def ended(self) -> None:
-        """The process has ended. Its last report came at its end, long after its last step perhaps: where
-        there are others, no pace follows from it.
+        """Handle the end of the process.
+
+        Its last report may come long after its last step, so its pace is dropped if other reports exist.
         """
         if len(self.times) > _SPARED and not any(self._blank(-1 - back) for back in range(_SPARED)):
             self.paces[-1] = self.steps[-1] = math.nan
@@ -120,22 +121,19 @@ class Series:
         self.values.append(value)
 
     def gap(self, time: float) -> None:
+        """Break the line at this time, unless it is already broken."""
         if self.values and not math.isnan(self.values[-1]):
             self.point(time, math.nan)
 
     @property
     def last(self) -> float:
-        """The newest number; NaN if there is none."""
+        """The newest number. NaN if none exists."""
         return next((value for value in reversed(self.values) if not math.isnan(value)), math.nan)
 
 
 @dataclass(slots=True)
 class Course:
-    """One launch. `restarts` and `hangs` are times; `code` is the exit code, None if not known. `late`:
-    times, and the part of the minute before it for which others waited for a rank; 0 for those not listed.
-    `spans`: what the time went into. `values`: series by the name of the value, and by process.
-    `tables`: by a name for readers, then by table, over all servers.
-    """
+    """One run."""
 
     begin: float
     end: float
@@ -143,22 +141,29 @@ class Course:
     lives: dict[str, list[Life]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     restarts: list[float] = field(default_factory=list)
+    """In seconds since the epoch."""
     hangs: list[float] = field(default_factory=list)
+    """In seconds since the epoch."""
     late: list[tuple[float, dict[int, float]]] = field(default_factory=list)
+    """Times, with the share of the minute before in which others waited for each rank. Missing ranks: 0."""
     spans: list[Span] = field(default_factory=list)
+    """The use of the time."""
     values: dict[str, dict[RoleAndRank, Series]] = field(default_factory=dict)
+    """By the name of the value, then by process."""
     tables: dict[str, dict[str, Series]] = field(default_factory=dict)
+    """By a title for readers, then by table, summed over all servers."""
     code: int | None = None
+    """The exit code. None: unknown."""
     reason: str = ""
 
     @property
     def paced(self) -> bool:
-        """Whether any process counted samples."""
+        """True if any process counted samples."""
         return any(not math.isnan(pace) for each in self.curves.values() for pace in each.paces)
 
     @property
     def lossy(self) -> bool:
-        """Whether any process reported a loss, even if only NaN."""
+        """True if any process reported a loss, even if only NaN."""
         return any(
             each.broken or any(not math.isnan(loss) for loss in each.losses) for each in self.curves.values()
         )
@@ -167,8 +172,10 @@ class Course:
 def course(
     events: Iterable[Event], now: float | None = None, others: Sequence[Iterable[Event]] = ()
 ) -> Course:
-    """`now` is given while the job runs: processes that have not ended last until then. `others`: the records
-    of the job's other nodes, of which the processes count and not what happened to the job.
+    """Build the course from the events of a job.
+
+    `now` is given while the job runs, and running processes last until then. `others`: the event logs of the
+    job's other nodes. Only their processes count, not their events of the job.
     """
     reader = _Reader()
     for event in events:
@@ -202,7 +209,7 @@ class _Reader:
             handler(self, event, at)
 
     def take_other(self, event: Event, at: float, number: int) -> None:
-        """Of another node, whose containers have the same names."""
+        """Take an event of another node, whose processes have the same names."""
         handler = _OF_PROCESSES.get(str(event.get("event")))
         if handler is None:
             return
@@ -229,7 +236,7 @@ class _Reader:
         return course
 
     def containers(self, event: Event, at: float) -> None:
-        """`launch` and `ready` list the containers, servers first."""
+        """Take the processes of a `launch` or `ready` event, which lists servers first."""
         for each in objects_in(event, "containers"):
             if isinstance(each.get("name"), str):
                 role, rank = str(each.get("role")), each.get("rank")
@@ -285,7 +292,8 @@ class _Reader:
         if key is None:
             return
         age = _positive(event.get("age"))
-        at -= 0.0 if math.isnan(age) else min(age, _OLDEST)  # when it came, not when it was written
+        # time of the report, which is earlier than the time of the event
+        at -= 0.0 if math.isnan(age) else min(age, _OLDEST)
         self._take_values(key, event, at)
         self._take_tables(key, event, at)
         if not any(event.get(name) is not None for name in ("step", "samples", "loss", "rate")):
@@ -304,7 +312,7 @@ class _Reader:
             self.course.values.setdefault(name, {}).setdefault(key, Series()).point(at, number)
 
     def _take_tables(self, key: RoleAndRank, event: Event, at: float) -> None:
-        """A table's number is the sum of what each server said last."""
+        """Take the numbers of tables. A table's number is the sum of the newest values of all servers."""
         tables = event.get("tables")
         for table, numbers in tables.items() if isinstance(tables, dict) else ():
             for what, title in _OF_TABLES.items():
@@ -318,7 +326,7 @@ class _Reader:
                 )
 
     def _key(self, event: Event) -> RoleAndRank | None:
-        """Role and rank: the number in the name `trainer.0` is only the index on this node."""
+        """Return role and rank. The number in a name such as `trainer.0` is only the index on its node."""
         role, rank = str(event.get("container")).rpartition(".")[0], event.get("rank")
         return (role, rank) if role and isinstance(rank, int) else None
 
@@ -348,7 +356,7 @@ _OF_PROCESSES = {name: _HANDLERS[name] for name in ("launch", "ready", "started"
 
 
 def _number(value: object) -> float:
-    """NaN if the value is not a number."""
+    """Convert to a number. NaN if the value is not a number."""
     found = history.number(value)
     return math.nan if found is None else found
 
@@ -365,11 +373,11 @@ def _whole(value: object) -> int:
 # ---- Long curves are thinned, and many curves are summarized by their median.
 
 _FEW = 12  # points of a curve
-_SHORTEST = 0.5  # seconds for which a pace is computed
+_SHORTEST = 0.5  # seconds, the shortest span of a pace
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """The curve with at most about `most` points, each the mean of its neighbours. Gaps stay."""
+    """Reduce a curve to about `most` points, each the mean of its neighbours. Gaps stay."""
     if len(curve.times) <= most:
         return curve
     times, losses, paces, steps = _thinned(most, curve.times, curve.losses, curve.paces, curve.steps)
@@ -377,7 +385,7 @@ def thinned(curve: Curve, most: int) -> Curve:
 
 
 def thinned_series(series: Series, most: int) -> Series:
-    """The same of a series."""
+    """Reduce a series to about `most` points, as `thinned`."""
     return Series(*_thinned(most, series.times, series.values))
 
 
@@ -398,8 +406,10 @@ def _thinned(most: int, times: list[float], *columns: list[float]) -> list[list[
 def middle(
     curves: Sequence[Curve | Series], values: Sequence[Sequence[float]], bins: int
 ) -> tuple[list[float], list[float]]:
-    """The median curve: for each of `bins` equal spans the mean time of its points, and the median of the
-    curves' means in it. NaN if fewer than half of the curves have a value there.
+    """Compute the median curve. Each of `bins` equal spans has the mean time of its points, and the median of
+    the curves' means.
+
+    The value is NaN if fewer than half of the curves have a value in the span.
     """
     times = [time for curve in curves for time in curve.times]
     if not times:
@@ -425,13 +435,16 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median without NaN; NaN if there is no number."""
+    """Return the median without NaN. NaN if there is no number."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.median(known) if known else math.nan
 
 
 def lonely(values: Sequence[float]) -> list[int]:
-    """Indices of points to be drawn as dots: those between two gaps, which no line shows. If few, all."""
+    """Return the indices of points to draw as dots.
+
+    These points are between two gaps, so no line shows them. If there are only few points, return all.
+    """
     there = [False, *(not math.isnan(value) for value in values), False]
     few = sum(there) < _FEW
     return [
@@ -442,7 +455,7 @@ def lonely(values: Sequence[float]) -> list[int]:
 
 
 def pace_of_steps(curve: Curve) -> Series:
-    """Steps per second between each report of a new step and the one before, half a second or more apart."""
+    """Compute steps per second between reports of new steps that are at least half a second apart."""
     paces, since = Series(), None
     for time, step, blank in zip(curve.times, curve.steps, curve.blanks, strict=True):
         if blank or (since is not None and step < since[1]):
@@ -457,7 +470,7 @@ def pace_of_steps(curve: Curve) -> Series:
 
 
 def known_paces(curve: Curve) -> Series:
-    """Samples per second, as the process reported them, without the reports that leave them out."""
+    """Return the samples per second that the process reported, without reports that lack them."""
     paces = Series()
     for time, pace, blank in zip(curve.times, curve.paces, curve.blanks, strict=True):
         if blank:

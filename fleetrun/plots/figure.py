@@ -1,7 +1,7 @@
-"""The plot of a job as a file: loss and speed of each process over time, the values that it named, tables of
-parameter servers, restarts and hangs, and when each process started and ended.
+"""The plot of a job as a file.
 
-matplotlib takes a second to import, so the functions that use it import what they need.
+It shows loss, speed, named values and tables over time. It marks restarts, hangs, and the start and end of
+each process. matplotlib takes a second to import, so functions import it only when they use it.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ SPENT = {
     Kind.RESTARTS: "#6E6E6E",
     Kind.END: "#E4E4E4",
 }
-"""No colour means two things: these are of areas, those of PALETTE of lines."""
+"""Colours of areas. PALETTE has the colours of lines, so that each colour has one meaning."""
 _BEFORE_STEPS = (Kind.WAITING, Kind.START, Kind.IMPORTS, Kind.RENDEZVOUS, Kind.SETUP)
 _INK, _FAINT, _RESTART, _HANG = "#333333", "#DDDDDD", "#555555", "#1A1A1A"
-_SHADE = "#F3F0F8"  # of the start-up, behind the lines
+_SHADE = "#F3F0F8"  # the start-up, behind the lines
 _WIDEST_LINE, _THINNEST_LINE = 4.2, 1.3
-_LETTER = 0.0085  # the width of a letter as a part of a panel
+_LETTER = 0.0085  # the width of a letter as a share of a panel
 FEW = len(PALETTE)
-"""Up to so many processes have a colour and a name each; more are thin lines from dark to bright, and a
-median.
+"""Up to this many processes have a colour and a name each. More processes are thin lines from dark to bright,
+with a median.
 """
 _SLOW = 0.9
 _POINTS = 2000
@@ -85,8 +85,9 @@ _BINS = 240
 _NAMED_ROWS = 24
 _MOST_LOOKS = 480
 MOST_NAMED = 8
-"""Panels of named values."""
-_MANY_MARKS, _MOST_MARKS = 50, 500  # more than the first are drawn pale; more than the second are thinned out
+"""Most panels of named values."""
+# more marks than the first number are pale, more than the second are thinned out
+_MANY_MARKS, _MOST_MARKS = 50, 500
 _HEIGHT = 2.2  # of a panel, in inches
 _LONGEST_LABEL = 34  # letters that fit beside it
 _WIDEST_LEGEND = 96  # letters
@@ -110,21 +111,20 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,
 }
-"""For `matplotlib.rc_context`, around `draw` and saving."""
+"""Settings for `matplotlib.rc_context`, around `draw` and saving."""
 
 
 def write_plot(history: History, to: Path, now: float | None, *, others: Sequence[Path] = ()) -> Course:
-    """Write the plot to the file `to`, and return its data. `now` is given while the job runs; `others` are
-    the records of the job's other nodes.
+    """Write the plot to the file `to`, and return its data. Raises UsageError.
 
-    Raises UsageError.
+    `now` is given while the job runs. `others` are the event logs of the job's other nodes.
     """
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no messages about its caches
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # hides messages about its caches
     import matplotlib
 
     found = course(events_of(history.path), now, [events_of(each) for each in others])
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no warning about letters that no font has
+        warnings.simplefilter("ignore")  # hides warnings about letters without a font
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         matplotlib.rcParams["font.family"] = ["DejaVu Sans", *_fonts(), "sans-serif"]
@@ -147,7 +147,9 @@ def _fonts() -> list[str]:
 
 
 def _subtitle(history: History, found: Course) -> str:
-    """`train.py · collective on node1 · 2 restarts · exit code 1: trainer 1 failed`"""
+    """Build the subtitle, such as `train.py · collective on node1 · 2 restarts · exit code 1: trainer 1
+    failed`.
+    """
     launch = history.launch
     parts = [str(launch["script"]).rpartition("/")[2]] if launch.get("script") else []
     parts.append(f"{launch.get('mode', 'job')} on {launch.get('host', '?')}")
@@ -173,7 +175,7 @@ def _one_line(text: str, longest: int = 140) -> str:
 
 @frozen
 class _View:
-    """The job, its thinned curves with their colours, and the seconds in a unit of the axis of time."""
+    """The job, its thinned curves with their colours, and the seconds per unit of the time axis."""
 
     course: Course
     curves: Sequence[Curve]
@@ -181,17 +183,17 @@ class _View:
     scale: float
 
     def at(self, time: float) -> float:
-        """The place of a moment on the axis."""
+        """Return the position of a time on the axis."""
         return (time - self.course.begin) / self.scale
 
     @property
     def whole(self) -> float:
-        """The place of the end."""
+        """The position of the end."""
         return self.at(self.course.end)
 
 
 def draw(course: Course, title: str, subtitle: str) -> Figure:
-    """The figure, in memory."""
+    """Draw the figure in memory."""
     from matplotlib.figure import Figure
 
     curves = [thinned(each, _POINTS) for _, each in sorted(course.curves.items())]
@@ -219,7 +221,7 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
     panels[-1].set_xlabel(f"{unit} since {began}")
     panels[-1].set_xlim(0, max(view.whole, 1e-3))
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
-    has_legend = 0 < len(curves) <= FEW  # it is one line, below the subtitle
+    has_legend = 0 < len(curves) <= FEW  # one line below the subtitle
     panels[0].set_title(subtitle, loc="left", fontsize=9, color=_RESTART, pad=20 if has_legend else None)
     _legends(figure, panels, view)
     return figure
@@ -237,7 +239,7 @@ def _loss(panel: Axes, view: _View) -> None:
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.yaxis.set_minor_formatter(NullFormatter())
     for curve, colour in zip(curves, view.colours, strict=True):
-        if curve.broken:  # at the top of the panel: nan has no position
+        if curve.broken:  # at the top of the panel, because nan has no position
             first = view.at(curve.broken[0])
             panel.plot(
                 [first], [0.97], "x", color=colour, markersize=7, markeredgewidth=2,
@@ -258,7 +260,7 @@ def _pace(panel: Axes, view: _View) -> None:
 
 
 def _name_slowest(panel: Axes, curves: Sequence[Curve], values: Sequence[Sequence[float]]) -> None:
-    """Name a process that is clearly slower than the median: a straggler."""
+    """Name a straggler, a process that is clearly slower than the median."""
     paces = [median(each) for each in values]
     slowest = min((pace for pace in paces if not math.isnan(pace)), default=math.nan)
     if slowest < _SLOW * median(paces):
@@ -270,8 +272,9 @@ def _name_slowest(panel: Axes, curves: Sequence[Curve], values: Sequence[Sequenc
 
 
 def named_panels(course: Course) -> list[tuple[str, dict[str, Series]]]:
-    """Each named value has a panel with a line for each process; names with a / share that of the words
-    before it.
+    """Return a panel for each named value, with a line for each process.
+
+    Names with the same words before a / share a panel.
     """
     panels: dict[str, dict[str, Series]] = {}
     for name, by_process in course.values.items():
@@ -285,7 +288,7 @@ def named_panels(course: Course) -> list[tuple[str, dict[str, Series]]]:
 
 
 def _of_tables(course: Course) -> list[tuple[str, dict[str, Series], str]]:
-    """As `named_panels`, and which tables these are."""
+    """Return panels of tables as `named_panels`, each with a note on the tables shown."""
     panels = []
     for title, by_table in course.tables.items():
         largest = sorted(by_table, key=lambda table: -max(by_table[table].last, 0))[:FEW]
@@ -331,13 +334,16 @@ def _lines(
 
 
 def widths_of(count: int) -> list[float]:
-    """Of so many lines: each is thinner than the one below it, so that equal lines are seen as stripes."""
+    """Return the widths of lines.
+
+    Each line is thinner than the line below it, so that equal lines look like stripes.
+    """
     most = min(_WIDEST_LINE, _THINNEST_LINE + 1.1 * (count - 1))
     return [most - number * (most - _THINNEST_LINE) / max(1, count - 1) for number in range(count)]
 
 
 def _shade_start(panels: Sequence[Axes], view: _View) -> None:
-    """Before the first step: shaded in each panel, and named in the first one where there is room."""
+    """Shade the time before the first step in each panel, and name it in the first panel if there is room."""
     if not any(span.kind is Kind.STEPS for span in view.course.spans):
         return
     end = 0.0
@@ -355,7 +361,10 @@ def _shade_start(panels: Sequence[Axes], view: _View) -> None:
 
 
 def _late(panel: Axes, view: _View) -> None:
-    """A cell for each rank and look: the part of the time for which others waited for it."""
+    """Draw a cell for each rank and measurement.
+
+    Its colour is the share of time for which others waited for the rank.
+    """
     from matplotlib.ticker import MaxNLocator
 
     late = view.course.late
@@ -375,7 +384,7 @@ def _late(panel: Axes, view: _View) -> None:
 
 
 def _spent(panel: Axes, view: _View) -> None:
-    """One bar: what the time went into."""
+    """Draw the use of the time as one bar."""
     for kind in dict.fromkeys(span.kind for span in view.course.spans):
         spans = [span for span in view.course.spans if span.kind is kind]
         bars = [(view.at(span.begin), (span.end - span.begin) / view.scale) for span in spans]
@@ -394,7 +403,7 @@ def _spent(panel: Axes, view: _View) -> None:
 
 
 def _lives(panel: Axes, view: _View) -> None:
-    """A bar for each attempt of each process; a cross marks the end of one that failed."""
+    """Draw a bar for each attempt of each process. A cross marks the end of a failed attempt."""
     from matplotlib.ticker import MaxNLocator
 
     course = view.course
@@ -474,7 +483,7 @@ def _legends(figure: Figure, panels: Sequence[Axes], view: _View) -> None:
 
 
 def _ladder(figure: Figure, panels: Sequence[Axes], view: _View) -> None:
-    """The colours of the ranks as a scale beside all panels, so that their time axes stay aligned."""
+    """Draw the colours of the ranks as a scale beside all panels, so that their time axes stay aligned."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.ticker import MaxNLocator

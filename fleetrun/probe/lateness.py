@@ -1,8 +1,8 @@
-"""Which ranks keep the others waiting, of a job that makes progress: from when each entered the collectives
-that all members of a group have entered. Pure.
+"""Find stragglers in a job that makes progress, from the times at which ranks enter the collectives of a
+group. All functions are pure.
 
-In lockstep every rank does as many steps per second as the slowest, so that rates cannot tell which one that
-is. A rank is late by how much later than most it comes to a collective.
+In lockstep, every rank makes as many steps per second as the slowest, so rates do not reveal the slowest
+rank. The lateness of a rank is how much later than most ranks it enters a collective.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from fleetrun.pod.events import Late, Verdict
 from fleetrun.probe.states import RankState
 
 WINDOW = 60.0
-"""Seconds before now: older collectives say nothing about the job as it is."""
+"""Seconds before now. Older collectives do not describe the current state of the job."""
 
 ENOUGH = 20
-"""Collectives of a rank in that time, below which nothing is said."""
+"""Fewest collectives of a rank in that time for a result."""
 
 MUCH = 0.1
-"""The share of the time for which others wait that is worth a warning."""
+"""Share of the time for which others wait, from which a warning is worthwhile."""
 
 _TIMES = 3.0
-"""How often the share of a rank is that of most. Of equally fast ranks one is later than that at times, and
-another one the next time.
-"""
+"""Factor between the share of a straggler and the median share, which equally fast ranks exceed in turn."""
 
 
 def lateness(states: Sequence[RankState]) -> tuple[Late, ...]:
-    """Of each trainer with others in a group, the latest first. Clocks of other nodes are corrected by
-    `RankState.ahead`, and what is less than they are unsure by counts as nothing.
+    """Return the lateness of each trainer that shares a group with others, the latest first.
+
+    Clocks of other nodes are corrected by `RankState.ahead`. Differences within the uncertainty of the clocks
+    count as zero.
     """
     trainers = {each.rank: each for each in states if each.role == "trainer" and each.answered and each.alive}
     since = max((each.now - each.ahead for each in trainers.values()), default=0.0) - WINDOW
@@ -46,7 +46,7 @@ def lateness(states: Sequence[RankState]) -> tuple[Late, ...]:
 
 
 def _collectives(trainers: Mapping[int, RankState]) -> Iterable[dict[int, float]]:
-    """For each collective that all members of its group have entered: when each of them did."""
+    """Yield the entry times of each collective that all members of its group have entered."""
     groups = {(name, group.ranks) for each in trainers.values() for name, group in each.groups.items()}
     for name, ranks in sorted(groups):
         entered = {rank: trainers[rank].arrivals.get(name, {}) for rank in ranks if rank in trainers}
@@ -57,7 +57,7 @@ def _collectives(trainers: Mapping[int, RankState]) -> Iterable[dict[int, float]
 
 
 def _late(state: RankState, spans: Sequence[tuple[float, float]]) -> Late:
-    """`spans`: when most had come, and when it came."""
+    """Summarize a rank. `spans`: the time at which most ranks had entered, and the time of this rank."""
     behind = [(most, moment) for most, moment in spans if moment > most]
     seconds = max(moment for _, moment in spans) - min(most for most, _ in spans)
     return Late(
@@ -72,7 +72,10 @@ def _late(state: RankState, spans: Sequence[tuple[float, float]]) -> Late:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in any of them: collectives that overlap, as those of one backward pass do, count once."""
+    """Return the seconds covered by any span.
+
+    Overlapping collectives, such as in one backward pass, count once.
+    """
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))
@@ -81,8 +84,9 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def straggler(states: Sequence[RankState], late: Sequence[Late]) -> Verdict | None:
-    """The ranks for which the others wait much, and much longer than for most. Of ranks that are equally fast
-    that may be any at a time: only if it is the same rank each time, it is slow.
+    """Return a diagnosis for the ranks that keep others waiting much, and much longer than most ranks do.
+
+    Equally fast ranks are late in turn. A rank is only slow if it is late each time.
     """
     usual = late[len(late) // 2].share if late else 0.0
     found = [each for each in late if each.share >= max(MUCH, _TIMES * usual)]

@@ -1,5 +1,6 @@
-"""Where one rank stood when it was asked, or when it ended: what its probe said, and what the launcher knows
-of its process. Pure.
+"""The state of one rank, now or at its end.
+
+It combines the answer of its probe with the launcher's facts about its process. All functions are pure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
-"""What reading other people's JSON raises."""
+"""Exceptions from reading JSON of unknown origin."""
 
 
 _OURS = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", f"{_OURS}/train
 
 @frozen
 class Frame:
-    """`code` is the text of the line, empty if unknown."""
+    """One frame of a stack. `code` is the text of the line, empty if unknown."""
 
     file: str
     line: int
@@ -37,48 +38,51 @@ class Frame:
 
     @property
     def installed(self) -> bool:
-        """Whether it belongs to a library, as far as its path tells."""
+        """True if its path belongs to a library."""
         return self.file[:1] == "<" or any(part in self.file for part in _LIBRARIES)
 
     @property
     def of_torch(self) -> bool:
-        """Whether what it calls may be a collective. Data loaders have waits of their own."""
+        """True if it may call a collective. Data loaders wait in other ways."""
         return "/torch/" in self.file and "/torch/utils/data/" not in self.file
 
     @property
     def waits(self) -> bool:
-        """Whether it is in `wait` of a call that was begun before: written in C++, it has no frame."""
+        """True if it is in `wait` of an earlier call. That wait runs in C++, without a frame."""
         return (self.of_torch or not self.installed) and ".wait(" in self.code
 
 
 @frozen
 class Group:
-    """`ranks` of the job; `entered` is the number of the last collective that was entered, from 1. `again`:
-    it was made more than once with this name, so that numbers of its calls mean nothing.
-    """
+    """A process group."""
 
     ranks: tuple[int, ...]
+    """Ranks of the job."""
     entered: int
+    """The number of the last entered collective, counted from 1."""
     again: bool = False
+    """The group was created more than once with this name, so numbers of its calls are meaningless."""
 
 
 @frozen
 class Call:
-    """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch.
-    `queued`: for a GPU, so that the program may be elsewhere. `aside`: of another thread than the main one.
-    `watched`: told by NCCL's watchdog, without types, a second more or less, and with names of its own.
-    """
+    """A call of a collective."""
 
     group: str
     operation: str
     number: int
+    """Counts the collectives of the group from 1."""
     sizes: tuple[tuple[int, ...], ...]
     dtypes: str
     entered: float
+    """In seconds since the epoch."""
     done: bool
     queued: bool = False
+    """The call waits for a GPU, so the program may be elsewhere."""
     aside: bool = False
+    """The call belongs to another thread than the main thread."""
     watched: bool = False
+    """Reported by NCCL's watchdog, without types, with its own names, and up to a second early or late."""
 
     @property
     def title(self) -> str:
@@ -86,14 +90,17 @@ class Call:
 
     @property
     def signature(self) -> str:
-        """Operation, sizes and types, where all ranks must agree on them."""
+        """Operation, sizes and types, as far as all ranks must agree on them."""
         if self.operation not in _SAME_SIZES:
             return self.operation
         sizes = " ".join(str(list(each)) for each in self.sizes)
         return f"{self.operation} of {self.dtypes} {sizes}" if self.dtypes else f"{self.operation} of {sizes}"
 
     def agrees(self, other: Call) -> bool:
-        """Whether torch takes both for the same collective: of equally many values, whatever their shape."""
+        """Return True if torch accepts both as the same collective.
+
+        The number of values counts, not their shape.
+        """
         if self.operation != other.operation or self.operation not in _SAME_SIZES:
             return self.operation == other.operation
         mine, theirs = (sum(map(math.prod, each.sizes)) for each in (self, other))
@@ -110,83 +117,94 @@ _SAME_SIZES = frozenset(
 
 @frozen
 class Served:
-    """What a trainer of parameter servers waits in, for `seconds`, at server number `server`. `ranks` have
-    not come to it; none: it is the server that is waited for, `why` says what it does if that is known.
-    """
+    """A wait of a trainer for parameter servers."""
 
     server: int
+    """Number of the server."""
     what: str
+    """The call in which the trainer waits."""
     ranks: tuple[int, ...]
+    """Ranks that have not reached the call. Empty: the trainer waits for the server itself."""
     why: str
+    """The current work of the server, if known."""
     seconds: float
+    """Duration of the wait."""
 
 
 @frozen
 class Peer:
-    """A rank waits in `operation`, send or recv, for another; `rank` is None if it is not known for which.
-    `number` counts the calls of the group, 0 if nothing does.
-    """
+    """A wait of a rank in send or recv."""
 
     operation: str
+    """send or recv."""
     rank: int | None = None
+    """The awaited rank. None: unknown."""
     number: int = 0
+    """The number of the call in the group. 0: not counted."""
 
 
 @frozen
 class LastStep:
-    """It ended `ago` seconds before the process was asked, and took `seconds`, None if that is not known."""
+    """The last step of a process."""
 
     number: int
     ago: float
+    """Seconds from its end until the process was asked."""
     seconds: float | None
+    """Duration in seconds. None: unknown."""
 
 
 _COMMUNICATES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/rendezvous.py")
 _ALONE = ("destroy_process_group", "_object_to_tensor", "_tensor_to_object")
-"""Functions there that wait for nobody."""
+"""Functions of these files that wait for no other rank."""
 
 _SHOWN = 8
 
 
 @frozen(kw_only=True)
 class RankState:
-    """Of a trainer, or of a server (`role` is `ps`). `alive` is False for a process that has ended, `how` it
-    did in words, `ok` with success. `note` says what is unusual about a process that lives (stopped by a
-    signal). `node` is where it runs, empty for the node that asks. `answered`: its probe has, now or at its
-    end; without that `stack` may still be known from outside. `symptom`: it may have failed because of a
-    collective, not of itself. `world_rank`: its rank for torch, None if that is not known. `said`: the
-    exception of C++ that has ended it.
-    """
+    """The state of a trainer, or of a parameter server (`role` is `ps`)."""
 
     rank: int
     title: str
     role: str = "trainer"
     node: str = ""
+    """The node of the process. Empty for the node that asks."""
     alive: bool = True
+    """False for a process that has ended."""
     ok: bool = False
+    """The process ended with success."""
     how: str = ""
+    """The end of the process in words."""
     symptom: bool = False
+    """The process may have failed because of a collective, without a fault of its own."""
     said: str = ""
+    """The C++ exception that ended the process."""
     note: str = ""
+    """The unusual state of a process that lives, such as stopped by a signal."""
     answered: bool = False
+    """Its probe has answered, now or at its end. Otherwise `stack` may still be known from outside."""
     now: float = 0.0
     stack: tuple[Frame, ...] = ()
     world_rank: int | None = None
+    """Its rank for torch. None: unknown."""
     groups: Mapping[str, Group] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
     peer: Peer | None = None
     served: Served | None = None
     step: LastStep | None = None
     arrivals: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """When it entered the last collectives of each group, by their numbers; seconds since the epoch."""
+    """Times of entering the last collectives of each group, by their numbers, in seconds since the epoch."""
     ahead: float = 0.0
-    """Seconds by which the clock of its node is ahead of the asking one's, give or take `unsure`."""
+    """Seconds by which the clock of its node is ahead of the asking node's clock, plus or minus `unsure`."""
     unsure: float = 0.0
 
     @property
     def waits_in(self) -> Call | None:
-        """The collective that it has entered and not completed: the one of its innermost call, else the
-        oldest. torch takes one that failed for completed.
+        """The collective that it has entered and not completed.
+
+        The collective of its innermost call takes precedence over the oldest collective. torch treats a
+        failed collective as completed.
         """
         if self.peer is not None:
             return None
@@ -202,7 +220,7 @@ class RankState:
 
     @property
     def _elsewhere(self) -> bool:
-        """Whether its main thread waits for nothing that torch does, though a call of it may be under way."""
+        """True if its main thread does not wait in torch, although one of its calls may be in progress."""
         if not self.stack or self.note:
             return bool(self.note)
         inner = self.stack[0]
@@ -210,7 +228,7 @@ class RankState:
 
     @property
     def waits_unknown(self) -> bool:
-        """Whether it waits in torch, or has failed there, and it is not known for whom."""
+        """True if it waits in torch, or has failed there, for an unknown rank."""
         if self.peer is not None and (self.alive or self.symptom):
             return self.peer.rank is None
         if not self.alive:
@@ -223,11 +241,12 @@ class RankState:
 
     @property
     def gave_up(self) -> bool:
-        """Whether it has waited for others until its time was over."""
+        """True if it has waited for others until its timeout."""
         return not self.alive and self.symptom and re.search(r"timed? ?out", self.how, re.I) is not None
 
     @property
     def joining(self) -> bool:
+        """True if it is waiting for other ranks in `init_process_group`."""
         return (
             self.answered
             and not self.groups
@@ -235,13 +254,13 @@ class RankState:
         )
 
     def entered(self, group: str) -> int:
-        """How many collectives of this group; 0 if it has none, or that is not known."""
+        """Return the number of entered collectives of this group. 0 if there are none, or if unknown."""
         if group in self.groups:
             return self.groups[group].entered
         return max((each.number for each in self.calls if each.group == group), default=0)
 
     def held_up(self, call: Call) -> bool:
-        """Whether it has put this call of a GPU behind another one that is not over."""
+        """Return True if it has queued this GPU call behind another call that has not ended."""
         first = self.waits_in
         if first is None or not (first.queued and call.queued) or first.watched:
             return False
@@ -249,6 +268,7 @@ class RankState:
         return any((each.group, each.number) == (call.group, call.number) for each in behind)
 
     def call(self, group: str, number: int) -> Call | None:
+        """Return the call with this number in the group, else None."""
         return next((each for each in self.calls if (each.group, each.number) == (group, number)), None)
 
     @property
@@ -261,7 +281,7 @@ class RankState:
 
     @property
     def place(self) -> str:
-        """`train.py:31 in load: time.sleep(60)`: the innermost frame of the user's own code."""
+        """The innermost frame of the user's code, such as `train.py:31 in load: time.sleep(60)`."""
         frames = [each for each in self.stack if not each.installed] or list(self.stack)
         if not frames:
             return ""
@@ -271,10 +291,10 @@ class RankState:
 
 
 def read_state(said: Fields) -> RankState:
-    """What `fleetrun.stacks` writes of one rank. Raises MALFORMED."""
+    """Read the state that `fleetrun.stacks` writes for one rank. Raises MALFORMED."""
     probe = said.get("probe") or {}
     error = str(probe.get("error", ""))
-    ending = bool(said["alive"]) and bool(error)  # it exits at the moment
+    ending = bool(said["alive"]) and bool(error)  # it is exiting
     symptom = bool(said.get("symptom")) or (ending and is_symptom(Exit(1), error))
     stack = tuple(
         Frame(str(file), int(line or 0), str(function), str(code))
@@ -322,13 +342,13 @@ def read_state(said: Fields) -> RankState:
     )
 
 
-_REST = r"[^\n]{0,200}"  # bounded: a progress bar, or data, may be a line of all of the log
+_REST = r"[^\n]{0,200}"  # bounded, because a progress bar or data may be one line as long as the log
 _TIMEOUT = re.compile(
     rf"\[E(\d\d)(\d\d) (\d\d):(\d\d):(\d\d\.\d+) {_REST} Watchdog caught collective operation timeout: "
     rf"WorkNCCL\(SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+),{_REST} ran for (\d+) milliseconds{_REST}\n"
     rf"{_REST} PG GUID (\w+)"
 )
-_ZONES = 15 * 60  # seconds: time zones, and years, differ by a multiple of this
+_ZONES = 15 * 60  # seconds; time zones and years differ by a multiple of it
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "_ALLGATHER_BASE": "_all_gather_base",
     "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
@@ -336,10 +356,12 @@ _OPERATIONS = {
 
 
 def nccl_timeouts(log: str, now: float) -> list[list[Any]]:
-    """The collectives that were not over in time, one of each group, from what NCCL's watchdogs have written:
-    when they end a process, no probe answers any more. `[group, operation, number, values, moment at which it
-    was entered, moment of the timeout]`. The log has neither a year nor a time zone, and that may be the
-    job's own: they are those in which the last timeout was about `now`.
+    """Parse the messages of NCCL's watchdogs about collectives that timed out, one per group. When a watchdog
+    ends a process, no probe answers.
+
+    Each result is `[group, operation, number, values, time of entry, time of the timeout]`. The log has
+    neither a year nor a time zone, and the job may have its own time zone. Both are chosen so that the last
+    timeout was at about `now`.
     """
     found = []
     for month, day, hour, minute, second, number, operation, values, waited, group in _TIMEOUT.findall(log):
@@ -366,8 +388,10 @@ _OF_TORCH = re.compile(r"gloo|nccl|DistNetwork|DistStore|DistBackend|TCPStore|wa
 
 
 def _failed_together(how: str, error: str, said: str, stack: tuple[Frame, ...]) -> bool:
-    """Whether what reads like a symptom came from a call to others: a request to a storage service times out,
-    too, and a library of the script's own may abort. torch aborts with an exception of C++, in `said`.
+    """Return True if an apparent symptom came from a call to other ranks.
+
+    A request to a storage service can time out too, and a library of the script may abort. torch aborts with
+    a C++ exception, in `said`.
     """
     if _OF_TORCH.search(f"{error}\n{said}"):
         return True
@@ -385,7 +409,7 @@ def _peer(said: Sequence[Any] | None) -> Peer | None:
 
 
 def _queued_peer(calls: Sequence[Fields], groups: Mapping[str, Group]) -> Peer | None:
-    """Where a GPU waits in send or recv, before all that is queued behind it."""
+    """Return the send or recv in which a GPU waits, before all calls that are queued behind it."""
     waits = next((each for each in calls if each.get("queued") and not each["done"]), None)
     if waits is None or not waits["point_to_point"]:
         return None
@@ -397,7 +421,7 @@ def _queued_peer(calls: Sequence[Fields], groups: Mapping[str, Group]) -> Peer |
 
 
 _BETWEEN = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
-"""As torch's flight recorder names them, with the ranks in their group."""
+"""Names of torch's flight recorder, with the ranks in their group."""
 
 
 def _served(said: Fields | None) -> Served | None:

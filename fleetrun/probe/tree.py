@@ -1,4 +1,7 @@
-"""The stacks of many ranks as one tree: calls in common once, indented where ranks part. Pure."""
+"""Merge the stacks of many ranks into one tree.
+
+Common calls appear once, and the tree branches where ranks part. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ MOST_LINES = 40
 
 
 def merged(states: Sequence[RankState]) -> Strings:
-    """Where each rank is, outermost calls first; where ranks part, the fewest come first. Of libraries only
-    the innermost call is shown, and none below a collective that is known.
+    """Show the position of each rank, outermost calls first. The smallest branch comes first.
+
+    Only the innermost library frame is shown. Library frames below a recognized collective are hidden.
     """
     together: dict[Strings, list[RankState]] = {}
     for state in states:
         if state.role == "ps" and state.alive and not (state.stack or state.note):
-            continue  # servers are looked at where a trainer waits for them
+            continue  # servers are examined when a trainer waits for them
         together.setdefault(_path(state), []).append(state)
     lines = list(_lines(list(together.items()), 0, ""))
     more = len(lines) - MOST_LINES
@@ -29,7 +33,7 @@ _Paths = Sequence[tuple[Strings, list[RankState]]]
 
 
 def _path(state: RankState) -> Strings:
-    """From the outermost call to what the rank is doing."""
+    """Return the path from the outermost call to the current activity of the rank."""
     call = state.waits_in
     what = f"in {call.title}" if call is not None else _other(state)
     frames = [each for each in state.stack if not each.installed]
@@ -62,7 +66,7 @@ def _lines(paths: _Paths, depth: int, indent: str) -> Iterator[str]:
 
 
 def _parts(paths: _Paths, depth: int) -> list[_Paths]:
-    """Those that go the same way at this depth, the fewest ranks first."""
+    """Split paths by their call at this depth, the smallest branch first."""
     parts: dict[str, list[tuple[Strings, list[RankState]]]] = {}
     for path, states in paths:
         parts.setdefault(path[depth], []).append((path, states))
@@ -75,7 +79,7 @@ def _order(part: _Paths) -> tuple[int, int]:
 
 
 def _common(there: _Paths, depth: int) -> int:
-    """How far they all go together."""
+    """Return the depth up to which all paths are the same."""
     first = there[0][0]
     end = depth
     while end < len(first) and all(len(path) > end and path[end] == first[end] for path, _ in there):
@@ -84,13 +88,13 @@ def _common(there: _Paths, depth: int) -> int:
 
 
 def _calls(there: _Paths, depth: int, end: int) -> str:
-    """The code of the line is shown for the innermost of several only."""
+    """Format calls. If there are several, only the innermost shows the code of its line."""
     *outer, inner = there[0][0][depth:end]
     return " > ".join([*(each.partition(": ")[0] for each in outer), inner])
 
 
 def _titles(states: Sequence[RankState]) -> str:
-    """`trainers 0, 2-7`, and their node if that is one of several."""
+    """Name the ranks, such as `trainers 0, 2-7`, and their node if the job has several."""
     nodes = {state.node for state in states}
     where = f" on {nodes.pop()}" if len(nodes) == 1 and states[0].node else ""
     together: dict[str, list[int]] = {}

@@ -1,8 +1,9 @@
-"""Which rank the others wait for, and why: a decision from where all ranks are. Pure.
+"""Find the rank that the others wait for, and the reason, from the states of all ranks. All functions are
+pure.
 
-A rank that waits in a collective waits for the members of its group that have not entered it. Following that,
-the ranks that are waited for and do not wait themselves are the culprits. What cannot be known is not
-guessed: then there is no verdict.
+A rank in a collective waits for the members of its group that have not entered it. The culprits are ranks
+that others wait for and that do not wait themselves. Unknown facts are never guessed. Without evidence, there
+is no diagnosis.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from fleetrun.pod.events import Verdict
 from fleetrun.probe.states import Call, RankState
 
 LATE = 1.0
-"""Seconds after the others at which a rank that comes into a collective is late."""
+"""Seconds after the others from which a rank that enters a collective is late."""
 
 STUCK = 5.0
-"""Seconds after which a collective that all have entered should have ended, also on a GPU that is behind."""
+"""Seconds after which a collective that all ranks have entered should have ended, even on a slow GPU."""
 
 SLOW = 1.0
-"""Seconds after which a wait is worth a word: ranks that make progress wait for each other all the time."""
+"""Seconds from which a wait is worth reporting. Ranks that make progress wait for each other all the time."""
 
 _MOST_SENTENCES = 3
 
@@ -31,8 +32,9 @@ _MISREAD = re.compile(r"(\d+) vs (\d+)\. Received data size")
 
 
 def decide(states: Sequence[RankState]) -> Verdict | None:
-    """Of the ranks of a job that makes no progress. None if no rank waits long, or it is not known for
-    which.
+    """Return the diagnosis for a job that makes no progress.
+
+    None if no rank waits long, or if the awaited rank is unknown.
     """
     job = _Job(states)
     if job.progresses():
@@ -43,7 +45,7 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
 
 
 def waiting(states: Sequence[RankState]) -> frozenset[int]:
-    """The ranks that wait for others, for a server, or for what is not known."""
+    """Return the ranks that wait for other ranks, for a server, or for an unknown event."""
     job = _Job(states)
     return frozenset({*job.waits, *job.blocked_by, *(each for each in job.states if not job.free(each))})
 
@@ -53,7 +55,7 @@ class _Job:
         trainers = [each for each in states if each.role == "trainer"]
         self.one_world = all(each.world_rank in (None, each.rank) for each in trainers)
         if not self.one_world:
-            # Not one job for torch, or with other numbers: whose calls belong together is not known.
+            # The ranks do not form one torch job, or are numbered differently. Their calls cannot be matched.
             trainers = [replace(each, groups={}, calls=(), peer=None) for each in trainers]
         self.states = {each.rank: _by_our_clock(each) for each in trainers}
         self.servers = {each.rank: each for each in states if each.role == "ps"}
@@ -61,7 +63,7 @@ class _Job:
         self.members = {
             name: group.ranks for each in trainers for name, group in each.groups.items() if name not in again
         }
-        if not self.members:  # all have ended: known are those of each group that waited in it
+        if not self.members:  # all ranks have ended, so the members are the ranks that waited in the group
             named = {call.group for each in trainers for call in each.calls} - again
             self.members = {
                 name: tuple(each.rank for each in trainers if each.entered(name)) for name in named
@@ -79,7 +81,7 @@ class _Job:
             del self.waits[rank], self.blocked_by[rank]  # the others wait for its main thread
 
     def _blockers(self, state: RankState) -> tuple[int, ...]:
-        """The ranks for which this one waits."""
+        """Return the ranks for which this rank waits."""
         call = self.waits.get(state.rank)
         if call is not None:
             return tuple(rank for rank in self._others(call, state.rank) if self._behind(rank, call))
@@ -95,8 +97,9 @@ class _Job:
         return tuple(each for each in self.members.get(call.group, ()) if each != rank)
 
     def _behind(self, rank: int, call: Call) -> bool:
-        """Whether it has not entered this collective, or cannot go on in it; one of which nothing is known
-        has not, or is stuck.
+        """Return True if the rank has not entered this collective, or cannot continue in it.
+
+        A rank that has not reported any calls counts as not entered.
         """
         state = self.states.get(rank)
         return state is not None and (
@@ -104,7 +107,7 @@ class _Job:
         )
 
     def _meets(self, state: RankState) -> bool:
-        """Whether the other end is at its call, too."""
+        """Return True if the other end has reached its call, too."""
         other = self.states.get(state.peer.rank) if state.peer and state.peer.rank is not None else None
         found = other.peer if other is not None and other.alive else None
         return found is not None and state.peer is not None and (
@@ -122,8 +125,10 @@ class _Job:
         return rank in reached
 
     def progresses(self) -> bool:
-        """Whether all live or have ended well, none is stopped, joins or waits for a server, and no wait for
-        other ranks is a long one.
+        """Return True if the job may be making progress.
+
+        All ranks must live or have succeeded. A process that is stopped, joining or waiting for a server
+        rules out progress, and so does a long wait for other ranks.
         """
         for each in [*self.states.values(), *self.servers.values()]:
             if not each.alive:
@@ -137,8 +142,9 @@ class _Job:
         return not any(self._long(rank) for rank in {*self.waits, *waiting})
 
     def _long(self, rank: int) -> bool:
-        """Whether it may have waited for so long that it accuses one that lives, or has given up. Since when
-        it waits in send or recv is not known, but not since before its last collective.
+        """Return True if the rank has waited long enough to accuse a living rank, or has given up.
+
+        The start of a wait in send or recv is unknown. It is not before the last collective of the rank.
         """
         state, call = self.states[rank], self.waits.get(rank)
         if call is None and state.calls and state.served is None:
@@ -146,30 +152,32 @@ class _Job:
         return not state.alive or call is None or state.now - call.entered >= SLOW
 
     def _waits_unknown(self, state: RankState) -> bool:
-        """Whether it waits, or has given up to, and it is not known for whom: one that torch has ended in
-        another wait than its last collective, too, for which there is none to blame.
+        """Return True if the rank waits for an unknown rank, or has given up such a wait.
+
+        This includes a rank that torch ended in another wait than its last collective, if no rank is to
+        blame.
         """
         ended = not state.alive and state.symptom and state.rank not in self.blocked_by
         return state.waits_unknown or ended
 
-    # ---- different calls where all must make the same
+    # ---- different calls where all ranks must make the same call
 
     def mismatch(self) -> Verdict | None:
-        """The first collective of a group for which ranks made different calls."""
+        """Return a diagnosis for the first collective of a group in which ranks made different calls."""
         made: dict[tuple[str, int], dict[int, Call]] = {}
         for state in self.states.values():
             for call in state.calls:
                 if call.group in self.members:
                     made.setdefault((call.group, call.number), {})[state.rank] = call
         for calls in (made[key] for key in sorted(made, key=lambda key: (key[1], key[0]))):
-            for watched in (False, True):  # of these and those it is not known whether they are the same
+            for watched in (False, True):  # calls reported by a watchdog cannot be compared with other calls
                 like = {rank: call for rank, call in calls.items() if call.watched is watched}
                 if not all(each.agrees(other) for each, other in pairwise(like.values())):
                     return self._differ(like, len(calls) - len(like))
         return None
 
     def _differ(self, calls: Mapping[int, Call], unknown: int) -> Verdict:
-        """`unknown`: how many ranks made a call that may be like any of these."""
+        """Describe different calls. `unknown`: the number of ranks whose call may match any of them."""
         alike: list[list[int]] = []
         for rank, call in sorted(calls.items()):
             found = next((each for each in alike if call.agrees(calls[each[0]])), None)
@@ -189,8 +197,10 @@ class _Job:
         return self._verdict("mismatch", sentence, culprits, beside=(ranks[0], others[0]))
 
     def misread(self) -> Verdict | None:
-        """A rank that Gloo has ended because it received more than its own call expects: its probe cannot
-        tell that call any more. It is the odd one if all others, two at least, made the same call.
+        """Return a diagnosis for a rank that Gloo ended because it received more data than its call expects.
+
+        Its probe no longer knows that call. The rank is the culprit if all other ranks, at least two, made
+        the same call.
         """
         for state in self.states.values():
             found = None if state.alive else _MISREAD.search(state.said)
@@ -209,11 +219,13 @@ class _Job:
             return self._verdict("mismatch", sentence, pair if known else [], beside=beside)
         return None
 
-    # ---- a rank has not come
+    # ---- a rank is missing
 
     def waited_for(self) -> Verdict | None:
-        """The ranks for which others wait, and which do not wait themselves: those that have ended or are
-        stopped before those that live, which may be on their way, and these before those that do not answer.
+        """Return a diagnosis for ranks that others wait for, and that do not wait themselves.
+
+        Ranks that have ended or are stopped come first. Ranks that live may be on their way and come second.
+        Ranks that do not answer come last.
         """
         absent = {
             rank
@@ -242,17 +254,20 @@ class _Job:
         return self._verdict(kind, ". ".join(said[:_MOST_SENTENCES]), culprits, what)
 
     def _held_up(self, rank: int, waiting: int) -> bool:
-        """Whether it does not go on only because of a call that all have entered, and which does not end."""
+        """Return True if the rank is only blocked by an endless call that all ranks have entered."""
         state, call = self.states[rank], self.waits.get(waiting)
         return call is not None and not state.note and state.held_up(call)
 
     def _missed(self, rank: int) -> Call | None:
-        """The call for which it is waited for; None if that is no collective."""
+        """Return the call in which others wait for this rank. None if it is not a collective."""
         waiting = (each for each in sorted(self.blocked_by) if rank in self.blocked_by[each])
         return next((self.waits[each] for each in waiting if each in self.waits), None)
 
     def _waiting_in(self, call: Call | None, rank: int) -> list[int]:
-        """Those that wait in this call, or for this rank in no collective."""
+        """Return the ranks that wait in this call.
+
+        Without a call, return the ranks that wait for this rank elsewhere.
+        """
         if call is None:
             return [each for each in sorted(self.blocked_by) if rank in self.blocked_by[each]]
         same = (call.group, call.number)
@@ -260,7 +275,7 @@ class _Job:
         return [each for each, other in found if other and (other.group, other.number) == same]
 
     def free(self, rank: int) -> bool:
-        """Whether it does not wait; False for a rank of which nothing is known, too."""
+        """Return True if the rank does not wait. Also False for an unknown rank."""
         state = self.states.get(rank)
         return state is not None and not _waits_for_server(state) and not self._waits_unknown(state)
 
@@ -271,7 +286,7 @@ class _Job:
         return "stopped" if state.note else "not entered"
 
     def _evidence(self, rank: int) -> int:
-        """The lower, the surer is it that the others wait for this one."""
+        """Rank a suspect: the lower, the stronger the evidence that others wait for it."""
         state = self.states[rank]
         if not state.alive:
             return 2 if state.ok else 0
@@ -318,7 +333,7 @@ class _Job:
     # ---- all wait, in a circle
 
     def crossed(self) -> Verdict | None:
-        """Ranks that wait for each other, in different collectives."""
+        """Return a diagnosis for ranks that wait for each other in different collectives."""
         rank = min(self.blocked_by, default=None)
         path: list[int] = []
         while rank is not None and rank not in path:
@@ -341,7 +356,7 @@ class _Job:
     # ---- trainers wait for a parameter server
 
     def server(self) -> Verdict | None:
-        """The server that most trainers wait for, and that others do not keep from answering."""
+        """Return a diagnosis for the server that most trainers wait for, unless other ranks block it."""
         waits: dict[int, list[RankState]] = {}
         for state in self.states.values():
             if state.served is not None and _waits_for_server(state):
@@ -360,7 +375,7 @@ class _Job:
             sentence += f": {longest.why}"
         if server is not None:
             sentence += self._about(server)
-        call = "" if longest.why else f"{longest.what} at server {number}"  # a save may take its time
+        call = "" if longest.why else f"{longest.what} at server {number}"  # saving may take long
         return self._verdict("server", sentence, [], call, server)
 
     @staticmethod
@@ -372,10 +387,10 @@ class _Job:
         inner = next(iter(server.stack), None)
         return f". It is in {inner.function} ({inner.file.rpartition('/')[2]}:{inner.line})" if inner else ""
 
-    # ---- all are there, or have come in the meantime
+    # ---- all ranks have arrived, perhaps late
 
     def stuck(self) -> Verdict | None:
-        """All members of a group wait in the same collective."""
+        """Return a diagnosis if all members of a group wait in the same collective."""
         for call in self.waits.values():
             ranks = [
                 rank
@@ -392,7 +407,7 @@ class _Job:
         return None
 
     def late(self) -> Verdict | None:
-        """A rank has come into a collective when others had given it up."""
+        """Return a diagnosis for a rank that entered a collective after others had given up."""
         unsure = 2 * max((each.unsure for each in self.states.values()), default=0.0)
         for rank, call in self.waits.items():
             gone = self.states[rank]
@@ -414,8 +429,9 @@ class _Job:
         return None
 
     def left_over(self) -> Verdict | None:
-        """The only rank that waits for none, where others wait, or have given up to wait, for ranks that are
-        not known.
+        """Return a diagnosis for the only rank that does not wait, if all others wait for unknown ranks.
+
+        The others may also have given up their waits.
         """
         unknown = [
             rank for rank, each in self.states.items() if self._waits_unknown(each) and self._long(rank)
@@ -440,12 +456,12 @@ class _Job:
         return f"{call.title}{self._group(call)}"
 
     def _group(self, call: Call) -> str:
-        """Nothing for the group of all."""
+        """Name the group of a call. Empty for the group of all ranks."""
         ranks = self.members.get(call.group, ())
         return "" if len(ranks) >= len(self.states) else f" of the group of ranks {ranks_in_words(ranks)}"
 
     def _placed(self, ranks: Sequence[int]) -> str:
-        """With their node, if that is another than the one that asks."""
+        """Name the ranks, with their nodes if these differ from the asking node."""
         nodes = {self.states[rank].node for rank in ranks} - {""}
         return f"{_trainers(ranks)} ({'; '.join(sorted(nodes))})" if nodes else _trainers(ranks)
 
@@ -458,7 +474,7 @@ class _Job:
         server: RankState | None = None,
         beside: Sequence[int] = (),
     ) -> Verdict:
-        """`beside`: ranks of which any may be wrong."""
+        """Build the diagnosis. `beside`: ranks of which any may be wrong."""
         first = self.states[culprits[0]] if culprits else server
         stack = first.stack_lines if first is not None else ()
         if beside:
@@ -468,7 +484,7 @@ class _Job:
 
 
 def _by_our_clock(state: RankState) -> RankState:
-    """With the times that the clock of the asking node would have shown."""
+    """Convert the times of a state to the asking node's clock."""
     calls = tuple(replace(each, entered=each.entered - state.ahead) for each in state.calls)
     return replace(state, now=state.now - state.ahead, calls=calls) if state.ahead else state
 

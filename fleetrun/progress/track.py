@@ -1,5 +1,7 @@
-"""What the launcher remembers of one process's progress: its latest report, its rate, and when a report is
-worth a line in the record. Knows no socket; time is an argument.
+"""The launcher's memory of one process's progress.
+
+It holds the latest report and the rate, and decides when a report is worth a line in the event log. It is
+independent of sockets, and time is an argument.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from fleetrun.values import replace
 WINDOW = 10.0  # seconds over which the rate is measured
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _PAUSES = 60
-"""Between two lines of a process in the record is a 60th of its age, within these bounds in seconds: a long
-job must not fill a disk, and a plot of a short one has points enough.
+"""The pause between two lines of a process in the event log is a 60th of its age, within these bounds in
+seconds. A long job then does not fill a disk, and a plot of a short job has enough points.
 """
 _POINTS = 128
 _TABLES_IN_RECORD = 50
@@ -30,7 +32,7 @@ Tables = Mapping[str, Numbers]
 
 
 class _Point(NamedTuple):
-    """The samples or steps counted at one time, by the clocks of the launcher and of the process (None if
+    """The samples or steps counted at one time, on the launcher's and the process's clock (None if
     unknown).
     """
 
@@ -48,17 +50,17 @@ class Track:
         self._steps: deque[_Point] = deque(maxlen=_POINTS)
         self._began: _Point | None = None
         self._stepped: tuple[float, int] | None = None
-        """When the first step was told, and which."""
+        """Time and number of the first reported step."""
         self._first = self._moved = 0.0
         self._activity: tuple[str, float, int | None] | None = None
-        """What began when, after which step."""
+        """The current activity, its start, and the step before it."""
         self._noted: float | None = None
         self._news = False
         self._told = 0.0
-        """When the last numbers came."""
+        """Time of the last numbers."""
 
     def take(self, report: Report) -> None:
-        """Fields that the report leaves out keep their values."""
+        """Take a report. Fields that it lacks keep their values."""
         if self.latest is None:
             self._first = report.received
         self._count(report)
@@ -71,8 +73,9 @@ class Track:
             self._news, self._told = True, report.received
 
     def stall_over(self, report: Report) -> tuple[str, float] | None:
-        """The activity that ends with this report, before it is taken, and how many seconds it took. None if
-        none does, or if there were steps meanwhile: another thread was at it.
+        """Return the activity that ends with this report, and its duration in seconds. Call it before `take`.
+
+        None if no activity ends, or if there were steps meanwhile, because another thread was active.
         """
         now = report.received if report.time is None else report.time
         step = self.latest.step if report.step is None and self.latest is not None else report.step
@@ -86,23 +89,24 @@ class Track:
         return before[0], max(0.0, now - before[1])
 
     def only_alive(self, report: Report) -> Report:
-        """The report of another process of the container: only a sign of life, without its numbers."""
+        """Reduce the report of another process of the same identity to activity, without its numbers."""
         activity = None if self.latest is None else self.latest.activity
         return replace(report, step=None, of=None, samples=None, loss=None, values={}, activity=activity)
 
     def rate(self, now: float) -> float | None:
-        """Samples per second over the last ten seconds; where steps take longer, over the last step. None if
-        samples are not counted, or if no report has come for long.
+        """Return samples per second over the last ten seconds, or over the last step if steps take longer.
+
+        None if samples are not counted, or if there was no report for long.
         """
         return _rate(self._points, now)
 
     def step_seconds(self, now: float) -> float | None:
-        """Of one step, over the same time; None where steps are not told."""
+        """Return seconds per step over the same time. None if steps are not reported."""
         rate = _rate(self._steps, now)
         return 1 / rate if rate else None
 
     def left(self, now: float) -> float | None:
-        """Seconds to the last step at the pace of all steps so far; None if either is not known."""
+        """Return the seconds to the last step at the pace of all steps so far. None if either is unknown."""
         latest, pace = self.latest, self.pace
         if latest is None or latest.step is None or latest.of is None or pace is None:
             return None
@@ -110,7 +114,7 @@ class Track:
 
     @property
     def pace(self) -> float | None:
-        """Seconds of a step from the first step to the last; None before the second."""
+        """Seconds per step from the first step to the last. None before the second step."""
         if self.latest is None or self.latest.step is None or self._stepped is None:
             return None
         began, first = self._stepped
@@ -119,13 +123,13 @@ class Track:
 
     @property
     def average(self) -> float | None:
-        """Samples per second from the first report to the last; None if samples are not counted."""
+        """Samples per second from the first report to the last. None if samples are not counted."""
         seconds = _apart(self._began, self._points[-1]) if self._began is not None else 0.0
         return (self._points[-1].counted - self._began.counted) / seconds if self._began and seconds else None
 
     @property
     def due(self) -> bool:
-        """Whether the latest report belongs in the record: the first, then ever fewer."""
+        """True if the latest report belongs in the event log. The first does, then fewer and fewer."""
         if self.latest is None or not self._news:
             return False
         now = self.latest.received
@@ -134,11 +138,11 @@ class Track:
 
     @property
     def unnoted(self) -> bool:
-        """Whether a report came since the last line in the record."""
+        """True if a report arrived since the last line in the event log."""
         return self._news
 
     def note(self, now: float) -> Document:
-        """The fields for the record, once: after it nothing is unnoted."""
+        """Return the fields for the event log, and mark all reports as noted."""
         latest = self.latest
         assert latest is not None, "a note of nothing"
         self._noted, self._news = latest.received, False
@@ -166,18 +170,18 @@ class Track:
 
 
 def _add(points: deque[_Point], point: _Point) -> bool:
-    """False if it is the first one of a new process, which counts from 0."""
+    """Add a point. Return False for the first point of a new process, which counts from 0."""
     same = not points or point.counted >= points[-1].counted
     if not same:
         points.clear()
     if points and _apart(points[-1], point) <= 0:
-        points.pop()  # both came while the launcher was busy
+        points.pop()  # both arrived while the launcher was busy
     points.append(point)
     return same
 
 
 def _rate(points: deque[_Point], now: float) -> float | None:
-    """Of a count, per second."""
+    """Return the rate of a count, per second."""
     if len(points) < 2:
         return None
     last = points[-1]
@@ -190,8 +194,10 @@ def _rate(points: deque[_Point], now: float) -> float | None:
 
 
 def _apart(one: _Point, other: _Point) -> float:
-    """Seconds between two reports, by the clock of the process: the launcher may have read both at once, much
-    later. By the launcher's clock if the process sent no time, or set its clock back.
+    """Return the seconds between two reports, on the clock of the process, because the launcher may have read
+    both at once, much later.
+
+    The launcher's clock is used if the process sent no time, or set its clock back.
     """
     if one.sent is not None and other.sent is not None and other.sent > one.sent:
         return other.sent - one.sent
@@ -199,7 +205,7 @@ def _apart(one: _Point, other: _Point) -> float:
 
 
 def _counts(report: Report) -> bool:
-    """Whether it has numbers; activities and heartbeats are not recorded."""
+    """Return True if the report has numbers. Activities and heartbeats are not recorded."""
     return (
         report.step is not None
         or report.loss is not None
@@ -208,7 +214,10 @@ def _counts(report: Report) -> bool:
 
 
 def _recorded(tables: Tables) -> dict[str, dict[str, float]]:
-    """The largest tables, and of each what a plot draws: hundreds have dozens of numbers each."""
+    """Return the largest tables, each with the numbers that a plot draws.
+
+    A job may have hundreds of tables with dozens of numbers.
+    """
     largest = sorted(tables, key=lambda name: -tables[name].get("rows", 0))[:_TABLES_IN_RECORD]
     return {
         name: {what: tables[name][what] for what in _OF_TABLES if what in tables[name]}
@@ -217,7 +226,7 @@ def _recorded(tables: Tables) -> dict[str, dict[str, float]]:
 
 
 def json_number(number: float | None) -> float | str | None:
-    """A number that JSON can hold: "nan", "inf" and "-inf" become strings, which `float` reads."""
+    """Convert a number for JSON. NaN and infinities become "nan", "inf" and "-inf", which `float` reads."""
     return number if number is None or math.isfinite(number) else str(number)
 
 

@@ -1,6 +1,6 @@
-"""What all schedulers share: the job that they are given (`Submission`), their interface (`Scheduler`), and
-how their client programs (sbatch, scontrol, kubectl) are run. Each scheduler is a file in this folder,
-imported when it is needed.
+"""The common parts of all schedulers: the job that they receive (`Submission`), their interface
+(`Scheduler`), and the calls of their client programs (sbatch, scontrol, kubectl). Each scheduler is a file in
+this directory, imported only when needed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 from fleetrun.record.faults import excluded, faults_path, read_kept
 
-# ---- The interface of an engine. Each is a file in this folder, imported when it is needed
+# ---- The interface of a scheduler
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
-"""This very fleetrun, for machines that share this one's files."""
+"""This fleetrun installation, for nodes that share the files of this node."""
 
 
 _OF_THE_SUBMISSION = (
     "scheduler", "scheduler_option", "image", "dry_run", "json", "save", "env", "config", "sync",
 )  # fmt: skip
-"""Options that the machines do not get as words."""
+"""Options that the nodes do not receive on their command lines."""
 
 _LARGEST_VARIABLE = 100_000
-"""Bytes; Linux takes 128 KiB."""
+"""In bytes. The limit of Linux is 128 KiB."""
 
 
 class Output(Protocol):
@@ -53,7 +53,7 @@ class Output(Protocol):
 
 
 class Console(Protocol):
-    """What an engine needs of the console."""
+    """The part of the console that a scheduler needs."""
 
     @property
     def out(self) -> Output: ...
@@ -72,28 +72,31 @@ class Console(Protocol):
 
 @frozen_by_name
 class Submission:
-    """A job to hand to an engine.
-
-    `words` are the options as words of a command line, by name, wherever they were chosen; `job_file` are the
-    tables that no option can express. `passed_on` are the variables that --env takes from this environment.
-    `token` is the secret of the job.
-    """
+    """A job for a scheduler."""
 
     settings: LaunchSettings
     words: Texts
+    """The options as words of a command line, by name, from all sources."""
     environ: Environ
     console: Console
     signals: Signals
     guard: Guard
     passed_on: Texts = field(default_factory=dict, repr=False)
+    """The environment variables that --env takes from this environment."""
     job_file: Fields = field(default_factory=dict, repr=False)
+    """The tables of the job file that no option can express."""
     token: str | None = None
+    """The token of the job."""
     _taken: set[str] = field(default_factory=set, repr=False)
 
     @property
     def carried(self) -> dict[str, str]:
-        """Variables for the fleetrun on each machine: those of --env, and the job file. Raises UsageError."""
-        from fleetrun.envs.settings.write_job_file import text_to_carry  # late: a launch in a job has none
+        """The environment variables for fleetrun on each node: the variables of --env, and the job file.
+
+        Raises UsageError.
+        """
+        # imported late, because a launch inside a job has no job file
+        from fleetrun.envs.settings.write_job_file import text_to_carry
 
         text = text_to_carry(self.job_file)
         size = len(text.encode("utf-8", "surrogateescape"))
@@ -107,13 +110,13 @@ class Submission:
 
     @property
     def own_secrets(self) -> dict[str, str]:
-        """The job's secret, and whom to notify, as variables for the fleetrun on each machine."""
+        """The job's token and the value of --notify, as environment variables for fleetrun on each node."""
         token = {TOKEN: self.token} if self.token else {}
         return token | ({NOTIFY: self.environ[NOTIFY]} if NOTIFY in self.environ else {})
 
     @property
     def own_name(self) -> str:
-        """The name that the user gave the job, or that of its script."""
+        """The name that the user gave the job, else the name of its script."""
         return self.settings.job_id if "job_id" in self.words else Path(self.settings.script).stem
 
     @property
@@ -122,53 +125,57 @@ class Submission:
         return str(Path(self.settings.log_dir).absolute())
 
     def command(self, *but: str) -> Strings:
-        """The words after `fleetrun` on a machine of the job: without the engine's options and those of
-        `but`.
+        """Return the words after `fleetrun` on a node of the job, without the scheduler's options and the
+        options in `but`.
         """
         left_out = {*_OF_THE_SUBMISSION, *but}
         options = [word for name, word in self.words.items() if name not in left_out]
         if self.settings.script_in_job_file:
             return tuple(options)
-        # `--`: a script may be called -x.py.
+        # The separator `--` is needed, because a script may be called -x.py.
         return (*options, "--", self.settings.script, *self.settings.script_args)
 
     def variables(self, *names: str) -> list[str]:
-        """Variables of this environment that choose an engine, or one of these options: a job that inherits
-        them must not see them.
+        """Return the environment variables of this process that set a scheduler or one of these options.
+
+        A job that inherits them must not see them.
         """
         options = [OPTIONS["scheduler"], *(OPTIONS[name] for name in names)]
         return [name for option in options for name in option.env if name in self.environ]
 
     @property
     def options(self) -> Options:
-        """Each time the same: what was taken once counts for `refuse_rest`."""
+        """The --scheduler_option values. All results share the record of used names, for `refuse_rest`."""
         pairs = (text.partition("=") for text in self.settings.scheduler_option)
         return Options({name.strip().replace("_", "-"): value for name, _, value in pairs}, self._taken)
 
     def heed(self) -> None:
-        """For work that takes long: raises KeyboardInterrupt when a signal to end has come."""
+        """Raise KeyboardInterrupt if a signal to end has arrived. Call it during long work."""
         if asked_to_end(self.signals.read()):
             raise KeyboardInterrupt
 
     def print(self, text: str) -> None:
-        """To stdout."""
+        """Print text to stdout."""
         self.console.out.write(text.encode("utf-8", "surrogateescape"))
 
 
 @dataclass(slots=True)
 class Options:
-    """--scheduler_option NAME=VALUE, `_` written as `-`. What is never taken is not an option of the
-    scheduler.
+    """The values of --scheduler_option NAME=VALUE, with `_` written as `-`.
+
+    A name that is never taken is unknown to the scheduler.
     """
 
     given: Texts
     _taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, default: str = "") -> str:
+        """Return the value of an option, and mark the option as used."""
         self._taken.add(name)
         return self.given.get(name, default)
 
     def number(self, name: str, default: int | None = None) -> int | None:
+        """Return an option as a whole number. Raises UsageError."""
         text = self.take(name)
         if not text:
             return default
@@ -181,11 +188,11 @@ class Options:
 
     @property
     def python(self) -> str:
-        """The Python of the machines, which has fleetrun: `python=PATH`, or this one."""
+        """The Python of the nodes that has fleetrun: `python=PATH`, or this Python."""
         return self.given.get("python") or sys.executable
 
     def program(self, default: Strings) -> Strings:
-        """How fleetrun is started there: `python=PATH`, `command=WORDS`, or the default."""
+        """Return the words that start fleetrun there: `python=PATH`, `command=WORDS` or the default."""
         import shlex
 
         command, python = self.take("command"), self.take("python")
@@ -194,6 +201,7 @@ class Options:
         return (python, "-m", "fleetrun") if python else default
 
     def rest(self) -> dict[str, str]:
+        """Return the options that were never taken."""
         return {name: value for name, value in self.given.items() if name not in self._taken}
 
     def refuse_rest(self, engine: str) -> None:
@@ -204,29 +212,29 @@ class Options:
 
 
 def has_secrets(job_file: Fields) -> bool:
-    """Whether these tables of a job file set a variable that looks like a secret."""
+    """Return True if these tables of a job file set a variable that looks like a secret."""
     return any(map(looks_secret, job_file.get("environment", ()))) or any(
         map(has_secrets, job_file.get("roles", {}).values())
     )
 
 
 class Scheduler(Protocol):
-    """An engine that takes a job."""
+    """Takes a job. `name` is its value for --scheduler."""
 
     name: str
 
     def submit(self, job: Submission) -> int:
-        """Hand the job over; return the exit code. With --dry_run print what would be handed over."""
+        """Hand the job over and return the exit code. With --dry_run, print what would be handed over."""
 
 
 def scheduler(name: str) -> Scheduler:
-    """The engine of that name, one of the choices of --scheduler. Raises PluginError."""
+    """Return the scheduler with this name, one of the choices of --scheduler. Raises PluginError."""
     found: Scheduler = plugins.load("schedulers", name, has="submit")
     return found
 
 
 def submit(job: Submission) -> int:
-    """Hand the job to the engine of --scheduler; return the exit code. Raises LaunchError."""
+    """Hand the job to the scheduler of --scheduler and return the exit code. Raises LaunchError."""
     name = job.settings.scheduler
     engine, plugin = scheduler(name), plugins.find("schedulers", name)
     assert plugin is not None, "it was loaded"
@@ -235,7 +243,7 @@ def submit(job: Submission) -> int:
 
 
 def processes(settings: LaunchSettings) -> int:
-    """How many processes compute on one machine, as far as the options tell."""
+    """Count the processes that compute on one node, as far as the options determine it."""
     if settings.run_mode.has_servers:
         return (settings.server_num or 0) + (settings.trainer_num or 0) or 1
     if isinstance(settings.nproc_per_node, int):
@@ -244,7 +252,10 @@ def processes(settings: LaunchSettings) -> int:
 
 
 def gpus(job: Submission) -> int:
-    """How many devices of a machine the job asks for. Raises UsageError where only the machine could say."""
+    """Count the devices per node that the job requests.
+
+    Raises UsageError if only the node itself could count them.
+    """
     settings, asked = job.settings, job.options.number("gpus")
     if asked is not None:
         return asked
@@ -257,8 +268,9 @@ def gpus(job: Submission) -> int:
 
 
 def excluded_nodes(job: Submission) -> Strings:
-    """The engine's names of the machines that earlier launches have left out. The user is told: the engine
-    may wait for others in vain. Raises UsageError.
+    """Return the scheduler's names of the nodes that earlier runs have excluded.
+
+    The user sees the names, because the scheduler may wait for other nodes in vain. Raises UsageError.
     """
     try:
         faults = read_kept(faults_path(Path(job.settings.log_dir))).faults
@@ -272,14 +284,14 @@ def excluded_nodes(job: Submission) -> Strings:
     return names
 
 
-# ---- Client programs (sbatch, scontrol, kubectl): run to their end, or until a signal
+# ---- Client programs (sbatch, scontrol, kubectl), run until they end or a signal arrives
 
 _NO_ENDING = PASSED_ON | JOB_CONTROL | {signal.SIGCHLD, signal.SIGIO}
 
 
 @frozen
 class Answer:
-    """What a program said. `code` is the shell's."""
+    """The output of a program. `code` is the exit code as a shell would report it."""
 
     code: int
     out: str
@@ -287,7 +299,10 @@ class Answer:
 
 
 def program_output(argv: Sequence[str], environ: Environ, *, within: float = 30.0) -> str | None:
-    """What a program prints; None when there is no such program, it fails, or takes longer."""
+    """Return the stdout of a program.
+
+    None if the program is missing, fails, or takes longer than `within` seconds.
+    """
     try:
         done = subprocess.run(
             argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -299,8 +314,10 @@ def program_output(argv: Sequence[str], environ: Environ, *, within: float = 30.
 
 
 def run_program(argv: Sequence[str], text: str, environ: Environ, signals: Signals, guard: Guard) -> Answer:
-    """Run a program with this on its stdin. Raises LaunchError when there is none, and KeyboardInterrupt when
-    a signal came before its end, or the guard is gone: then it has ended too.
+    """Run a program with `text` on its stdin.
+
+    Raises LaunchError if the program is missing. Raises KeyboardInterrupt if a signal arrives before its end,
+    or if the guard has ended. The program has then ended too.
     """
     with tempfile.TemporaryFile() as given:
         given.write(text.encode("utf-8", "surrogateescape"))
@@ -314,7 +331,7 @@ def run_programs(
     signals: Signals,
     guard: Guard,
 ) -> dict[str, Answer]:
-    """Run programs at the same time, each with this file on its stdin. Raises as `run_program`."""
+    """Run programs at the same time, each with the file `given` on its stdin. Raises as `run_program`."""
     with contextlib.ExitStack() as stack:
         running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]] = {}
         try:
@@ -336,18 +353,18 @@ def run_programs(
 def _started(
     argv: Sequence[str], given: IO[bytes] | None, environ: Environ, out: IO[bytes], err: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """With its own position in the file: it is opened again. Raises OSError."""
+    """Start a program. It opens the file again, to have a separate position in the file. Raises OSError."""
     source = os.devnull if given is None else f"/proc/self/fd/{given.fileno()}"
     if given is not None:
         given.flush()
     with Path(source).open("rb") as stdin:
         return subprocess.Popen(
             argv, env=environ, stdin=stdin, stdout=out, stderr=err, start_new_session=True
-        )  # a terminal's Ctrl-C is this process's to see
+        )  # a terminal's Ctrl-C must reach only this process
 
 
 def _ended(processes: Sequence[subprocess.Popen[bytes]], signals: Signals, guard: Guard) -> bool:
-    """Whether they came to their own end."""
+    """Return True if all programs have ended by themselves."""
     poll = select.poll()
     left = {os.pidfd_open(process.pid) for process in processes}
     for fd in (*left, signals.fileno(), guard.fileno()):
@@ -369,13 +386,13 @@ def _ended(processes: Sequence[subprocess.Popen[bytes]], signals: Signals, guard
 
 def _end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        process.terminate()  # of one that has ended this does nothing
+        process.terminate()  # does nothing to a program that has ended
     for process in processes:
         process.wait()
 
 
 def asked_to_end(numbers: bytes) -> list[int]:
-    """Those of the signals that mean: end."""
+    """Return the signals that request an end."""
     return [number for number in numbers if number not in _NO_ENDING]
 
 

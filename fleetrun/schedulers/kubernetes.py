@@ -1,5 +1,6 @@
-"""Kubernetes: which pod of a job this is, and `--scheduler kubernetes`: a job's manifests, printed or given
-to kubectl.
+"""Find this pod's place in a Kubernetes job, and implement `--scheduler kubernetes`.
+
+The manifests of a job are printed or given to kubectl.
 """
 
 from __future__ import annotations
@@ -27,24 +28,29 @@ from fleetrun.schedulers.tree import Tree, tree_of_job
 
 @frozen_by_name
 class Pod:
-    """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm. It
-    is not placed on nodes of `but`. `hidden` names variables, with their Secrets (if any) and the keys there.
-    The archive of --sync is in the ConfigMaps `code`.
-    """
+    """A pod of the job."""
 
     image: str
     command: Strings
     environment: Environ
     resources: Fields
     grace: int
+    """In seconds."""
     hidden: tuple[tuple[str, str, str], ...] = ()
+    """Secret variables, each as (variable, Secret or empty, key in the Secret)."""
     code: Strings = ()
+    """The ConfigMaps with the archive of --sync."""
     python: str | None = None
+    """The Python that runs the probes. None: no probes."""
     shm: str = ""
+    """Limit of /dev/shm. Empty: no limit."""
     but: Strings = ()
+    """Excluded nodes."""
 
     def spec(self, *, subdomain: str | None) -> Document:
-        """With /dev/shm in memory: the 64 MB of a container are too few for data loaders."""
+        """Return the pod's spec, with /dev/shm in memory. The default, 64 MB, is too small for data
+        loaders.
+        """
         memory = {"medium": "Memory"} | ({"sizeLimit": self.shm} if self.shm else {})
         container = self.container()
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
@@ -56,14 +62,14 @@ class Pod:
         return {
             **({} if subdomain is None else {"subdomain": subdomain}),
             **({"affinity": self._affinity()} if self.but else {}),
-            "restartPolicy": "Never",  # a policy on exit codes needs it
+            "restartPolicy": "Never",  # a policy on exit codes requires it
             "terminationGracePeriodSeconds": self.grace,
             "containers": [container],
             "volumes": volumes,
         }
 
     def _affinity(self) -> Document:
-        """A field takes one value for each expression."""
+        """Return the node affinity. A field takes one value for each expression."""
         fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in self.but]
         terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
         return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
@@ -91,7 +97,10 @@ class Pod:
         return env
 
     def _probes(self) -> Document:
-        """A minute to begin; then whether the launcher lives, and whether it runs processes."""
+        """Return the probes.
+
+        The launcher has a minute to start. Later probes check that it lives, and that it runs processes.
+        """
         if self.python is None:
             return {}
 
@@ -112,32 +121,34 @@ class Pod:
 
 
 def _literal(text: str) -> str:
-    """Kubernetes replaces $(NAME) in commands and values, and $$ by $: both are escaped."""
+    """Escape $(NAME) and $$ in commands and values. Kubernetes replaces $(NAME) by a value, and $$ by $."""
     return text.replace("$", "$$") if "$$" in text or "$(" in text else text
 
 
-# ---- Manifests of a job for Kubernetes: values of the API's own shape, written by a library. Knows no
-# cluster.
+# ---- Manifests of a job for Kubernetes, as values with the structure of the API. They are written by a
+# library, without access to a cluster.
 #
 # `kind=job` is an indexed Job and a headless Service, `kind=jobset` a JobSet, `kind=trainjob` a TrainJob of
-# Kubeflow. Each pod runs one launcher; machines meet in the first pod, whose name DNS knows beforehand.
+# Kubeflow. Each pod runs one launcher. Nodes join in the first pod, whose DNS name is known in advance.
 
 
 _SETTLED = ("nnodes", "ips", "master", "rank", "devices", "token_file", "nic", "host")
 _WORTH_ANOTHER_TRY = (123, 125, 129, 137, 143)
-"""What fleetrun ends with when not the script is to blame: a machine that is left out, and that the pod may
-not get again; a lost machine, SIGHUP, SIGKILL, SIGTERM.
+"""Exit codes of fleetrun that do not blame the script: an excluded node that the pod may not get again, a
+lost node, SIGHUP, SIGKILL and SIGTERM.
 
-With any other code it has made its restarts (--max_restart) already, or there is nothing to try again (2, 126
-and 127): the job fails at once, on all machines.
+With any other code, fleetrun has already used its restarts (--max_restart), or a retry is pointless (2, 126
+and 127). The job then fails immediately, on all nodes.
 """
 
 _DID_NOT_MEET = 124
-"""Pods that wait for room in the cluster make those that have it wait in vain. But also: --timeout."""
+"""Exit code of a launcher that waited in vain for other nodes, for example for pods without room in the
+cluster. --timeout uses the code too.
+"""
 
 
 def build_manifests(job: Submission) -> list[Document]:
-    """The documents of a job, in the order in which they are to be made. Raises UsageError."""
+    """Build the documents of a job, in the order of their creation. Raises UsageError."""
     settings, options = job.settings, job.options
     if settings.ips:
         raise UsageError(
@@ -165,7 +176,8 @@ def build_manifests(job: Submission) -> list[Document]:
 _CODE = "/etc/fleetrun/code"
 _LARGEST_CODE = 1 << 20
 _PART = 160 << 10
-"""Bytes: `kubectl apply` writes a copy of each ConfigMap into an annotation, of 256 KiB at most in base64."""
+"""In bytes. `kubectl apply` copies each ConfigMap into an annotation, which holds at most 256 KiB in base64.
+"""
 
 
 @frozen
@@ -185,8 +197,8 @@ class Code:
 
 
 def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
-    """The archive in pieces, each in a ConfigMap. Raises UsageError."""
-    import base64  # late: only --sync needs it
+    """Split the archive into ConfigMaps. Raises UsageError."""
+    import base64  # imported late, because only --sync needs it
 
     with tree.archive() as archive:
         data = archive.read()
@@ -212,8 +224,9 @@ def _code(job: Submission, tree: Tree, name: str) -> list[Document]:
 
 
 def _variables(job: Submission) -> tuple[dict[str, str], dict[str, str]]:
-    """Those of --env and of the job file; what only that can say of roles is one. Return what a manifest may
-    show, and what looks like a secret. Raises UsageError.
+    """Return the variables that a manifest may show, and the variables that look secret. Raises UsageError.
+
+    They come from --env and from the job file. The settings of roles in the job file become one variable.
     """
     said = {name: value for name, value in job.job_file.items() if name != "environment"}
     rest = replace(job, passed_on={}, job_file=said).carried
@@ -227,7 +240,7 @@ def _variables(job: Submission) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _secret(job: Submission, name: str) -> list[Document]:
-    """With the variables that look like secrets; --dry_run shows no value."""
+    """Build the Secret with the variables that look secret. --dry_run shows no value."""
     _, values = _variables(job)
     if not values:
         return []
@@ -237,7 +250,7 @@ def _secret(job: Submission, name: str) -> list[Document]:
 
 
 def manifests_text(documents: list[Document]) -> str:
-    """As YAML, or where PyYAML is not installed as JSON, which kubectl takes too."""
+    """Format the documents as YAML. Without PyYAML, format them as JSON, which kubectl also accepts."""
     try:
         import yaml
     except ImportError:
@@ -251,7 +264,7 @@ def manifests_text(documents: list[Document]) -> str:
 
 
 def _name(text: str) -> str:
-    """A DNS label that leaves room for the index of a pod."""
+    """Return a DNS label that leaves room for the index of a pod."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not label:
         raise UsageError(f"{text!r} has no letter for the name of a job", hint="Give --job_id.")
@@ -259,7 +272,7 @@ def _name(text: str) -> str:
 
 
 def _document(version: str, kind: str, name: str, suffix: str = "", **content: Any) -> Document:
-    """A document of this job, whose own name is `name` with the suffix."""
+    """Build a document of this job. Its name is `name` with the suffix."""
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "fleetrun"}
     about = {"name": f"{name}{suffix}", "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": about, **content}
@@ -270,14 +283,14 @@ def _nodes(job: Submission) -> int:
 
 
 def _store(master: str, host: Callable[[int], str]) -> str:
-    """`embedded:3` is the first three pods."""
+    """Return the addresses of the store. `embedded:3` stands for the first three pods."""
     if not master.startswith(EMBEDDED):
         return master
     return ",".join(f"{host(number)}:{STORE_PORT}" for number in range(int(master.removeprefix(EMBEDDED))))
 
 
 def _pod(job: Submission, name: str, host: Callable[[int], str], code: Code | None = None) -> Pod:
-    """`host` gives the host name of a pod by its number. Raises UsageError."""
+    """Build the pod. `host` returns the host name of a pod by its number. Raises UsageError."""
     settings, options = job.settings, job.options
     if settings.notify and not options.given.get("notify-secret"):
         raise UsageError(
@@ -290,7 +303,7 @@ def _pod(job: Submission, name: str, host: Callable[[int], str], code: Code | No
         place["FLEETRUN_PLACE_NNODES"] = nnodes
         place["FLEETRUN_PLACE_MASTER"] = _store(settings.master or f"{host(0)}:{STORE_PORT}", host)
     place["FLEETRUN_PLACE_JOB"] = name
-    # One group of processes after the other: trainers, then their servers.
+    # Process groups stop one after the other, trainers before their servers.
     shown, hidden = _variables(job)
     groups = 2 if settings.run_mode.has_servers else 1
     command = (*options.program(("fleetrun",)), *job.command(*_SETTLED))
@@ -313,7 +326,7 @@ def _pod(job: Submission, name: str, host: Callable[[int], str], code: Code | No
 
 
 def _resources(job: Submission) -> Document:
-    """Devices are asked for by number; cpu and memory as given."""
+    """Build the resource requests. Devices are requested by number, CPU and memory as given."""
     options = job.options
     count = gpus(job)
     name = options.take("resource") or ("nvidia.com/gpu" if job.settings.device_kind == "gpu" else "")
@@ -335,8 +348,10 @@ def _resources(job: Submission) -> Document:
 
 
 def _job_spec(job: Submission, pod: Pod, *, subdomain: str | None) -> Document:
-    """An indexed Job's. A pod that was taken away is replaced without counting, one that failed for a reason
-    worth it up to --max_restart times.
+    """Build the spec of an indexed Job.
+
+    A pod that was evicted is replaced without counting. A pod that failed for a reason worth a retry is
+    replaced up to --max_restart times.
     """
     nodes = _nodes(job)
     another_try = [*(() if job.settings.timeout else (_DID_NOT_MEET,)), *_WORTH_ANOTHER_TRY]
@@ -363,8 +378,10 @@ def _job_spec(job: Submission, pod: Pod, *, subdomain: str | None) -> Document:
 
 
 def _retries(job: Submission) -> Document:
-    """With spares the job goes on without as many pods as there are spares, and has succeeded when as many
-    as it needs have.
+    """Build the retry policy.
+
+    With spares, the job continues although as many pods as spares are missing. It succeeds once as many pods
+    as the job needs have succeeded.
     """
     found: Document = {
         "backoffLimitPerIndex": job.settings.max_restart,
@@ -376,7 +393,7 @@ def _retries(job: Submission) -> Document:
 
 
 def _deadline(job: Submission) -> Document:
-    """Kubernetes ends what fleetrun has not ended at its --timeout."""
+    """Return a deadline at which Kubernetes ends a job that fleetrun did not end at its --timeout."""
     timeout = job.settings.timeout
     return (
         {}
@@ -391,15 +408,16 @@ def _job(job: Submission, name: str, code: Code | None) -> list[Document]:
     service = {
         "clusterIP": "None",
         "selector": {"batch.kubernetes.io/job-name": name},
-        "publishNotReadyAddresses": True,  # they meet before they are ready
+        "publishNotReadyAddresses": True,  # they join before they are ready
         "ports": [{"name": "rendezvous", "port": STORE_PORT}],
     }
     return [_document("v1", "Service", name, spec=service), _document("batch/v1", "Job", name, spec=spec)]
 
 
 def _jobset(job: Submission, name: str, code: Code | None) -> list[Document]:
-    """All pods are created again when one, or more than there are spares, has failed for good: up to
-    --max_restart times.
+    """Build a JobSet.
+
+    It creates all pods again, up to --max_restart times, once more pods than spares have failed for good.
     """
     pod = _pod(job, name, lambda number: f"{name}-node-0-{number}.{name}", code)
     # JobSet sets the subdomain itself.
@@ -423,7 +441,10 @@ def _jobset(job: Submission, name: str, code: Code | None) -> list[Document]:
 
 
 def _trainjob(job: Submission, name: str, code: Code | None) -> list[Document]:
-    """The runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*)."""
+    """Build a TrainJob.
+
+    Its runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*).
+    """
     if job.settings.spares:
         raise UsageError(f"--spares {job.settings.spares}: a TrainJob takes part with all of its nodes")
     pod = _pod(job, name, lambda number: "")
@@ -453,12 +474,13 @@ _KINDS: Mapping[str, Callable[[Submission, str, Code | None], list[Document]]] =
 }
 
 
-# ---- The engine: placement from the environment, and submission
+# ---- The scheduler: placement from the environment, and submission
 
 
 def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineValue]:
-    """What our own manifests say (FLEETRUN_PLACE_*). Kubeflow's trainer sets torchrun's variables, which are
-    those of options.
+    """Read the placement that our manifests set (FLEETRUN_PLACE_*).
+
+    Kubeflow's trainer sets torchrun's variables, which options read.
     """
     names = {
         "nnodes": "FLEETRUN_PLACE_NNODES",
@@ -467,12 +489,15 @@ def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineVal
         "job_id": "FLEETRUN_PLACE_JOB",
     }
     if ":" in environ["FLEETRUN_PLACE_NNODES"]:
-        del names["rank"]  # of an elastic job any number of them may be there
+        del names["rank"]  # an elastic job may have any number of nodes
     return {option: EngineValue(environ[name], name) for option, name in names.items() if environ.get(name)}
 
 
 class Kubernetes:
-    """`--scheduler kubernetes`: manifests on stdout, or with `apply=1` into the cluster."""
+    """Implements `--scheduler kubernetes`.
+
+    Prints manifests on stdout, or applies them to the cluster with `apply=1`.
+    """
 
     name = "kubernetes"
 

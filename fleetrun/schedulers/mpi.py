@@ -1,4 +1,4 @@
-"""MPI starters: `mpirun fleetrun train.py` makes each of its processes a machine of the job."""
+"""MPI starters. `mpirun fleetrun train.py` makes each of its processes a node of the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetrun.errors import UsageError
 
 
 def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
-    """One machine of the job for each rank of mpirun."""
+    """Make each rank of mpirun one node of the job."""
     try:
         process = mpi.read(environ)
     except mpi.MpiError as error:

@@ -1,5 +1,6 @@
-"""Whether a scheduler started this process, and which place in the job it gave it. Every launch imports this
-module, so a scheduler's module is imported only if its variables are set.
+"""Detect a scheduler that started this process, and read its placement.
+
+Every launch imports this module, so a scheduler's module is imported only if its variables are set.
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ _PLACERS: Mapping[str, Collection[str]] = {
     "slurm": ("SLURM_JOB_ID",),
     "kubernetes": ("FLEETRUN_PLACE_NNODES",),
 }
-"""Engines that place, the innermost starter first (mpirun may run inside a Slurm job, never around one), with
-the variables of which one must be there: without an engine none is imported.
+"""Schedulers that place processes, with the variables that reveal them. They are imported only if such a
+variable is set.
+
+The innermost starter comes first, because mpirun may run inside a Slurm job but never around one.
 """
 
 
 def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
-    """The place that the scheduler which started this process gave it, by the option's name: nnodes, rank,
-    master, job_id; or scheduler, where it gave machines but started this process on one only. Empty: no
-    scheduler did.
+    """Return the placement from the scheduler that started this process, by option name: nnodes, rank,
+    master, job_id.
 
-    `but` are options that are set elsewhere: they are left out, and what only they need is not looked up.
-    Raises UsageError for variables that are malformed, and where machines cannot know where to meet.
+    The result holds `scheduler` instead if the scheduler allocated nodes but started this process on only one
+    of them. It is empty for a process started without a scheduler.
+
+    Options in `but` are set elsewhere. They are omitted, and values that only they need are not looked up.
+    Raises UsageError for malformed variables, and if nodes cannot determine where to join.
     """
-    if inside_container(environ):  # a launch inside a trainer is a job of its own
+    if inside_container(environ):  # a launch inside a trainer is a separate job
         return {}
     for name, variables in _PLACERS.items():
         if any(environ.get(variable) for variable in variables):

@@ -1,7 +1,8 @@
-"""What Kubernetes asks of a pod: `python -m fleetrun.schedulers.probe live|ready`, answered by exit code.
+"""The probes of a Kubernetes pod: `python -m fleetrun.schedulers.probe live|ready`, with the answer as exit
+code.
 
-live: there is a launcher, and it is not stopped. ready: it runs at least one process of the job. Imports
-nothing else of fleetrun: it runs every few seconds.
+live: a launcher exists and is not stopped. ready: it runs at least one process of the job. The module imports
+nothing else of fleetrun, because it runs every few seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _STOPPED = b"TtZX"
 
 
 def main(argv: list[str], proc: Path = Path("/proc")) -> int:
-    """0: yes; 1: no; 2: unknown question."""
+    """Return 0 for yes, 1 for no, 2 for an unknown question."""
     questions = {"live": live, "ready": ready}
     if len(argv) != 1 or argv[0] not in questions:
         sys.stderr.write("usage: python -m fleetrun.schedulers.probe live|ready\n")
@@ -26,6 +27,7 @@ def main(argv: list[str], proc: Path = Path("/proc")) -> int:
 
 
 def live(proc: Path) -> bool:
+    """Return True if a launcher exists and is not stopped."""
     for entry in _processes(proc):
         head, _, rest = _read(entry / "stat").rpartition(b") ")
         if head.partition(b"(")[2] == _LAUNCHER and rest[:1] not in _STOPPED:
@@ -34,6 +36,7 @@ def live(proc: Path) -> bool:
 
 
 def ready(proc: Path) -> bool:
+    """Return True if a process of the job runs."""
     return any(
         any(variable.startswith(_MARK) for variable in _read(entry / "environ").split(b"\0"))
         for entry in _processes(proc)
@@ -47,7 +50,7 @@ def _processes(proc: Path) -> Iterator[Path]:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # it ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return b""
 
 

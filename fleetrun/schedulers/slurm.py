@@ -1,5 +1,6 @@
-"""Slurm: where srun put this process, `--scheduler slurm` (a batch script for sbatch), and Slurm's lists of
-hosts.
+"""Read the placement of Slurm's srun, and expand Slurm's host lists.
+
+The module also implements `--scheduler slurm`, which writes a batch script for sbatch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from fleetrun.schedulers.srun import (
 )
 from fleetrun.schedulers.tree import Tree, tree_of_job
 
-# ---- Slurm's short way to write hosts: `n[1-2,07],m3` is n1, n2, n07 and m3. Pure.
+# ---- Slurm's host lists: `n[1-2,07],m3` is n1, n2, n07 and m3. All functions are pure.
 
 _MOST_HOSTS = 1_000_000
 _NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -47,7 +48,7 @@ class HostlistError(ValueError):
 
 
 def hosts(text: str) -> Iterator[str]:
-    """The hosts of a list, in its order, without expanding what is not asked for. Raises HostlistError."""
+    """Yield the hosts of a list in order, expanding only as far as the caller reads. Raises HostlistError."""
     for item in _list_items(text):
         yield from _expanded_item(item)
 
@@ -91,20 +92,20 @@ def _numbers_of(ranges: str, item: str) -> Iterator[str]:
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps: not started by srun for this job
-_STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for so many steps
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps, which srun did not start for this job
+_STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for this many steps
 
 # ---- placement
 
 
 def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineValue]:
-    """One machine of the job for each task of the step, in the order of the tasks.
+    """Make each task of the step one node of the job, in the order of the tasks.
 
-    A batch script or the shell of salloc has no step: then fleetrun has to start itself on the nodes.
+    A batch script or the shell of salloc has no step. fleetrun then has to start itself on the nodes.
     """
     if not _in_step(environ):
         nodes = nodes_of_allocation(environ)
-        on_a_node = bool(environ.get("SLURM_PROCID"))  # else it is salloc's shell, wherever that runs
+        on_a_node = bool(environ.get("SLURM_PROCID"))  # otherwise salloc's shell, which may run anywhere
         if not nodes or (nodes == "1" and on_a_node):
             return {}
         return {"scheduler": EngineValue("srun", "SLURM_JOB_NUM_NODES")}
@@ -122,14 +123,14 @@ def place(environ: Environ, but: Collection[str] = ()) -> Mapping[str, EngineVal
 
 
 def _in_step(environ: Environ) -> bool:
-    """Whether srun started this process: a batch script and a shell of salloc have no step of their own."""
+    """Return True if srun started this process. Batch scripts and shells of salloc run outside steps."""
     if not environ.get("SLURM_STEP_ID") or not environ.get("SLURM_PROCID"):
         return False
     return _number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
 
 
 def _first_host(environ: Environ) -> str:
-    """The node of task 0: the first of the list, unless a host file says otherwise."""
+    """Return the node of task 0, the first of the list unless a host file sets another order."""
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         return _first_of_file(environ)
     text = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
@@ -140,7 +141,10 @@ def _first_host(environ: Environ) -> str:
 
 
 def _first_of_file(environ: Environ) -> str:
-    """Of an arbitrary distribution Slurm tells no task which node has task 0: its host file does."""
+    """Return the first host of the host file.
+
+    In an arbitrary distribution, only that file shows the node of task 0.
+    """
     try:
         return Path(environ["SLURM_HOSTFILE"]).read_text().split()[0]
     except (KeyError, OSError, IndexError):
@@ -153,7 +157,7 @@ def _first_of_file(environ: Environ) -> str:
 
 
 def _address(node: str, environ: Environ) -> str:
-    """The node's name where it resolves, else the address that Slurm itself uses."""
+    """Return the node's name if it resolves, else the address that Slurm itself uses."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:
@@ -175,11 +179,11 @@ def _number(environ: Environ, name: str) -> int:
 _EXPORT = "SBATCH_EXPORT"
 
 _LARGEST_ARCHIVE = 3 << 20
-"""Characters; Slurm takes scripts of 4 MiB, unless max_script_size says otherwise."""
+"""In characters. Slurm accepts scripts of 4 MiB, unless max_script_size differs."""
 
 
 class Slurm:
-    """`--scheduler slurm`: a batch script, printed or given to sbatch."""
+    """Implements `--scheduler slurm`. Prints a batch script, or gives it to sbatch."""
 
     name = "slurm"
 
@@ -189,7 +193,7 @@ class Slurm:
             job.print(script)
             return 0
         argv = ("sbatch", "--parsable")
-        # The script has what SBATCH_EXPORT asks for; it would win over the script.
+        # SBATCH_EXPORT would override the script, which already contains its value.
         inherited = {name: value for name, value in job.environ.items() if name != _EXPORT}
         environ = {**inherited, **_hidden(job)}
         answer = base.run_program(argv, script, environ, job.signals, job.guard)
@@ -204,7 +208,10 @@ class Slurm:
 
 
 def batch_script(job: Submission) -> str:
-    """The script for sbatch. Raises UsageError for what Slurm decides, and what a line cannot hold."""
+    """Build the script for sbatch.
+
+    Raises UsageError for settings that Slurm decides, and for text that a line cannot hold.
+    """
     if job.settings.ips:
         raise UsageError(
             "--ips and --scheduler slurm exclude each other: Slurm chooses the machines",
@@ -231,8 +238,8 @@ def batch_script(job: Submission) -> str:
 
 
 def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
-    """The archive in the script itself, which is all that sbatch takes along. Raises UsageError."""
-    import base64  # late: only --sync needs it
+    """Put the archive into the script, because sbatch transfers only the script. Raises UsageError."""
+    import base64  # imported late, because only --sync needs it
 
     with tree.archive() as archive:
         text = base64.encodebytes(archive.read()).decode()
@@ -249,24 +256,24 @@ def _unpacked(job: Submission, tree: Tree) -> Iterator[str]:
 
 
 def _hidden(job: Submission) -> dict[str, str]:
-    """Variables whose values stand in no script: sbatch gets them in its environment."""
+    """Return the variables whose values stay out of the script. sbatch receives them in its environment."""
     whole = {} if has_secrets(job.job_file) else {JOB_FILE}
     return {name: value for name, value in job.carried.items() if name not in whole} | job.own_secrets
 
 
 def _carried(job: Submission) -> Iterator[str]:
-    """The job file, unless it has secrets."""
+    """Yield the lines that export the job file, unless it has secrets."""
     text, hidden = job.carried.get(JOB_FILE), _hidden(job)
     if JOB_FILE in hidden:
         yield f"# {JOB_FILE} has secrets: it is in the environment of sbatch"
     elif text is not None:
         yield f"export {JOB_FILE}={quoted(text)}"
     if text is not None or hidden:
-        yield "export SLURM_EXPORT_ENV=ALL"  # srun would leave out what sbatch was told to
+        yield "export SLURM_EXPORT_ENV=ALL"  # otherwise srun would drop the variables given to sbatch
 
 
 def _directives(job: Submission) -> Iterator[str]:
-    """The #SBATCH lines: ours, with those of --scheduler_option in their place or after them."""
+    """Yield the #SBATCH lines. Values of --scheduler_option replace or follow the default lines."""
     settings = job.settings
     wanted: dict[str, str] = {"job-name": job.own_name or "fleetrun"}
     nodes = [number + settings.spares for number in settings.nnodes]
@@ -279,9 +286,9 @@ def _directives(job: Submission) -> Iterator[str]:
     if devices:
         wanted["gpus-per-node"] = str(devices)
     if count > 1:
-        wanted["cpus-per-task"] = str(count)  # or one core would be all that the processes get
+        wanted["cpus-per-task"] = str(count)  # otherwise the processes would share one core
     if settings.timeout is not None:
-        # A minute more than fleetrun needs to end the job itself, with exit code 124.
+        # One minute more than fleetrun needs to end the job itself, with exit code 124.
         wanted["time"] = str(int((settings.timeout + settings.stop_timeout + 119) // 60))
     wanted["open-mode"] = "append"  # a requeued job appends to its file
     if outlives_a_node(job):
@@ -305,7 +312,7 @@ def _directive(name: str, value: str) -> str:
 
 
 def quoted(word: str) -> str:
-    """The word for bash. Control characters as escapes: sbatch takes no script with a carriage return."""
+    """Quote the word for bash. Control characters become escapes, as sbatch rejects a carriage return."""
     if word.isprintable():
         return shlex.quote(word)
     letters = (

@@ -1,4 +1,4 @@
-"""srun: the same command on every node of the Slurm allocation that this process runs in."""
+"""Run the same command with srun on every node of the Slurm allocation that contains this process."""
 
 from __future__ import annotations
 
@@ -13,39 +13,48 @@ from fleetrun.schedulers.tree import Tree, tree_of_job
 _SRUN = (
     "srun",
     "--ntasks-per-node=1",
-    # fleetrun itself reports the first failure to all nodes; Slurm's own signal would come in between and
-    # put 143 in place of the exit code.
+    # fleetrun itself reports the first failure to all nodes. Slurm's signal would arrive in between and
+    # replace the exit code by 143.
     "--kill-on-bad-exit=0",
 )
 
 
 def srun(job: Submission) -> list[str]:
-    """It ends the others a minute after the first, unless the job goes on without a node."""
+    """Return the words of srun.
+
+    It ends the other tasks a minute after the first, if the job cannot outlive a node.
+    """
     return [*_SRUN, *(("--wait=0", "--no-kill") if outlives_a_node(job) else ("--wait=60",))]
 
 
 def outlives_a_node(job: Submission) -> bool:
-    """Whether the job continues when a node is lost: with a spare; or with fewer, where the rendezvous store
-    is not on one of them.
+    """Return True if the job continues after the loss of a node.
+
+    This needs a spare. Without spares, it needs a job that may shrink and a rendezvous store outside its
+    nodes.
     """
     fewest, most = job.settings.nnodes
     return job.settings.spares > 0 or (fewest < most and job.settings.master is not None)
 
 
 def settled_by_step(job: Submission) -> Strings:
-    """Options that a step of Slurm sets: with a rendezvous of the user's, the user gives the number of
-    machines too.
+    """Return the options that a step of Slurm sets.
+
+    With the user's rendezvous address, the user also sets the number of nodes.
     """
     return ("ips",) if job.settings.master else ("ips", "nnodes", "master")
 
 
 class Srun:
-    """`--scheduler srun`, which is the default in a batch script and in the shell of salloc."""
+    """Implements `--scheduler srun`, the default in a batch script and in the shell of salloc."""
 
     name = "srun"
 
     def submit(self, job: Submission) -> int:
-        """Becomes srun: its exit code is the largest of those of the nodes, which end with the same one."""
+        """Replace this process by srun.
+
+        All nodes end with the same exit code, and srun exits with the largest.
+        """
         job, tree = tree_of_job(job)
         argv = command(job, tree)
         if job.settings.dry_run:
@@ -68,13 +77,16 @@ class Srun:
 
 
 def _variables(job: Submission) -> dict[str, str]:
-    """Those that the tasks get, and the word to srun that they get any."""
+    """Return the variables for the tasks. SLURM_EXPORT_ENV makes srun pass them on."""
     found = job.carried | job.own_secrets
     return found | ({"SLURM_EXPORT_ENV": "ALL"} if found else {})
 
 
 def exported(names: Collection[str], asked: str | None) -> str | None:
-    """--export of sbatch and srun with these variables; all are passed on unless they are told otherwise."""
+    """Return the value of --export for sbatch and srun with these variables.
+
+    By default, both pass on all variables.
+    """
     if asked is None or not names or asked.upper().startswith("ALL"):
         return asked
     others = [] if asked.upper() in ("NONE", "NIL") else [asked]
@@ -87,20 +99,25 @@ def _export(job: Submission) -> Strings:
 
 
 def unpacking(job: Submission, tree: Tree, verb: str) -> Strings:
-    """srun, whose stdin goes to all nodes."""
+    """Return an srun command that sends its stdin to all nodes."""
     words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
     return ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *words)
 
 
 def sending(job: Submission, tree: Tree) -> Strings:
-    """A step on all nodes of the allocation: Slurm chooses those of the step that follows."""
+    """Return a step on all nodes of the allocation. Slurm picks the nodes of the following step among
+    them.
+    """
     first, *rest = unpacking(job, tree, "unpack")
     nodes = nodes_of_allocation(job.environ)
     return (first, f"--nodes={nodes}", f"--ntasks={nodes}", *_export(job), *rest)
 
 
 def _send(job: Submission, tree: Tree, environ: Environ) -> None:
-    """With the variables of the step that follows: they say where a tree is kept. Raises LaunchError."""
+    """Send the tree with the variables of the following step, because they set where a tree is kept.
+
+    Raises LaunchError.
+    """
     nodes, argv = nodes_of_allocation(job.environ), sending(job, tree)
     with tree.archive() as archive:
         answer = run_programs({"": argv}, archive, environ, job.signals, job.guard)[""]
@@ -117,17 +134,17 @@ def _nodes(job: Submission) -> str:
 
 
 def nodes_of_allocation(environ: Environ) -> str:
-    """How many nodes the job has; empty outside a job."""
+    """Return the number of nodes of the Slurm job. Empty outside a job."""
     return environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
 
 
 def is_switch(value: str) -> bool:
-    """Whether `NAME=value` means Slurm's bare `--NAME`."""
+    """Return True if `NAME=value` stands for Slurm's bare `--NAME`."""
     return value.lower() in ("", "true", "yes")
 
 
 def command(job: Submission, tree: Tree | None = None) -> list[str]:
-    """srun and the words for it. Raises UsageError outside an allocation."""
+    """Build the srun command. Raises UsageError outside an allocation."""
     environ, options = job.environ, job.options
     nodes = _nodes(job)
     if not nodes or not environ.get("SLURM_JOB_ID"):

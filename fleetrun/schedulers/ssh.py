@@ -1,7 +1,8 @@
-"""ssh: the same command on every host of --ips, from one terminal, through the system's ssh.
+"""Run the same command on every host of --ips, from one terminal, through the system's ssh.
 
-From top to bottom: the output of one ssh client (`Link`), what its exit means, all hosts (`HostGroup`: when
-one fails, the others end), and the engine. `ssh_remote.py` runs at the other end of each connection.
+`Link` reads the output of one ssh client, and `judge_end` interprets its exit. `HostGroup` runs all hosts,
+and ends them when one fails. `Ssh` is the scheduler. `ssh_remote.py` runs at the other end of each
+connection.
 """
 
 from __future__ import annotations
@@ -33,24 +34,30 @@ from fleetrun.schedulers.tree_remote import NOT_HERE
 # ---- One host
 
 _LONGEST_LINE = 1 << 16
-_REMEMBERED = 8  # lines of what a host said before its fleetrun began
+_REMEMBERED = 8  # lines of output of a host before its fleetrun started
 
 
 @frozen
 class SshExit:
-    """How a connection ended. `code` is that of the fleetrun there, None when it could not tell; `client` is
-    that of ssh itself, `said` what was said before anything began. `cut`: from this side.
-    """
+    """The end of a connection."""
 
     begun: bool
+    """fleetrun started on the host."""
     code: int | None
+    """Exit code of the remote fleetrun. None if it could not report its exit code."""
     client: int
+    """Exit code of the local ssh client."""
     said: Strings = ()
+    """Output before fleetrun started."""
     cut: bool = False
+    """This side ended the connection."""
 
 
 class Link:
-    """`show(stream, lines)` gets whole lines of stream 1 or 2, `over` is called once at the end."""
+    """The ssh client of one host.
+
+    `show(stream, lines)` receives whole lines of stream 1 or 2. `over` is called once, at the end.
+    """
 
     def __init__(
         self, host: str, show: Callable[[int, bytes], None], over: Callable[[Link, SshExit], None]
@@ -67,7 +74,7 @@ class Link:
         self._cut = False
 
     def open(self, loop: Loop, argv: Sequence[str], orders: bytes) -> None:
-        """Start the client. Raises LaunchError when there is none."""
+        """Start the client. Raises LaunchError if the program is missing."""
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
@@ -88,7 +95,7 @@ class Link:
         self._write(orders)
 
     def pause(self) -> None:
-        """Stop reading the job's output for now: its reader is slow."""
+        """Stop reading the job's output for now, because its reader is slow."""
         if self.alive and not self._paused:
             self._paused = True
             self._loop.remove(self._fds[1])
@@ -99,32 +106,32 @@ class Link:
             self._loop.add(self._fds[1], partial(self._readable, 1))
 
     def beat(self) -> None:
-        """A sign of life."""
+        """Send a heartbeat."""
         self._write(b"\n")
 
     def signal(self, number: int) -> None:
-        """To the fleetrun there; a host where none has begun is given up."""
+        """Send a signal to the remote fleetrun. If it has not started, end the connection."""
         if self.begun:
             self._write(b"signal %d\n" % number)
         else:
             self.cut()
 
     def cut(self) -> None:
-        """End the connection; the far end sees to the rest."""
+        """End the connection. The far end then ends its command."""
         if self.alive:
             self._cut = True
             self._process.kill()
 
     def _write(self, data: bytes) -> None:
         if self.alive:
-            with contextlib.suppress(OSError):  # a link that takes nothing will be noticed at its end
+            with contextlib.suppress(OSError):  # a broken link will be noticed at its end
                 os.write(self._fds[0], data)
 
     def _readable(self, stream: int) -> None:
         self._read(stream)
 
     def _read(self, stream: int) -> bool:
-        """Whether there was anything."""
+        """Read one piece. Return True if there was data."""
         try:
             data = os.read(self._fds[stream], 1 << 16)
         except BlockingIOError:
@@ -150,7 +157,7 @@ class Link:
             self._said.extend(kept)
 
     def _is_ours(self, line: bytes) -> bool:
-        """Whether the remote side reported it."""
+        """Handle a line of the remote side. Return False for all other lines."""
         if not line.startswith(MARK):
             return False
         word = line.removeprefix(MARK).rstrip()
@@ -158,7 +165,7 @@ class Link:
             self.begun = True
         elif word.startswith(ENDED):
             text = word.removeprefix(ENDED)
-            if text.isdigit() and len(text) <= 3:  # anything else a script has printed
+            if text.isdigit() and len(text) <= 3:  # a script has printed any other text
                 self._code = int(text)
         return True
 
@@ -196,16 +203,18 @@ _HINTS = {
 
 @frozen
 class Verdict:
-    """`begun` and `lost`: whether fleetrun had begun there, and whether the connection broke."""
+    """The judgement on the end of a connection."""
 
     code: int
     message: str = ""
     begun: bool = True
+    """fleetrun had started on the host."""
     lost: bool = False
+    """The connection broke."""
 
 
 def judge_end(host: str, ssh_exit: SshExit) -> Verdict:
-    """What the end of a host's connection means."""
+    """Interpret the end of a host's connection."""
     if ssh_exit.code is not None:
         message = f"{host}: fleetrun ended with exit code {ssh_exit.code}" if ssh_exit.code else ""
         return Verdict(ssh_exit.code, message)
@@ -229,29 +238,31 @@ def judge_end(host: str, ssh_exit: SshExit) -> Verdict:
 
 
 def _relevant(said: Strings) -> str:
-    """The line that names the trouble: ssh frames a bad host key with others."""
+    """Return the line that names the problem. ssh surrounds the report of a bad host key with other lines."""
     for line in said:
         if any(part in line for part in _HINTS):
             return line
     return said[-1] if said else ""
 
 
-# ---- All hosts: when one fails, the others end
+# ---- All hosts. When one fails, the others end.
 
-_BEATS = 4  # signs of life within the time after which a silent side is given up
+_BEATS = 4  # heartbeats within the time after which a silent side is given up
 _MARGIN = 5.0  # seconds for programs that end by themselves
 
 
 @frozen_by_name
 class Pace:
-    """In seconds: silence after which a host is lost, and how long processes may take to stop."""
+    """Time limits of the connections."""
 
     heartbeat_timeout: float
+    """Seconds of silence after which a host is lost."""
     stop_timeout: float
+    """Seconds that processes may take to stop."""
 
     @property
     def grace(self) -> float:
-        """How long a fleetrun that was asked to end may take: workers, then servers."""
+        """Seconds that a fleetrun may take to end, because it stops trainers first and servers after them."""
         return 2 * self.stop_timeout + _MARGIN
 
 
@@ -269,14 +280,14 @@ class HostGroup:
         self._asked = 0
 
     def run(self, commands: dict[str, list[str]], env: dict[str, str]) -> int:
-        """`commands` by host. Returns the exit code: that of the first failure."""
+        """Run all commands, by host. Return the exit code of the first failure."""
         console, loop = self._console, self._loop
         width = max(map(len, commands))
         console.attach(loop, self._room)
         loop.add(self._signals.fileno(), self._signalled)
         loop.add(self._guard.fileno(), self._guard_lost)
-        # The first line that the far end reads: the environment with the secrets of the job, how long it may
-        # hear nothing, and how long its processes have to end then.
+        # The first line that the far end reads. It holds the environment with the secrets of the job, the
+        # longest silence, and the time that processes then have to end.
         told = {"env": env, "patience": self._pace.heartbeat_timeout, "grace": self._pace.grace}
         orders = json.dumps(told).encode() + b"\n"
         for number, (host, argv) in enumerate(commands.items()):
@@ -323,9 +334,12 @@ class HostGroup:
             self._loop.stop()
 
     def _end_rest(self, verdict: Verdict) -> None:
-        """The others learn of it by themselves, and say what they saw. Only if they do not they are asked."""
+        """End the other hosts.
+
+        They learn of the failure by themselves and report it. They get a signal only if they continue.
+        """
         if not verdict.begun:
-            patience = 0.0  # they would wait for a machine that never comes
+            patience = 0.0  # they would wait for a node that never comes
         elif verdict.lost:
             patience = self._pace.heartbeat_timeout + _MARGIN
         else:
@@ -363,14 +377,14 @@ class HostGroup:
         self._cut()
 
 
-# ---- The engine
+# ---- The scheduler
 
 _LARGE = 16 << 20  # bytes of an archive that may take a while
-_MOST_BYTES = 60_000  # of the orders: what goes into a pipe at once
+_MOST_BYTES = 60_000  # size of the orders, which must fit into a pipe immediately
 
 
 class Ssh:
-    """`--scheduler ssh`. Ends with the exit code of the host that failed first."""
+    """Implements `--scheduler ssh`. Exits with the exit code of the host that failed first."""
 
     name = "ssh"
 
@@ -396,7 +410,7 @@ class Ssh:
 
 
 def _send(job: Submission, tree: Tree) -> None:
-    """The tree to the hosts that do not have it, over connections of their own. Raises LaunchError."""
+    """Send the tree to the hosts that lack it, over separate connections. Raises LaunchError."""
 
     def on_all(verb: str, hosts: Iterable[str], given: IO[bytes] | None) -> dict[str, Answer]:
         words = (job.options.python, "-m", "fleetrun.schedulers.tree_remote", verb, tree.digest)
@@ -420,7 +434,9 @@ def _send(job: Submission, tree: Tree) -> None:
 
 
 def _check_answers(answers: Mapping[str, Answer], other: int) -> None:
-    """Raises LaunchError for the first host whose answer is neither 0 nor `other`, and names all."""
+    """Raises LaunchError for the first host whose answer is neither 0 nor `other`, with the names of all such
+    hosts.
+    """
     wrong = {host: answer for host, answer in answers.items() if answer.code not in (0, other)}
     if not wrong:
         return
@@ -435,7 +451,7 @@ def _check_answers(answers: Mapping[str, Answer], other: int) -> None:
 
 
 def client_command(job: Submission, host: str, remote: str) -> list[str]:
-    """The command line of the ssh client for a host. Nothing secret is in it."""
+    """Build the command line of the ssh client for a host. Secrets travel on stdin instead."""
     alive = max(1, round(job.settings.heartbeat_timeout / 3))
     argv = ["ssh", "-T"]
     for option in (
@@ -456,11 +472,11 @@ def client_command(job: Submission, host: str, remote: str) -> list[str]:
 
 
 def _remote_command(job: Submission, host: str, tree: Tree | None) -> str:
-    """For the login shell there, whichever it is: it only starts sh."""
+    """Build the command for the login shell, which may be any shell. It only starts sh."""
     python = job.options.take("python", sys.executable)
     folder = job.options.take("dir") or str(Path.cwd())
     words = job.command("host", "nic", "token_file")
-    # A host that is listed under two names must know which of them it is.
+    # A host that is listed under two names needs to receive its name.
     fleetrun = (python, "-m", "fleetrun", f"--host={host}", *words)
     remote = (python, "-m", "fleetrun.schedulers.ssh_remote", "--")
     if tree is not None:
@@ -469,7 +485,10 @@ def _remote_command(job: Submission, host: str, tree: Tree | None) -> str:
 
 
 def _environment(job: Submission) -> dict[str, str]:
-    """Variables that go along: the secret, those of --env, and the job file. They travel on stdin."""
+    """Return the variables for the hosts: the token, the variables of --env, and the job file.
+
+    They travel on stdin.
+    """
     names = job.options.take("env")
     if names:
         raise UsageError(f"--scheduler_option env={names}: that is an option now", hint=f"--env {names}")

@@ -1,14 +1,15 @@
-"""The far end of an ssh connection: `python -m fleetrun.schedulers.ssh_remote -- COMMAND` runs a command that
+"""The far end of an ssh connection. `python -m fleetrun.schedulers.ssh_remote -- COMMAND` runs a command that
 ends when the connection does.
 
-The near end (`ssh.py`) writes lines to stdin: first a JSON object (`{"env": {...}, "patience": 10.0, "grace":
-20.0}`), then `signal N` to pass one on, and an empty line from time to time. When stdin closes, or is silent
-for `patience` seconds, the command gets SIGTERM, and SIGKILL `grace` seconds later. On stderr two lines begin
-with MARK: `begun` once the command runs, `ended N` with its exit code after its end; the rest is the
-command's.
+The near end (`ssh.py`) writes lines to stdin. The first line is a JSON object (`{"env": {...}, "patience":
+10.0, "grace": 20.0}`). A line `signal N` passes on a signal, and empty lines are heartbeats. When stdin
+closes, or is silent for `patience` seconds, the command gets SIGTERM, and SIGKILL `grace` seconds later.
 
-SIGTERM, SIGHUP and SIGINT to this process are the command's SIGTERM, from its first moment on. Should this
-process be killed, the kernel sends the command SIGTERM.
+On stderr, two lines start with MARK: `begun` once the command runs, and `ended N` with its exit code after
+its end. All other lines belong to the command.
+
+If this process gets SIGTERM, SIGHUP or SIGINT, the command gets SIGTERM, from its first moment on. If this
+process is killed, the kernel sends SIGTERM to the command.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ _FOR_BOTH = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; return its exit code, as a shell would."""
+    """Run the command and return its exit code as a shell would."""
     words = list(argv[1:] if argv[:1] == ["--"] else argv)
     reader = _Lines(0)
     first = reader.wait()
     if not words or first is None:
         return 2
     orders = json.loads(first)
-    # Held back until `_RemoteCommand` passes them on: one in between would end this process, or be lost.
+    # Block these signals until `_RemoteCommand` passes them on. A signal in between would end this process,
+    # or be lost.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_BOTH)
     pid = _started(words, orders["env"], mask)
     remote = _RemoteCommand(pid, reader, float(orders["patience"]), float(orders["grace"]))
@@ -51,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tell(text: bytes) -> None:
-    with suppress(OSError):  # the near end is gone
+    with suppress(OSError):  # the near end has closed
         os.write(2, MARK + text + b"\n")
 
 
@@ -64,14 +66,14 @@ def _started(words: list[str], env: dict[str, str], mask: set[int]) -> int:
 
 
 def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) -> NoReturn:
-    """In the fork: the command, with nothing on its stdin and its signals as this process found them."""
+    """Become the command, in the fork. Its stdin is empty, and its signals are as this process found them."""
     try:
         linux.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(143)
         os.setpgid(
             0, 0
-        )  # what sshd or a terminal sends to the group reaches the command through this process
+        )  # signals from sshd or a terminal to the group reach the command only through this process
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
         _undo_pythons_signals()
@@ -83,7 +85,11 @@ def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) 
 
 
 def _undo_pythons_signals() -> None:
-    """Exec keeps what is ignored; a KeyboardInterrupt before it would be a traceback of the fork."""
+    """Reset signals to their defaults.
+
+    Exec keeps ignored signals ignored, and a KeyboardInterrupt before exec would print a traceback of the
+    fork.
+    """
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -91,7 +97,7 @@ def _undo_pythons_signals() -> None:
 
 
 class _RemoteCommand:
-    """Holds one command. `patience` and `grace` are seconds."""
+    """Holds one command. `patience` and `grace` are in seconds."""
 
     def __init__(self, pid: int, reader: _Lines, patience: float, grace: float) -> None:
         self._pid = pid
@@ -106,13 +112,13 @@ class _RemoteCommand:
         self._limit = time.monotonic() + patience
 
     def take_signals(self, mask: set[int]) -> None:
-        """From now on those for both are the command's, also what came while they were blocked."""
+        """Pass these signals on to the command from now on, including signals that were blocked so far."""
         for number in _FOR_BOTH:
             signal.signal(number, lambda *_: self._send(signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def hold(self) -> int:
-        """Until the command has ended: its exit code."""
+        """Wait until the command has ended, and return its exit code."""
         while True:
             left = max(0.0, self._limit - time.monotonic())
             ready = {fd for fd, _ in self._poll.poll(left * 1000)}
@@ -135,7 +141,7 @@ class _RemoteCommand:
                 self._send(int(number))
 
     def _lost(self) -> None:
-        """The connection is gone, or the grace is over."""
+        """Signal the command after the connection was lost, and again after the grace period."""
         self._send(signal.SIGKILL if self._cut else signal.SIGTERM)
         if not self._cut:
             self._poll.unregister(0)
@@ -160,7 +166,7 @@ class _Lines:
         self._rest = b""
 
     def wait(self) -> bytes | None:
-        """The first line; None when there is none."""
+        """Return the first line, or None if the descriptor closes before it."""
         lines: list[bytes] | None = []
         while lines == []:
             lines = self.read()
@@ -170,7 +176,7 @@ class _Lines:
         return lines[0]
 
     def read(self) -> list[bytes] | None:
-        """What has come; None when no more will."""
+        """Return the lines that have arrived, or None at the end."""
         try:
             data = os.read(self._fd, 1 << 16)
         except OSError:

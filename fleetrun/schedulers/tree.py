@@ -1,5 +1,5 @@
-"""The working tree that --sync carries to the machines of a job: its files as git sees them, their digest,
-and the archive. `tree_remote.py` is what runs on those machines.
+"""The working tree that --sync copies to the nodes of a job: its files as git lists them, their digest, and
+the archive. `tree_remote.py` runs on those nodes.
 """
 
 from __future__ import annotations
@@ -30,64 +30,70 @@ LARGEST = 512 << 20
 """Bytes of all files together."""
 
 _NEVER = frozenset({".git", "__pycache__"})
-_OF_ANOTHER = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"})  # a hook has them
+_OF_ANOTHER = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"})  # set inside a git hook
 _PIECE = 1 << 20
 _SAMPLE = 64 << 10
 _IGNORE = "What .gitignore names stays here."
 
 
 Heed = Callback
-"""Called for each piece that is read: raises KeyboardInterrupt for a signal to end."""
+"""Called for each piece that is read. It raises KeyboardInterrupt for a signal to end."""
 
 
 def _nothing() -> None:
-    """For a tree that is read without a job."""
+    """The default for a tree that is read without a job."""
 
 
 @frozen
 class Entry:
-    """`kind`: f, x (executable), l (link) or d (an empty folder); `target` is a link's."""
+    """One entry of a tree."""
 
     name: str
     kind: str
+    """f (file), x (executable), l (link) or d (empty directory)."""
     size: int = 0
     target: str = ""
+    """Target of a link."""
 
 
 @frozen_by_name
 class Tree:
-    """`inside`: the folder in it in which the job runs. `outside`: links that lead out of it; `in_logs`: code
-    that is left out, because it is in the log directory.
-    """
+    """A working tree."""
 
     root: Path
     inside: str
+    """The directory of the tree in which the job runs."""
     entries: tuple[Entry, ...]
     digest: str
     outside: Strings = ()
+    """Links that lead out of the tree."""
     in_logs: Strings = ()
+    """Code that is excluded, because it is in the log directory."""
     heed: Heed = _nothing
 
     @property
     def text(self) -> str:
-        """`214 files, 1.2 MB`."""
+        """Its size, such as `214 files, 1.2 MB`."""
         files = sum(each.kind != "d" for each in self.entries)
         return f"{plural(files, 'file')}, {byte_size(sum(each.size for each in self.entries))}"
 
     def renamed(self, script: str) -> str:
-        """An absolute path into this tree, as one from where the job runs."""
+        """Turn an absolute path into this tree into a path relative to the directory of the job."""
         path = Path(script).parent.resolve() / Path(script).name
         if not Path(script).is_absolute() or not path.is_relative_to(self.root):
             return script
         return os.path.relpath(path, self.root / self.inside)
 
     def command(self, python: str, logs: str, argv: Sequence[str], *first: str) -> Strings:
-        """`argv`, run in the tree on a machine that has it; `first`: other words than `enter`."""
+        """Return the words that run `argv` in the tree on a node that has the tree.
+
+        `first` replaces the verb `enter`.
+        """
         module = (python, "-m", "fleetrun.schedulers.tree_remote")
         return (*module, *(first or ("enter",)), self.digest, self.inside, logs, *argv)
 
     def _level(self) -> int:
-        """Of compression; 0 where the largest files do not shrink, as their beginnings tell."""
+        """Return the compression level. It is 0 if the starts of the largest files do not shrink."""
         import zlib
 
         largest = sorted((each for each in self.entries if each.kind in "fx"), key=lambda each: -each.size)
@@ -96,8 +102,8 @@ class Tree:
         return int(whole < _SAMPLE or sum(len(zlib.compress(each, 1)) for each in samples) < 0.9 * whole)
 
     def archive(self) -> IO[bytes]:
-        """A temporary file with all of it. Raises UsageError when files have changed since."""
-        import gzip  # late, as tarfile: a launch inside of an engine's job loads this module
+        """Write the tree into a temporary file. Raises UsageError if files have changed since."""
+        import gzip  # imported late, as tarfile, because a launch inside a scheduler's job loads this module
         import tarfile
 
         found, changed = Digest(), "files"
@@ -119,7 +125,7 @@ class Tree:
 
 
 def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest, heed: Heed) -> bool:
-    """False for a file that has another size by now."""
+    """Add an entry to the archive. Return False for a file whose size has changed."""
     import tarfile
 
     member = tarfile.TarInfo(entry.name)
@@ -139,7 +145,7 @@ def _pack(tar: tarfile.TarFile, root: Path, entry: Entry, found: Digest, heed: H
         found.add(entry.name, entry.kind, entry.size)
         try:
             tar.addfile(member, _Hashed(file, found, heed))
-        except OSError:  # it has been cut
+        except OSError:  # the file was cut short
             return False
     return True
 
@@ -163,8 +169,9 @@ class _Hashed:
 
 
 def tree_of_job(job: Submission) -> tuple[Submission, Tree | None]:
-    """The job as it runs in the tree, and the tree; None without --sync. Scripts in it are named from where
-    the job runs. Raises UsageError.
+    """Return the job as it runs in the tree, and the tree. The tree is None without --sync.
+
+    Paths of scripts in the tree become relative to the directory of the job. Raises UsageError.
     """
     settings = job.settings
     if settings.sync is None:
@@ -195,7 +202,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _renamed_in(job_file: Fields, tree: Tree) -> Document:
-    """The tables of a job file, whose `${here}` has been filled in."""
+    """Return the tables of a job file with renamed scripts. `${here}` has already been filled in."""
     found = dict(job_file)
     if "script" in found:
         found["script"] = tree.renamed(found["script"])
@@ -208,8 +215,8 @@ def _renamed_in(job_file: Fields, tree: Tree) -> Document:
 
 
 def read_tree(folder: str, logs: Path, *, within: Path | None = None, heed: Heed = _nothing) -> Tree:
-    """The tree of `folder`, without the folder of the logs. The job runs in this process's directory, or in
-    `within`, which must be in it.
+    """Read the tree of `folder`, without the directory of the logs. The job runs in this process's directory,
+    or in `within`, which must be in the tree.
 
     Raises UsageError.
     """
@@ -243,13 +250,13 @@ def read_tree(folder: str, logs: Path, *, within: Path | None = None, heed: Heed
 
 
 def _older_logs(here: Path) -> list[Path]:
-    """The default log directory, where it has been one."""
+    """Return the default log directory, if it contains logs."""
     default = here / str(OPTIONS["log_dir"].default)
     return [default] if any(default.glob("*.events.jsonl")) else []
 
 
 def _below(root: Path, logs: Sequence[Path], names: Iterable[str]) -> Collection[str]:
-    """Those of the names that are in the folders of logs."""
+    """Return the names that are inside the directories of logs."""
     inner = [each for each in logs if each.is_relative_to(root) and each != root]
     heads = tuple(f"{each.relative_to(root)}/" for each in inner)
     return {name for name in names if f"{name}/".startswith(heads)}
@@ -268,7 +275,7 @@ def _entries(root: Path, names: Iterable[str], but: Collection[str]) -> tuple[En
 
 
 def _outputs() -> Iterator[tuple[int, int]]:
-    """Device and inode of what this process writes to: `> out.log` changes while it is read."""
+    """Yield device and inode of this process's outputs. A file such as `> out.log` changes meanwhile."""
     for fd in (1, 2):
         with suppress(OSError):
             facts = os.fstat(fd)
@@ -276,7 +283,10 @@ def _outputs() -> Iterator[tuple[int, int]]:
 
 
 def _entry(root: Path, name: str, written: Collection[tuple[int, int]] = ()) -> Entry | None:
-    """None for what is no longer there, for sockets and the like, and for what is `written`."""
+    """Return the entry of a path.
+
+    None if it has vanished, is not a file, link or directory, or is in `written`.
+    """
     path = root / name
     try:
         facts = path.lstat()
@@ -295,7 +305,10 @@ def _entry(root: Path, name: str, written: Collection[tuple[int, int]] = ()) -> 
 
 
 def _names(root: Path, prefix: str) -> Iterator[str]:
-    """Files, links and empty folders, relative to the root. One repository in another has its own rules."""
+    """Yield files, links and empty directories, relative to the root.
+
+    A repository inside another follows its own rules.
+    """
     folder = root / prefix
     listed = _listed_by_git(folder)
     for name in _listed_by_rules(folder, []) if listed is None else listed:
@@ -307,12 +320,15 @@ def _names(root: Path, prefix: str) -> Iterator[str]:
 
 
 def _is_repository(folder: Path) -> bool:
-    """False where that cannot be told."""
+    """Return True for a git repository. False if this cannot be determined."""
     return os.access(folder / ".git", os.F_OK) and not folder.is_symlink()
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:
-    """What git tracks, or would add; None outside of a repository, and without git. Raises UsageError."""
+    """List the files that git tracks, or would add.
+
+    None outside a repository, and without git. Raises UsageError.
+    """
     environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
     argv = ("git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     try:
@@ -327,7 +343,7 @@ def _listed_by_git(folder: Path) -> list[str] | None:
         return None
     said = done.stderr.decode(errors="replace").strip()
     unread = next((line for line in said.splitlines() if "could not open directory" in line), "")
-    if done.returncode == 0 and unread:  # git goes on without it
+    if done.returncode == 0 and unread:  # git continues without the directory
         raise UsageError(f"--sync {folder}: {unread.removeprefix('warning: ')}", hint=_IGNORE)
     if done.returncode == 0:
         return [os.fsdecode(name) for name in dict.fromkeys(done.stdout.split(b"\0")) if name]
@@ -337,8 +353,11 @@ def _listed_by_git(folder: Path) -> list[str] | None:
 
 
 def _listed_by_rules(folder: Path, outer: list[tuple[int, Any]], prefix: str = "") -> Iterator[str]:
-    """All below a folder but what .gitignore files name: those of inner folders count more."""
-    from pathspec import GitIgnoreSpec  # late: git does it where there is one
+    """Yield the files below a directory, except for ignored files.
+
+    Rules of inner .gitignore files take precedence.
+    """
+    from pathspec import GitIgnoreSpec  # imported late, because git does this work where it is available
 
     rules = outer
     try:

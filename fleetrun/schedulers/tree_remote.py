@@ -1,15 +1,15 @@
-"""The working tree on a machine of the job: receives the archive, keeps it in a folder named by its content,
-and runs a command there.
+"""The working tree on a node of the job. It receives the archive, keeps it in a directory named by its
+content, and runs a command there.
 
-    python -m fleetrun.schedulers.tree_remote has DIGEST               ends with 3 where it is not there
+    python -m fleetrun.schedulers.tree_remote has DIGEST               exits with 3 if the tree is missing
     ... | python -m fleetrun.schedulers.tree_remote unpack DIGEST      an archive on stdin
     ... | python -m fleetrun.schedulers.tree_remote unpack64 DIGEST    the same in base64
     python -m fleetrun.schedulers.tree_remote enter DIGEST INSIDE LOGS COMMAND ...
     python -m fleetrun.schedulers.tree_remote start PARTS DIGEST INSIDE LOGS COMMAND ...
 
-Of a tree there is in ~/.cache/fleetrun/code/:
+A tree has these entries in ~/.cache/fleetrun/code/:
 
-    DIGEST          the folder, renamed from DIGEST.*.new when it is complete
+    DIGEST          the directory, renamed from DIGEST.*.new when it is complete
     DIGEST.json     size and time of each of its files; locked (shared) by each job that runs in it
     DIGEST.lock     locked by the process that unpacks
 """
@@ -31,29 +31,35 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn
 
 NOT_HERE = 3
-_KEPT = 8  # trees; older ones are removed, if nothing else is in them and no job runs there
-_RECENT = 3600.0  # seconds after its last use in which a tree is not removed
-_ABANDONED = 86_400.0  # seconds after which what another machine was unpacking is removed
+_KEPT = 8  # trees; older trees are removed if nothing was added to them and no job runs there
+_RECENT = 3600.0  # seconds after its last use during which a tree is kept
+_ABANDONED = 86_400.0  # seconds after which the unfinished trees of other nodes are removed
 _PIECE = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
 
 class TreeError(Exception):
-    """What is wrong, in a line for the user."""
+    """The error, in one line for the user."""
 
 
-# ---- The digest: over names, kinds, the executable bit and contents, in the order of the names
+# ---- The digest covers names, kinds, the executable bit and contents, in the order of the names
 
 
 class Digest:
+    """The digest of a tree. Add each entry first, then its content."""
+
     def __init__(self) -> None:
-        from hashlib import blake2b  # late: a launch inside of an engine's job loads this module
+        # imported late, because a launch inside a scheduler's job loads this module
+        from hashlib import blake2b
 
         self._hash = blake2b(digest_size=16)
 
     def add(self, name: str, kind: str, size: int) -> None:
-        """An entry; `size` bytes of content follow. `kind`: f, x (executable), l (link) or d (folder)."""
+        """Add an entry, before its `size` bytes of content.
+
+        `kind`: f (file), x (executable), l (link) or d (directory).
+        """
         encoded = os.fsencode(name)
         self._hash.update(b"%s %d %d " % (kind.encode(), len(encoded), size) + encoded)
 
@@ -65,12 +71,13 @@ class Digest:
         return self._hash.hexdigest()
 
 
-# ---- Folders
+# ---- Directories
 
 
 def folder_of_trees() -> Path:
-    """In the user's cache; where there can be none, or others could change it, in the directory for temporary
-    files.
+    """Return the directory of trees in the user's cache.
+
+    If the cache is missing or others could change it, return a directory for temporary files.
     """
     try:
         if (cache := _cache()) is not None:
@@ -89,7 +96,7 @@ def folder_of_trees() -> Path:
 
 
 def _cache() -> Path | None:
-    """None for a user without a home, as in some containers."""
+    """Return the user's cache. None for a user without a home, as in some containers."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     with suppress(RuntimeError):
         cache = cache.expanduser()
@@ -97,12 +104,12 @@ def _cache() -> Path | None:
 
 
 def _only_ours(facts: os.stat_result) -> bool:
-    """A folder into which no other user can write."""
+    """Return True for a directory into which no other user can write."""
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
 def is_there(trees: Path, digest: str) -> bool:
-    """Whether the tree is there, and each of its files is as it was sent."""
+    """Return True if the tree exists, and each of its files is as it was sent."""
     try:
         facts = json.loads((trees / f"{digest}.json").read_bytes())
     except (OSError, ValueError):
@@ -124,17 +131,17 @@ def _facts(path: Path) -> list[Any] | None:
 
 
 def unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
-    """The archive as the tree of this digest, unless it is there. What a job has changed in it is replaced,
-    what it has added stays.
+    """Unpack the archive as the tree of this digest, unless the tree exists. Files that a job has changed are
+    replaced, and files that it has added stay.
 
-    Raises TreeError, and OSError where a disk is full.
+    Raises TreeError, and OSError if a disk is full.
     """
     with (trees / f"{digest}.lock").open("w") as lock:
-        if _locked(lock, fcntl.LOCK_EX):  # another launch may be sending the same
+        if _locked(lock, fcntl.LOCK_EX):  # another launch may be sending the same tree
             for left in _left_over(trees, digest):
                 shutil.rmtree(left, ignore_errors=True)
         if is_there(trees, digest):
-            while archive.read(_PIECE):  # the sender waits for that
+            while archive.read(_PIECE):  # the sender waits until its data is read
                 pass
         else:
             _unpack(trees, digest, archive)
@@ -147,8 +154,10 @@ def _host() -> str:
 
 
 def _left_over(trees: Path, digest: str) -> Iterator[Path]:
-    """Folders of processes that were killed. Of another machine only old ones: it may be unpacking now, and
-    on some network file systems (Lustre with localflock) a lock is known to its own machine only.
+    """Yield the directories of killed processes. Directories of other nodes count only if they are old.
+
+    Another node may be unpacking now. On some network file systems (Lustre with localflock), a lock is only
+    visible on its own node.
     """
     for path in trees.glob(f"{digest}.*.new"):
         own = path.name.startswith(f"{path.name.partition('.')[0]}.{_host()}-")
@@ -158,7 +167,10 @@ def _left_over(trees: Path, digest: str) -> Iterator[Path]:
 
 
 def _locked(file: IO[Any] | int, how: int) -> bool:
-    """False where files cannot be locked. Raises BlockingIOError."""
+    """Lock a file.
+
+    Return False if it cannot be locked. Raises BlockingIOError if another process holds the lock.
+    """
     try:
         fcntl.flock(file, how)
     except OSError as error:
@@ -182,7 +194,7 @@ def _unpack(trees: Path, digest: str, archive: IO[bytes]) -> None:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             _replace_changed(new, there, names)
-        text.rename(trees / f"{digest}.json")  # last: without it nothing is there
+        text.rename(trees / f"{digest}.json")  # last, because the tree counts as complete from here on
     finally:
         shutil.rmtree(new, ignore_errors=True)
         text.unlink(missing_ok=True)
@@ -241,9 +253,9 @@ def _extract_member(tar: Any, member: Any, path: Path, found: Digest) -> None:
 
 
 def _replace_changed(new: Path, there: Path, names: Sequence[str]) -> None:
-    """File by file: a job may run there."""
+    """Replace file by file, because a job may run there."""
     for name in names:
-        for parent in reversed(PurePosixPath(name).parents[:-1]):  # the job may have put something else there
+        for parent in reversed(PurePosixPath(name).parents[:-1]):  # the job may have put another entry there
             found = there / parent
             if found.is_symlink() or found.is_file():
                 found.unlink()
@@ -279,7 +291,7 @@ def _prune(trees: Path, but: str) -> None:
 
 
 def _remove(trees: Path, digest: str) -> None:
-    """Unless a job runs there, or has left something. Raises OSError."""
+    """Remove a tree, unless a job runs there or has left files. Raises OSError."""
     with (trees / f"{digest}.json").open("r+b") as used, (trees / f"{digest}.lock").open("w") as lock:
         if not all(_locked(each, fcntl.LOCK_EX | fcntl.LOCK_NB) for each in (used, lock)):
             return
@@ -292,7 +304,7 @@ def _remove(trees: Path, digest: str) -> None:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """What Python compiles does not count."""
+    """Yield all files, except for files that Python compiles."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
@@ -300,14 +312,14 @@ def _files(folder: Path) -> Iterator[str]:
             yield str((Path(parent) / name).relative_to(folder))
 
 
-# ---- Running there
+# ---- Running in a tree
 
 
 def enter(trees: Path, digest: str, inside: str, logs: str, argv: Sequence[str]) -> NoReturn:
-    """Become the command, in the folder `inside` of the tree; `logs` is relative to where this process
-    is. The tree stays as long as the command, or a process that it has started, runs.
+    """Become the command, in the directory `inside` of the tree. `logs` is relative to the current directory.
 
-    Raises TreeError, and OSError where the command cannot be run.
+    The tree is kept while the command, or a process that it has started, runs. Raises TreeError, and OSError
+    if the command cannot be run.
     """
     try:
         used = os.open(trees / f"{digest}.json", os.O_RDONLY | os.O_CLOEXEC)
@@ -324,7 +336,7 @@ def enter(trees: Path, digest: str, inside: str, logs: str, argv: Sequence[str])
 
 
 class _Parts:
-    """Files that are one stream together."""
+    """Files that together form one stream."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -343,7 +355,7 @@ def main(argv: Sequence[str]) -> int:
     if verb == "has":
         if not is_there(trees, words[0]):
             return NOT_HERE
-        os.utime(trees / f"{words[0]}.json")  # it stays until the job begins
+        os.utime(trees / f"{words[0]}.json")  # it stays until the job starts
         return 0
     if verb == "enter":
         digest, inside, logs, *command = words

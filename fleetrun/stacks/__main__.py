@@ -1,7 +1,9 @@
-"""`python -m fleetrun.stacks`: the process that a launcher starts when its job hangs, or when a trainer fails
-that may be the victim of another. One line of JSON in (of which processes, why, how long it may take, whether
-facts of the machine are asked), the stacks into the logs if there is a reason to, one line of JSON out for
-each trainer (where it is: `state`) and one for all (where they are).
+"""Take stacks in a helper process: `python -m fleetrun.stacks`. A launcher starts it when its job hangs, or
+when a trainer fails that may be the victim of another.
+
+It reads one line of JSON: the processes, the reason, the time limit, and whether to add facts of the node.
+With a reason, it writes the stacks into the logs. It prints one line of JSON for each trainer (its `state`),
+and one with all places.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ def main() -> None:
     facts = _Facts(asked["facts"]) if asked.get("facts") else None
     states = ask_ranks(asked["ranks"], min(1.0, within / 2) if targets else within)
     silent = {each["title"] for each in states if each["alive"] and not each["probe"]} & _wanted(states)
-    # All of them for the logs; for a verdict those that do not answer for themselves.
+    # With a reason, all stacks go into the logs. A diagnosis needs only processes whose probes do not answer.
     looked = targets if asked["why"] else [each for each in targets if each.title in silent]
-    # A look without a reason leaves no trace in a log, whose growth is a sign of life.
+    # Without a reason, a log must not change, because its growth counts as activity.
     found = collect(looked, within, find_pyspy(), asks=bool(asked["why"]))
     told = [completed(state, found.processes) for state in states]
     if facts is not None and told:
@@ -54,14 +56,14 @@ def main() -> None:
 
 
 def _wanted(states: Sequence[Document]) -> set[str]:
-    """The titles of trainers, and of servers for which one of them waits."""
+    """Return the titles of trainers, and of servers for which a trainer waits."""
     waits = [(each["probe"] or {}).get("ps") or {} for each in states]
     servers = {each["server"] for each in waits if not each.get("trainers", True)}
     return {each["title"] for each in states if each["role"] != Role.SERVER or each["rank"] in servers}
 
 
 class _Facts:
-    """What `doctor` measures of this machine, as far as it answers soon."""
+    """Runs `doctor` for facts of this node, as far as it answers soon."""
 
     def __init__(self, asked: Document) -> None:
         words = [asked["log_dir"], *asked["devices"]]
@@ -85,14 +87,18 @@ _FACTS_WITHIN = 2.0  # seconds
 
 
 def ask_ranks(ranks: Sequence[Document], within: float) -> list[Document]:
-    """Each with what its probe says in `probe`, None where it says nothing within so many seconds."""
+    """Add the answer of its probe to each rank, as `probe`.
+
+    None if it does not answer within `within` seconds.
+    """
     with ThreadPoolExecutor(max(1, len(ranks))) as pool:
         return list(pool.map(lambda rank: {**rank, "probe": _said(rank, within)}, ranks))
 
 
 def _said(rank: Document, within: float) -> Any:
-    """Of a process that lives, on its socket; of one that has ended, perhaps just now, in the file that it
-    left.
+    """Ask the probe of a living process on its socket.
+
+    Read the file that a process left at its end, which may have been just now.
     """
     address = Path(str(rank["probe"]))
     with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as asked:
@@ -106,13 +112,13 @@ def _said(rank: Document, within: float) -> Any:
 
 
 def _object(text: bytes) -> Document | None:
-    """None for what no probe writes: the script may answer there, too."""
+    """Parse an object. None for other text, because the script itself may answer on the socket."""
     said = json.loads(text)
     return said if isinstance(said, dict) else None
 
 
 def completed(state: Document, processes: Sequence[Taken]) -> Document:
-    """With its stack, from its probe or from outside, and what is unusual about the process."""
+    """Add the stack, from its probe or from outside, and the unusual state of the process."""
     own = next((each for each in processes if each.target.title == state["title"] and not each.below), None)
     outside = own.threads[0].frames if own is not None and own.threads else ()
     rows = _rows(outside[:20])
@@ -126,8 +132,9 @@ def completed(state: Document, processes: Sequence[Taken]) -> Document:
 
 
 def _rows(frames: Sequence[Frame]) -> list[list[Any]]:
-    """With the text of each line, if it can be read at once: what a process waits for may be the file system
-    on which its script lies.
+    """Return rows with the text of each line, if it can be read quickly.
+
+    A process may be waiting for the file system that holds its script.
     """
     rows: list[list[Any]] = [[each.file, each.line, each.function, ""] for each in frames]
 
@@ -146,7 +153,7 @@ _readers: list[threading.Thread] = []
 
 
 def _ending(log: str) -> str:
-    """The end of the log of the last attempt; empty if it cannot be read."""
+    """Return the end of the log of the last attempt. Empty if the log cannot be read."""
     with suppress(OSError):
         end, _ = last_bytes(Path(log), _TAIL)
         return end.rpartition(b"\n--- fleetrun: restart ")[2].decode(errors="replace")
@@ -154,24 +161,25 @@ def _ending(log: str) -> str:
 
 
 def _last_words(ending: str) -> str:
-    """The exception of C++ that has ended a process, or what torch's watchdog said before it did; empty if
-    there is none.
+    """Return the C++ exception that ended a process, or the last message of torch's watchdog.
+
+    Empty if neither exists.
     """
     _, what, said = ending.rpartition("  what():  ")
     lines = [said.partition("\n")[0]] if what else re.findall(_FATAL, ending)
     return str(lines[-1])[:500] if lines else ""
 
 
-_FATAL = r"\[F\d[^\n]{0,200} ProcessGroup\w{1,40}\.cpp[^\n]*"  # bounded, as a progress bar is one line
+_FATAL = r"\[F\d[^\n]{0,200} ProcessGroup\w{1,40}\.cpp[^\n]*"  # bounded, because a progress bar is one line
 
 
-_TAIL = 256 << 10  # the watchdogs of NCCL print stacks of C++ after what they have seen
+_TAIL = 256 << 10  # NCCL's watchdogs print C++ stacks after their messages
 
 _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger"}
 
 
 def summary(found: Collection) -> list[str]:
-    """A line for each place where processes are, the outlier first."""
+    """Return a line for each place with processes, the outlier first."""
     there = groups(found.processes)
     lines = [clean(f"{group.title}: {group.where}") for group in there[:MOST_GROUPS]]
     if len(there) > MOST_GROUPS:

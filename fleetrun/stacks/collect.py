@@ -1,9 +1,10 @@
-"""The Python stacks of all processes of a job on this machine, within a bound of time. Blocks: for a command
-and for the process that a launcher starts for it, never in a launcher's loop.
+"""Collect the Python stacks of all processes of a job on this node, within a time limit.
 
-py-spy reads them from outside. Where it is not installed or may not look, the process is asked for its own:
-by the signal at which fleetrun's runtime has `faulthandler` write them on stderr, which is the log. The
-signal is never sent to a process that would die of it.
+The functions block, so only commands and helper processes may call them, never a launcher's loop.
+
+py-spy reads stacks from outside. If py-spy is not installed or lacks permission, a signal requests the stacks
+from the process. fleetrun's runtime lets `faulthandler` write them to stderr, which is the log. A process
+that would die of the signal never receives it.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from fleetrun.stacks import processes
 from fleetrun.stacks.frames import Taken, Target, Threads, of_faulthandler, of_pyspy
 from fleetrun.stacks.processes import belongs, blocking, catches, state_of, waits_for
 
-# ---- Stacks by signal: the runtime has `faulthandler` write them on stderr. The signal is never sent to a
-# process that would die of it
+# ---- Stacks by signal: `faulthandler` writes them on stderr. A process that would die of the signal never
+# receives it
 
 _PATIENCE = 5.0  # seconds for the stacks to appear in the log
-_SETTLED = 0.2  # seconds without another line: that was all
+_SETTLED = 0.2  # seconds without a new line, after which the stacks are complete
 _LOG_PAUSE = 0.02
-_MOST = 1 << 20  # bytes of a log that are searched for them
+_MOST = 1 << 20  # bytes of a log that are searched for stacks
 
 
 def can_ask(target: Target, pid: int) -> bool:
-    """Whether that process is of this container and has a handler for the signal."""
+    """Return True if process `pid` belongs to the target and has a handler for the signal."""
     return (
         state_of(pid) not in ("", "Z", "T", "t") and belongs(pid, target.mark) and catches(pid, STACKS_SIGNAL)
     )
@@ -49,7 +50,10 @@ def ask_process(
     target: Target, pid: int, clock: Clock = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> Threads:  # fmt: skip
-    """Its threads, read out of its log; none when it did not write them there in time. Blocks."""
+    """Ask a process for its stacks, and read them from its log.
+
+    Empty if it does not write them in time. Blocks.
+    """
     log = Path(target.log)
     begin, blocked = _size(log), blocking(pid, STACKS_SIGNAL)
     if begin is None or not _send(target, pid):
@@ -67,8 +71,9 @@ def ask_process(
 
 
 def _done(pid: int, blocked: set[int]) -> bool:
-    """Whether it has written all; a rest in the middle, for a slow disk, only looks like the end. The kernel
-    blocks a signal in the thread that handles it, while those that were `blocked` before did that themselves.
+    """Return True if the process has written all stacks. A pause for a slow disk may look like the end.
+
+    The kernel blocks a signal in the thread that handles it. Threads in `blocked` blocked it before.
     """
     return not waits_for(pid, STACKS_SIGNAL) and blocking(pid, STACKS_SIGNAL) <= blocked
 
@@ -79,7 +84,7 @@ def _send(target: Target, pid: int) -> bool:
     except OSError:
         return False
     try:
-        if can_ask(target, pid):  # once more: now the pid cannot become another's
+        if can_ask(target, pid):  # checked again, because the pid can no longer change owners
             signal.pidfd_send_signal(pidfd, STACKS_SIGNAL)
             return True
     except OSError:
@@ -90,7 +95,7 @@ def _send(target: Target, pid: int) -> bool:
 
 
 def _size(log: Path) -> int | None:
-    """None unless it is a regular file: nothing is read from a FIFO."""
+    """Return the size of a regular file. None for other files, because a FIFO must not be read."""
     with suppress(OSError):
         return log.lstat().st_size if log.is_file() and not log.is_symlink() else None
     return None
@@ -115,23 +120,23 @@ _WHY = {
     "No such": "it has ended",
 }
 _LONGEST = 200  # characters
-_UNINTERRUPTIBLE = 2.0  # seconds for a killed py-spy to go
+_UNINTERRUPTIBLE = 2.0  # seconds for a killed py-spy to end
 
 
 def find_pyspy() -> str | None:
-    """The program: of this Python first, then of the PATH."""
+    """Find py-spy, first next to this Python and then on the PATH."""
     return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
 
 
 class SpyError(Exception):
-    """Why py-spy has no stacks of a process."""
+    """The reason why py-spy has no stacks of a process."""
 
 
 def dump_pyspy(program: str, pid: int, env: Environ, within: float) -> Threads:
-    """The threads of a Python process. Raises SpyError, after about `within` seconds at the latest.
+    """Read the threads of a Python process. Raises SpyError, after about `within` seconds at the latest.
 
-    py-spy stops a process while it reads. It would wait without end for one that is stopped already, or
-    uninterruptible in the kernel; such a process does not move, and is read as it is.
+    py-spy stops a process while it reads. It would wait forever for a process that is already stopped, or
+    uninterruptible in the kernel. Such a process does not move, so it is read without a stop.
     """
     with _left_running(pid) as quietly:
         try:
@@ -141,8 +146,10 @@ def dump_pyspy(program: str, pid: int, env: Environ, within: float) -> Threads:
 
 
 def record_pyspy(program: str, pid: int, env: Environ, seconds: int, format: str, to: Path) -> None:
-    """Write where the threads of a process, and of the processes below it, are over so many seconds: py-spy
-    looks 100 times a second, also while they wait. `format`: flamegraph or speedscope. Raises SpyError.
+    """Record where the threads of a process and of its children spend their time, for `seconds` seconds.
+
+    py-spy samples 100 times a second, including waiting threads. `format`: flamegraph or speedscope. Raises
+    SpyError.
     """
     how = [
         "--format",
@@ -163,14 +170,16 @@ _TO_WRITE = 60.0
 
 @contextlib.contextmanager
 def _left_running(pid: int) -> Iterator[Strings]:
-    """Options for a process that py-spy must not stop; a py-spy that is killed between its stop and its
-    continue leaves none stopped.
+    """Yield py-spy's options for a process. py-spy must not stop a process that is already stopped or
+    uninterruptible.
+
+    Afterwards, continue a process that a killed py-spy left stopped.
     """
     before = state_of(pid)
     try:
         yield ("--nonblocking",) if before in ("T", "t", "D") else ()
     finally:
-        # It is stopped, or will be once the kernel lets go of it.
+        # It is stopped, or will be once it returns from the kernel.
         if before != "T" and (waits_for(pid, signal.SIGSTOP) or state_of(pid) == "T"):
             with suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
@@ -198,7 +207,7 @@ def _kill(popen: subprocess.Popen[bytes]) -> None:
     for stream in (popen.stdout, popen.stderr):
         if stream is not None:
             stream.close()
-    with suppress(subprocess.TimeoutExpired):  # it may itself be in uninterruptible sleep
+    with suppress(subprocess.TimeoutExpired):  # py-spy itself may be in uninterruptible sleep
         popen.wait(_UNINTERRUPTIBLE)
 
 
@@ -208,53 +217,57 @@ def _why(said: str) -> str:
     return found or f"py-spy: {lines[0] if lines else 'no word'}"[:_LONGEST]
 
 
-# ---- Stacks of all processes of a job on this machine, within a time limit. Blocks: never called in the
-# loop of a launcher
+# ---- Stacks of all processes of a job on this node, within a time limit. The functions block, so a
+# launcher's loop never calls them
 
 _AT_ONCE = 8
 _EACH = 5.0  # seconds for one process
 _LONGEST_NAME = 40
-_OLD = 5.0  # seconds after which a process has begun
+_OLD = 5.0  # seconds after which a process counts as started
 _PAUSE = 0.25
 
 
 @frozen
 class Collection:
-    """`hint` says what would have shown more; empty when nothing is missing."""
+    """The stacks of a job. `hint` suggests how to get missing stacks. Empty if the stacks are complete."""
 
     processes: tuple[Taken, ...]
     hint: str = ""
 
     @property
     def whole(self) -> bool:
-        """Whether the place of each Python process is known."""
+        """True if the position of each Python process is known."""
         return not self.hint
 
 
 @frozen_by_name
 class Means:
-    """How it is looked: `program` is py-spy or None, `env` what it is run with. `asks`: processes that it
-    cannot read may be asked.
-    """
+    """The means to take stacks."""
 
     program: str | None
+    """Path of py-spy. None: not installed."""
     env: Environ
+    """Environment of py-spy."""
     deadline: float
     clock: Clock = time.monotonic
     asks: bool = True
+    """Processes that py-spy cannot read may be asked by signal."""
     age: Callable[[int], float | None] = processes.age_of
 
     @property
     def left(self) -> float:
+        """The remaining seconds."""
         return self.deadline - self.clock()
 
 
 def collect(
     targets: Sequence[Target], within: float, program: str | None, *, asks: bool = True
 ) -> Collection:
-    """In the order of the targets, each with the Python processes below it. Takes little more than `within`
-    seconds, whatever the processes do. `program` is py-spy (`find_pyspy`), None: it is not here. `asks`: a
-    process that cannot be read may be asked to write its stacks into its log.
+    """Take the stacks of all targets in order, each with the Python processes below it. Takes little more
+    than `within` seconds, whatever the processes do.
+
+    `program` is py-spy (`find_pyspy`), None if it is not installed. `asks`: a process that cannot be read may
+    be asked to write its stacks into its log.
     """
     deadline = time.monotonic() + within
     means = Means(program=program, env=helper_environment(), deadline=deadline, asks=asks)
@@ -277,7 +290,7 @@ def _pids(target: Target) -> list[int]:
 
 
 def take(target: Target, pid: int, means: Means) -> Taken:
-    """What one process does."""
+    """Take the stacks of one process."""
     state = processes.state_of(pid)
     known = {"target": target, "pid": pid, "state": state}
     command = processes.command_of(pid)[:_LONGEST_NAME]
@@ -294,7 +307,7 @@ def take(target: Target, pid: int, means: Means) -> Taken:
 
 
 def _look(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
-    """Its threads, or why they are not known. One that has just begun gets some time to begin."""
+    """Return its threads, or the reason why they are unknown. A new process gets some time to start."""
     threads, note = _once(target, pid, means)
     while not threads and means.left > _PAUSE and (age := means.age(pid)) is not None and age < _OLD:
         time.sleep(_PAUSE)
@@ -316,7 +329,7 @@ def _once(target: Target, pid: int, means: Means) -> tuple[Threads, str]:
 
 
 def _own(threads: Threads) -> Threads:
-    """Without the thread in which the probe answers."""
+    """Drop the thread in which the probe answers."""
     return tuple(each for each in threads if not any(PROBE in frame.file for frame in each.frames[-1:]))
 
 

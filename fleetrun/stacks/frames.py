@@ -1,5 +1,6 @@
-"""What a stack is: frames and threads, read from the output of py-spy and faulthandler; the processes that
-they belong to; and equal stacks in groups, the odd one first. Pure.
+"""Stacks as frames and threads, read from the output of py-spy and faulthandler.
+
+Equal stacks of processes form groups, with the odd group first. All functions are pure.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from fleetrun.aliases import Document, Fields
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.frozen import frozen, frozen_by_name
 
-# ---- Stacks, as py-spy and faulthandler write them
+# ---- Stacks in the output of py-spy and faulthandler
 
 MOST_FRAMES = 200
-"""Of one thread, from the innermost outwards: a recursion without end is shown as far as that."""
+"""Limit for one thread, from the innermost frame outwards. An endless recursion is cut off there."""
 
 MOST_THREADS = 100
 
@@ -28,6 +29,8 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 @frozen
 class Frame:
+    """One call on a stack."""
+
     function: str
     file: str
     line: int
@@ -38,7 +41,10 @@ class Frame:
 
 @frozen
 class Thread:
-    """`frames` begin with the innermost call. `cut` counts the outermost ones that were left out."""
+    """One thread.
+
+    `frames` start with the innermost call. `cut` counts the outermost frames that were dropped.
+    """
 
     name: str
     frames: tuple[Frame, ...]
@@ -49,7 +55,7 @@ Threads = tuple[Thread, ...]
 
 
 def of_pyspy(text: str) -> Threads:
-    """`py-spy dump --json`: its threads, the main one first. Raises ValueError for anything else."""
+    """Read the threads of `py-spy dump --json`, the main thread first. Raises ValueError for other text."""
     document = json.loads(text)
     if not isinstance(document, list) or not all(isinstance(each, dict) for each in document):
         raise ValueError("no list of threads")
@@ -76,7 +82,7 @@ def _number(said: Any) -> int:
 
 
 def of_faulthandler(text: str) -> Threads:
-    """What `faulthandler.dump_traceback` wrote, with anything else between its lines: its threads."""
+    """Read the threads that `faulthandler.dump_traceback` wrote. Other output may be between its lines."""
     threads: list[Thread] = []
     for line in text.splitlines():
         if (head := _HEAD.search(line)) is not None:
@@ -91,8 +97,10 @@ def of_faulthandler(text: str) -> Threads:
 
 
 def place(threads: Threads) -> str:
-    """Where a process is, in a few words: the innermost call of its first thread, and the innermost one
-    that is not in an installed package, if that is another.
+    """Describe the position of a process in a few words.
+
+    It is the innermost call of its first thread, with the innermost call outside installed packages if that
+    differs.
     """
     frames = threads[0].frames if threads else ()
     if not frames:
@@ -116,24 +124,25 @@ def _installed(file: str) -> bool:
 
 @frozen_by_name
 class Target:
-    """A container that runs. `mark` is the value of FLEETRUN_CONTAINER in its environment, `title` how
-    messages call it (`trainer 3`). `node` is the rank of its node, where there are several.
-    """
+    """A running process of the job."""
 
     role: str
     rank: int
     title: str
+    """Its name in messages, such as `trainer 3`."""
     pid: int
     log: str
     mark: str
+    """The value of FLEETRUN_CONTAINER in its environment."""
     node: int | None = None
+    """Rank of its node, in a job on several nodes."""
 
     def as_json(self) -> Document:
         return asdict(self)
 
     @classmethod
     def of_json(cls, said: Fields) -> Target:
-        """Raises what reading other people's JSON raises: KeyError, TypeError, ValueError."""
+        """Read a target from JSON. Raises KeyError, TypeError or ValueError if it is malformed."""
         words = {name: str(said[name]) for name in ("role", "title", "log", "mark")}
         node = said.get("node")
         node = None if node is None else int(node)
@@ -142,20 +151,20 @@ class Target:
 
 @frozen_by_name
 class Taken:
-    """One process of a container: the container's own, or one below it that it started (`below`).
-
-    `state` is the letter of `ps`. Without `threads`, `note` says why there are none.
-    """
+    """The stacks of one process of the job, or of a child process that it started (`below`)."""
 
     target: Target
     pid: int
     command: str
     state: str
+    """The letter of `ps`."""
     threads: Threads = ()
     note: str = ""
+    """The reason for missing threads."""
 
     @property
     def below(self) -> bool:
+        """True for a child process."""
         return self.pid != self.target.pid
 
     @property
@@ -163,14 +172,14 @@ class Taken:
         return f"{self.target.title}, its {self.command}" if self.below else self.target.title
 
 
-# ---- Grouping of equal stacks
+# ---- Groups of equal stacks
 
 _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "uninterruptible, in the kernel"}
 
 
 @frozen
 class Group:
-    """Processes that are at the same place."""
+    """Processes at the same place."""
 
     members: tuple[Taken, ...]
 
@@ -180,7 +189,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """`trainers 0-2, 5 and server 0`."""
+        """Names of the members, such as `trainers 0-2, 5 and server 0`."""
         own: dict[tuple[str, str], list[int]] = {}
         for each in self.members:
             what = each.target.title.rpartition(" ")[0] or each.target.title
@@ -189,14 +198,16 @@ class Group:
 
     @property
     def where(self) -> str:
-        """In a few words."""
+        """The place in a few words."""
         said = place(self.first.threads) if self.first.threads else self.first.note
         return f"{_STOPPED[self.first.state]}, in {said}" if self.first.state in _STOPPED else said
 
 
 def groups(taken: Sequence[Taken]) -> list[Group]:
-    """Stopped processes first, then the smallest group: when many wait for one, that one comes first. Groups
-    of one size stay in order.
+    """Group processes by place. Stopped processes come first, then the smallest group, so that a single rank
+    with many waiting ranks comes first.
+
+    Groups of the same size stay in order.
     """
     together: dict[Hashable, list[Taken]] = {}
     for each in taken:
@@ -206,7 +217,7 @@ def groups(taken: Sequence[Taken]) -> list[Group]:
 
 
 def _key(each: Taken) -> Hashable:
-    """A stopped process is never the same as one that waits at that place."""
+    """Return the key of a place. A stopped process never equals a process that waits at the same place."""
     stopped = each.state if each.state in _STOPPED else ""
     return each.below, stopped, each.note, tuple((thread.frames, thread.cut) for thread in each.threads)
 

@@ -1,5 +1,6 @@
-"""Finds out where the containers of a job are when it hangs, or when one fails that may be the victim of
-another: in a helper process, because the launcher's loop never waits for a process that hangs.
+"""Find the places of a job's processes when it hangs, or when one fails that may be the victim of another.
+
+A helper process does the work, because the launcher's loop must never wait for a process that hangs.
 """
 
 from __future__ import annotations
@@ -36,22 +37,24 @@ from fleetrun.stacks.frames import Target
 WITHIN = 20.0
 """Seconds for all stacks together."""
 
-_MORE = 10.0  # for a slow machine to start that process, and to ask a process itself
+_MORE = 10.0  # for a slow node to start the helper, and to signal a process
 _MOST_LINES = 20
 _LONGEST = 500
 
 
 State = Document
-"""Where a rank is: what `probe.states.read_state` reads."""
+"""The state of a rank, as `probe.states.read_state` reads it."""
 
 Taken = Callable[[Strings, list[State]], None]
 
 
 class Taker:
-    """One for a launch. `companions` gets the pid of the process while it runs, which `argv` starts; `why`
-    is printed above the stacks in the logs, where they are not written if it is empty. `outside`: processes
-    that do not answer for themselves are read from outside, which may write their stacks into their logs.
-    `facts`: the state of the first rank has what `doctor` measures of this machine, as `machine`.
+    """Takes stacks for one launch, in a helper process.
+
+    `argv` starts the helper, and `companions` holds its pid while it runs. `why` is printed above the stacks
+    in the logs. If `why` is empty, the logs stay unchanged. `outside`: processes whose probes do not answer
+    are read from outside, which may write their stacks into their logs. `facts`: the state of the first rank
+    includes the facts of this node, as `machine`.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class Taker:
         self._more = more
 
     def take(self, containers: Sequence[Container], then: Taken) -> Callback:
-        """Begin; `then` gets a line for each place where processes are, or why that is not known, and where
-        each trainer is. Returns a function that cancels it.
+        """Start taking stacks. Return a function that cancels.
+
+        `then` receives a line for each place with processes, or the reason why it is unknown, and the state
+        of each rank.
         """
         limit = self._within + self._more
         taking = _Taking(self._loop, self._companions, containers, then, limit)
@@ -108,12 +113,12 @@ def _facts_asked(containers: Sequence[Container]) -> Document:
 
 
 def _ranked(containers: Sequence[Container]) -> list[Container]:
-    """Those that others may wait for."""
+    """Return the processes that others may wait for."""
     return [each for each in containers if each.spec.role in (Role.TRAINER, Role.SERVER)]
 
 
 def _rank_fields(container: Container) -> Document:
-    """What the launcher knows of a rank."""
+    """Return the launcher's facts about a rank."""
     spec, ended = container.spec, container.ended if not container.alive else None
     message = ended.message if ended is not None else ""
     how = str(ended.exit) if ended is not None else ""
@@ -142,7 +147,7 @@ def target_of(container: Container) -> Target:
 
 
 class _Taking:
-    """One time."""
+    """One request."""
 
     def __init__(
         self,
@@ -179,14 +184,14 @@ class _Taking:
         return self._call_off
 
     def _heard(self, line: bytes) -> None:
-        """A line for each rank, then that of the stacks."""
+        """Receive a line for each rank, then the line with all places."""
         self._last = line
         with suppress(*MALFORMED):
             state = json.loads(line)["state"]
             self._states[state["title"]] = state
 
     def _ended(self, exit: Exit) -> None:
-        """Its exit code is not asked: the line counts."""
+        """Finish. The last line counts, not the exit code."""
         self._companion = None
         with suppress(ValueError, TypeError, LookupError):
             lines = json.loads(self._last)["stacks"]
@@ -206,7 +211,7 @@ class _Taking:
             then(lines, self._ranks())
 
     def _ranks(self) -> list[State]:
-        """Where they stood, and how those have ended that have since."""
+        """Return the states of the ranks, with the ends of processes that have ended since."""
         return [
             {**self._states.get(each.spec.title, {}), **_rank_fields(each)}
             for each in _ranked(self._containers)
@@ -223,16 +228,16 @@ class _Taking:
             companion.close()
 
 
-# ---- What a job waits for: where its ranks are, here and on the other nodes
+# ---- The ranks that a job waits for, from the states of ranks on all nodes
 
 AskOthers = Callable[[Detail, Callable[[list[State], str], None]], None]
-"""Gets the states of the ranks of all other nodes, in this detail, and what this node is called; calls back
-exactly once, seconds later at most.
+"""Requests the states of all ranks of the other nodes, in the given detail, and this node's name. Calls back
+exactly once, within a few seconds.
 """
 
 
 class Finder:
-    """One for a launch. `others` is None where there is no other node."""
+    """Finds the ranks that a job waits for. One per launch. `others` is None without other nodes."""
 
     def __init__(self, taker: Taker, others: AskOthers | None, detail: Detail = Detail.OUTSIDE) -> None:
         self._taker = taker
@@ -240,7 +245,7 @@ class Finder:
         self._detail = detail
 
     def begin(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callback:
-        """`Take` of `pod.hangs`."""
+        """Implement `Take` of `pod.hangs`."""
         finding = _Finding(then, alone=self._others is None)
         cancel = finding.begin(self._taker, containers)
         if self._others is not None:
@@ -249,7 +254,7 @@ class Finder:
 
 
 class _Finding:
-    """One time."""
+    """One request."""
 
     def __init__(self, then: Callable[[Findings], None], *, alone: bool) -> None:
         self._then: Callable[[Findings], None] | None = then
@@ -276,7 +281,7 @@ class _Finding:
         self._finish()
 
     def _finish(self) -> None:
-        """Once both are there."""
+        """Call back once both parts have arrived."""
         if self._lines is not None and self._others is not None and self._then is not None:
             then, self._then = self._then, None
             here = [{**each, "node": self._node} for each in self._states]
@@ -297,8 +302,9 @@ class _Finding:
 
 
 def _read(states: Sequence[State]) -> list[RankState]:
-    """Those that can be read: they come from scripts' processes and other machines. Of many ranks fewer
-    arrivals are looked at each: the launcher's loop waits meanwhile.
+    """Read the well-formed states. They come from processes of scripts and from other nodes.
+
+    With many ranks, fewer arrivals of each rank are read, because the launcher's loop waits meanwhile.
     """
     frames, calls, arrivals, _ = _ENOUGH[0]
     arrivals = min(arrivals, max(_FEW, _MOST_ARRIVALS // max(1, len(states))))
@@ -314,13 +320,13 @@ _FEW = 2 * ENOUGH
 
 
 _ENOUGH = ((20, 20, 200, 1 << 18), (20, 20, 60, 1 << 16), (6, 6, 20, 1 << 13), (2, 2, 2, 0), (0, 1, 0, 0))
-"""Frames, calls and arrivals of each rank, and bytes of its log, less and less; the facts of the machine go
-with its last bytes.
+"""Limits for frames, calls and arrivals of each rank, and for bytes of its log, from large to small. The
+facts of the node are dropped with the last bytes of the log.
 """
 
 
 def with_logs(states: Sequence[State], containers: Sequence[Container]) -> list[State]:
-    """With the ends of their logs, for another node."""
+    """Add the ends of their logs to the states, for another node."""
     logs = {each.spec.title: each.spec.log for each in containers}
     found = []
     for state in states:
@@ -332,8 +338,9 @@ def with_logs(states: Sequence[State], containers: Sequence[Container]) -> list[
 
 
 def pack_states(states: Sequence[State], most: int, asked: float) -> bytes:
-    """For another node, in at most so many bytes: what does not fit is left out. `asked`: when it was here
-    that the node asked, seconds since the epoch.
+    """Encode states for another node, in at most `most` bytes. Parts that do not fit are dropped.
+
+    `asked`: the time of the request on this node's clock, in seconds since the epoch.
     """
     for enough in _ENOUGH:
         said = {"asked": asked, "answered": time.time(), "states": [_cut(each, *enough) for each in states]}
@@ -357,7 +364,7 @@ def _cut(state: State, frames: int, calls: int, arrivals: int, end: int) -> Stat
 
 
 def _last_lines(text: str, most: int) -> str:
-    """Whole lines: what masks secrets has to see their names."""
+    """Return whole lines, because masking needs the names of secrets."""
     return text if len(text) <= most else text[len(text) - most :].partition("\n")[2]
 
 
@@ -367,9 +374,10 @@ def _arrivals(probe: State) -> dict[str, list[Any]]:
 
 
 def unpack_states(data: bytes, asked: float, heard: float, node: str) -> list[State]:
-    """Of the ranks of `node`, which was asked and heard at these times of this node's clock; none if that
-    cannot be read. How far its clock is ahead follows as in NTP: the way there and back is taken to be
-    equally long.
+    """Decode the states of the ranks of `node`. Return an empty list if they are malformed.
+
+    `asked` and `heard` are the times of request and answer on this node's clock. The offset of the other
+    clock follows as in NTP, which assumes that both directions take equally long.
     """
     try:
         unpacker = zlib.decompressobj()
@@ -387,11 +395,11 @@ _LARGEST = 4 << 20  # bytes of an answer, unpacked
 # ---- --hang_timeout, and a failure that may be a symptom
 
 _SOON = 1.5  # seconds in which processes answer, or are read from outside
-_LATER = 1.5  # more, for a slow machine
+_LATER = 1.5  # additional seconds, for a slow node
 
 
 def quick_taker(loop: Loop, companions: set[int], detail: Detail, *, facts: bool = False) -> Taker:
-    """For a failure, or to look how a job fares: it takes 3 seconds at most."""
+    """Build a Taker for a failure, or for a look at a running job. It takes at most 3 seconds."""
     outside = detail is not Detail.PROBES
     return Taker(loop, companions, outside=outside, facts=facts, within=_SOON, more=_LATER)
 
@@ -403,8 +411,10 @@ def watch_for_hangs(
     tell: Callable[[Findings], None],
     others: AskOthers | None = None,
 ) -> HangWatch:
-    """`companions` are helper processes of the launcher, `limit` the seconds of silence; `tell` is
-    `HangWatch`'s.
+    """Watch for hangs.
+
+    `companions` are helper processes of the launcher. `limit` is in seconds of silence. `tell` is passed to
+    `HangWatch`.
     """
     why = f"no sign of life for {limit:g} s (--hang_timeout)"
     taker = Finder(Taker(loop, companions, why), others)
@@ -412,7 +422,7 @@ def watch_for_hangs(
 
 
 def _ask_signs(others: AskOthers | None, then: Callable[[list[float | None]], None]) -> None:
-    """`Ask` of `pod.hangs`. A node that does not answer is not taken to be silent."""
+    """Implement `Ask` of `pod.hangs`. A node that does not answer does not count as silent."""
     if others is None:
         then([])
     else:

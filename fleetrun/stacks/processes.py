@@ -1,5 +1,5 @@
-"""What the kernel shows of a process: its state, its name, its children, whether a signal is safe. Reads
-only; a process that has ended looks like an unknown one.
+"""Read the kernel's facts about a process: its state, its name, its children, and the signals that it
+handles. A process that has ended looks like an unknown process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleetrun.pod.process import children_of
 from fleetrun.proc import read_stat
 
 MOST_BELOW = 16
-"""Python processes below one container that are looked at: data loaders come in dozens and look alike."""
+"""Most Python processes read below one process of the job, because dozens of data loaders look alike."""
 
 _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"compile_worker")
 
@@ -31,7 +31,7 @@ STATES = {
 
 
 def state_of(pid: int) -> str:
-    """The letter of `ps`; empty when there is no such process."""
+    """Return the letter of `ps`. Empty if the process does not exist."""
     try:
         return read_stat(pid).state
     except ProcessLookupError:
@@ -39,7 +39,7 @@ def state_of(pid: int) -> str:
 
 
 def age_of(pid: int) -> float | None:
-    """Seconds since it began; None when there is no such process."""
+    """Return the seconds since its start. None if the process does not exist."""
     with suppress(OSError):
         up = float(Path("/proc/uptime").read_text().split()[0])
         return max(0.0, up - read_stat(pid).started / os.sysconf("SC_CLK_TCK"))
@@ -47,18 +47,22 @@ def age_of(pid: int) -> float | None:
 
 
 def command_of(pid: int) -> str:
+    """Return the kernel's name of the process. Empty if the process does not exist."""
     return read_file(Path(f"/proc/{pid}/comm"))
 
 
 def is_python(pid: int) -> bool:
-    """Whether its program is a Python."""
+    """Return True if its program is Python."""
     with suppress(OSError):
         return "python" in Path(f"/proc/{pid}/exe").readlink().name
     return False
 
 
 def belongs(pid: int, mark: str) -> bool:
-    """Whether it was started within the container of that mark: pids come again."""
+    """Return True if it was started within the process of the job with that mark.
+
+    The check is needed because pids are reused.
+    """
     with suppress(OSError):
         variable = f"{CONTAINER_VARIABLE}={mark}".encode()
         return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -66,7 +70,7 @@ def belongs(pid: int, mark: str) -> bool:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether it has a handler for that signal, so that it does not die of it."""
+    """Return True if it has a handler for that signal, so that the signal does not end it."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -75,30 +79,30 @@ def catches(pid: int, number: int) -> bool:
 
 
 def waits_for(pid: int, number: int) -> bool:
-    """Whether that signal was sent to it and has not come to a handler yet."""
+    """Return True if that signal was sent to it and has not reached a handler yet."""
     return any(mask >> (number - 1) & 1 for _, mask in _masks(pid, "SigPnd:", "ShdPnd:"))
 
 
 def blocking(pid: int, number: int) -> set[int]:
-    """Its threads to which that signal does not come at this moment, as to those that handle it right now."""
+    """Return its threads that currently block the signal, as threads do that are handling it."""
     return {thread for thread, mask in _masks(pid, "SigBlk:") if mask >> (number - 1) & 1}
 
 
 def _masks(pid: int, *names: str) -> Iterator[tuple[int, int]]:
-    """Of each thread."""
+    """Yield each thread with its signal mask."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return
     for task in tasks:
-        with suppress(OSError, ValueError):  # of one that ends meanwhile
+        with suppress(OSError, ValueError):  # the thread ends meanwhile
             for line in (task / "status").read_text(errors="replace").splitlines():
                 if line.startswith(names):
                     yield int(task.name), int(line.split()[1], 16)
 
 
 def python_below(pid: int) -> list[int]:
-    """The Python processes below it that do work of the script, nearest first."""
+    """Return the Python processes below it that work for the script, nearest first."""
     return [each for each in _below(pid) if is_python(each) and not _helper(each)]
 
 

@@ -1,5 +1,7 @@
-"""Stacks as lines of text, on a terminal, as JSON, or below the output in the log of their container.
-Control characters in names are escaped. A log that is no longer a file is left alone, and so is a full disk.
+"""Format stacks as lines of text, for a terminal, as JSON, or below the output in the log of their process.
+
+Control characters in names are escaped. Logs that are not regular files are left alone, and errors of a full
+disk are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _LONGEST_LINE = 120
 
 
 def grouped_lines(groups: Sequence[Group]) -> Iterator[str]:
-    """For a person: each place once, the outlier first."""
+    """Format stacks for a person. Each place appears once, the outlier first."""
     for number, group in enumerate(groups):
         if number:
             yield ""
@@ -34,7 +36,7 @@ def grouped_lines(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _places(members: Sequence[Taken]) -> str:
-    """`pids 17, 18`, or of several nodes `node 0: pids 17, 18; node 1: pid 9`."""
+    """List pids, such as `pids 17, 18`, or `node 0: pids 17, 18; node 1: pid 9` for several nodes."""
     nodes: dict[int | None, list[int]] = {}
     for each in members:
         nodes.setdefault(each.target.node, []).append(each.pid)
@@ -49,7 +51,7 @@ def _pids(pids: Sequence[int]) -> str:
 
 
 def stack_lines(taken: Taken) -> Iterator[str]:
-    """Of one process, the innermost call first."""
+    """Format the stacks of one process, the innermost call first."""
     if taken.state in ("D", "T", "t"):
         yield f"  {STATES[taken.state]}"
     if not taken.threads:
@@ -72,7 +74,7 @@ def _frames(thread: Thread) -> Iterable[str]:
 
 
 def clean(text: str) -> str:
-    """One line of it that does nothing to a terminal and can be encoded."""
+    """Return one line without effect on a terminal, which can be encoded."""
     cut = text if len(text) <= 10 * _LONGEST_LINE else f"{text[: 10 * _LONGEST_LINE]} ..."
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
@@ -81,7 +83,7 @@ def clean(text: str) -> str:
 
 
 def as_json(taken: Taken) -> Document:
-    """For another program. Its strings are as they are."""
+    """Convert to JSON for another program. Strings are not escaped."""
     return {
         "role": taken.target.role,
         "rank": taken.target.rank,
@@ -107,7 +109,7 @@ def as_json(taken: Taken) -> Document:
 
 
 def of_json(said: Fields, node: int) -> Taken:
-    """What `as_json` says, on another node. Raises what reading other people's JSON raises."""
+    """Read the JSON of `as_json` from another node. Raises the exceptions of malformed JSON."""
     command, pid = str(said["command"]), int(said["pid"])
     target = Target(
         role=str(said["role"]),
@@ -129,13 +131,16 @@ def _thread(said: Fields) -> Thread:
     return Thread(str(said["name"]), found, int(said["cut"]))
 
 
-# ---- Stacks written into the logs of their containers. A log that is not a regular file is left alone
+# ---- Stacks written into the logs of their processes. A log that is not a regular file is left alone
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def write_into_logs(taken: Sequence[Taken], why: str, now: float) -> int:
-    """Each container's processes into its log; in how many that was done. `now`: seconds since the epoch."""
+    """Write the stacks of each process into its log.
+
+    Return the number of logs written. `now`: seconds since the epoch.
+    """
     logs: dict[str, list[Taken]] = {}
     for each in taken:
         logs.setdefault(each.target.log, []).append(each)

@@ -1,22 +1,22 @@
-"""The probe: what the launcher asks of a process from outside, and what the process leaves for it at its end.
+"""The probe runs inside a process of the job. It answers the launcher, and leaves information at the end.
 
-- The stacks of all threads go to stderr, which is the log, at STACKS_SIGNAL: written in C, so also while the
-  interpreter is stuck.
-- A script that has run to its end says so in its error file (`channels.read_finished`), last of all that
-  Python runs: a crash after that, while C++ objects are torn down, loses nothing. One that an exception ends
-  leaves the exception there, as torchrun's `@record` does.
+- STACKS_SIGNAL writes the stacks of all threads to stderr, which is the log. C code writes them, so it also
+  works while the interpreter is stuck.
+- A script that reaches its end notes that in its error file (`channels.read_finished`), as the last action of
+  Python. A later crash, while C++ objects are destroyed, then loses nothing. A script that ends with an
+  exception leaves the exception there, as torchrun's `@record` does.
 - The first client of MASTER_PORT in rank 0 finds a TCPStore there, as under torchrun.
 - Steps of torch's optimizers are counted and reported (`fleetrun_steps`).
-- With `--warm`, what has been imported is in a file beside the socket from the first step on, for a standby
-  of this process (`fleetrun_standby`).
-- From `torch.distributed.init_process_group` on, or from the first call of `also` by fleetrun's own runtime,
-  a thread answers on the socket of FLEETRUN_PROBE_SOCKET with a JSON object (`_state`), and closes. It needs
-  the interpreter's lock, which a wait in a collective releases. At its end the process leaves its last state
-  in a file beside the socket.
+- With `--warm`, a file beside the socket lists the imported modules from the first step on, for a standby of
+  this process (`fleetrun_standby`).
+- A thread answers on the socket of FLEETRUN_PROBE_SOCKET with a JSON object (`_state`), and closes the
+  connection. It starts with `torch.distributed.init_process_group`, or with the first call of `also` by
+  fleetrun's runtime. It needs the interpreter's lock, which a wait in a collective releases. At its end the
+  process leaves its last state in a file beside the socket.
 
-Nothing of this costs a step anything: the thread sleeps until it is asked, and torch keeps its record of
-collectives (the flight recorder) anyway. Private names of torch are looked for, never relied on. Runs in any
-Python 3, also one without fleetrun: standard library only.
+The probe adds no work to a step. The thread sleeps until a request arrives, and torch keeps its record of
+collectives (the flight recorder) anyway. The probe uses private names of torch only if they exist. It runs in
+any Python 3, also without fleetrun, so it uses only the standard library.
 """
 
 import _thread
@@ -38,8 +38,10 @@ _ARRIVALS = 200
 
 
 def install(address, imported=None):
-    """In the first Python of a container; what it starts has no probe. `address`: where to answer. It may get
-    a standby if there is `imported`, which returns the names of modules for that.
+    """Install the probe in the first Python of a process of the job. Its child processes have no probe.
+
+    `address`: the path of the socket. `imported` returns the names of modules for a standby. Without it, the
+    process gets no standby.
     """
     _show_stacks()
     _home[:] = [address, os.getpid()]
@@ -60,26 +62,26 @@ def _count_steps(mark, path):
 
 
 _steps = []
-_marked = []  # called once this process is another container than it has read so far
-_home = []  # where to answer, and the process that does: not one that it forks
+_marked = []  # called when a standby becomes a process of the job
+_home = []  # address, and the ID of the process that answers, which excludes forks
 _more = {}
-_imported = []  # tells what has been imported, for a standby
+_imported = []  # returns the imported modules, for a standby
 _reading = _thread.allocate_lock()  # held while the text of a script is read
 
 
 def also(name, ask):
-    """Answer from now on, with what `ask` returns under that name, for JSON; another thread calls it."""
+    """Start answering. `ask` returns a value for JSON under `name`, and another thread calls it."""
     _more[name] = ask
     _answer_from_now_on()
 
 
 def take_mark(take):
-    """`take` is called with what `set_mark` says."""
+    """Register `take`, which is called with the argument of `set_mark`."""
     _marked.append(take)
 
 
 def set_mark(mark):
-    """The container of this process, as FLEETRUN_CONTAINER says; a standby gets to know it late."""
+    """Set the name of this process as in FLEETRUN_CONTAINER. A standby receives its name late."""
     for steps in _steps:
         steps.mark = mark
     for take in _marked:
@@ -87,8 +89,9 @@ def set_mark(mark):
 
 
 def hand_steps(take, last):
-    """Who reports progress takes the number of each step of torch's optimizers from now on, and knows the
-    last step of all: its number, how many seconds ago it ended, and how many it took.
+    """Pass the number of each step of torch's optimizers to `take`, which reports progress instead.
+
+    `last` returns the last step of all: its number, the seconds since its end, and its duration in seconds.
     """
     for steps in _steps:
         steps.tell = take
@@ -105,11 +108,11 @@ def _show_stacks():
 
 
 def note_imports():
-    """For a standby of this process, once most of its imports are done."""
+    """Write the list of imports for a standby of this process, once most imports are done."""
     for imported in _imported if os.getpid() in _home else ():
         try:
             _leave(_home[0] + ".imports", {"pid": os.getpid(), "modules": imported()})
-        except Exception:  # no room, or something else: then there is no standby
+        except Exception:  # without room or after another error, there is no standby
             pass
 
 
@@ -117,7 +120,7 @@ def note_imports():
 
 
 class _Ending:
-    """Notes whether the script has run to its end, and writes that into the error file."""
+    """Notes that the script has reached its end, and writes that into the error file."""
 
     def __init__(self, path, address):
         self._path = path
@@ -134,7 +137,7 @@ class _Ending:
 
         exit.__doc__ = leave.__doc__
         sys.exit = exit
-        atexit.register(self._at_exit)  # the first one registered is called last
+        atexit.register(self._at_exit)  # the first registered function is called last
 
     def _at_exit(self):
         mistake = isinstance(getattr(sys, "last_value", None), (ImportError, SyntaxError))
@@ -143,7 +146,7 @@ class _Ending:
         for leave in (self._leave_state, self._say_how_it_ends, self._end_sooner):
             try:
                 leave()
-            except Exception:  # each is worth something without the other
+            except Exception:  # each part is useful without the others
                 pass
 
     def _leave_state(self):
@@ -162,9 +165,10 @@ class _Ending:
 
     @staticmethod
     def _end_sooner():
-        """The others wait for the end of a process that has failed, and to search the hundred thousands of
-        objects of torch for cycles takes most of it. What is in a cycle is left to the kernel; Python does
-        not promise more. Files get what was written to them.
+        """End a failed process sooner, because others wait for its end.
+
+        Most of that time would go into a search for cycles among the hundreds of thousands of objects of
+        torch. The kernel frees objects in cycles, and Python promises no more. Open files are flushed first.
         """
         import gc
         import io
@@ -181,7 +185,7 @@ class _Ending:
 
 
 def _says_more(path):
-    """Whether more is there than the word of an earlier program that it has run to its end."""
+    """Return True if the file holds more than the note of an earlier program that it has reached its end."""
     try:
         with open(path, "rb") as file:
             return not file.read(20).startswith(b'{"finished":')
@@ -190,13 +194,13 @@ def _says_more(path):
 
 
 def _program(pid):
-    """What it runs, also of one that has ended: its name for the kernel."""
+    """Return the kernel's name of a process, even if it has ended."""
     with open("/proc/{}/comm".format(pid), "rb") as file:
         return file.read().decode("utf-8", "replace").strip()
 
 
 def _leave(path, what):
-    """The launcher never reads half a file, and no other user reads it."""
+    """Write a file that the launcher never sees half written. Other users cannot read it."""
     import json
 
     aside = f"{path}.{os.getpid()}"
@@ -207,7 +211,7 @@ def _leave(path, what):
 
 
 def _error_record(error):
-    """As `channels.write_error` writes it."""
+    """Build the record of an exception, as `channels.write_error` does."""
     import traceback
 
     now = _now_ns()
@@ -217,8 +221,9 @@ def _error_record(error):
 
 
 def _may_raise_exit():
-    """Whether code of the user names SystemExit: nothing tells with which code one that it raises itself ends
-    the process, unlike `sys.exit`.
+    """Return True if code of the user names SystemExit.
+
+    If the code raises it, the exit code is unknown, unlike with `sys.exit`.
     """
     library = os.path.dirname(os.__file__)
     for module in list(sys.modules.values()):
@@ -234,11 +239,11 @@ def _may_raise_exit():
     return False
 
 
-# ---- When torch is there
+# ---- The import of torch
 
 
 class _WhenImported:
-    """A finder that finds nothing: it calls `then` with one module, right after that was executed."""
+    """A finder that only observes. It calls `then` with one module, right after that module was executed."""
 
     def __init__(self, name, then):
         self._name = name
@@ -249,7 +254,7 @@ class _WhenImported:
             return None
         sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)  # Python goes past one that has none, too
+            find = getattr(finder, "find_spec", None)  # Python skips a finder without it, too
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 self._follow(spec.loader)
@@ -268,7 +273,7 @@ class _WhenImported:
 
 
 def _when_joined(module):
-    """Answer from the moment on when this process joins its first group."""
+    """Start answering when this process joins its first group."""
     import functools
 
     join = module.init_process_group
@@ -285,7 +290,7 @@ def _when_joined(module):
         hosts = False
         try:
             hosts = _await_first(*args, **kwargs)
-        except Exception:  # torch will say what is wrong
+        except Exception:  # torch will report the error
             pass
         try:
             joined = join(*args, **kwargs)
@@ -293,7 +298,7 @@ def _when_joined(module):
             _joined_ns.pop()  # the script may try again
             raise
         if hosts:
-            _early.clear()  # the group has the server now; the next group begins with an empty store
+            _early.clear()  # the group has the server now, and the next group starts with an empty store
         for steps in _steps:
             steps.alive(joined=[begun / 1e9, _now_ns() / 1e9])
         return joined
@@ -301,12 +306,14 @@ def _when_joined(module):
     module.init_process_group = init_process_group
 
 
-_early = []  # what rank 0 serves at MASTER_PORT before it joins
+_early = []  # the server of rank 0 at MASTER_PORT before it joins
 
 
 def _serve_clients(store):
-    """Rank 0 serves MASTER_PORT as soon as it is a client there itself, not from its start on: a program may
-    bind the port for something else, and one that it starts may do it, too.
+    """Serve MASTER_PORT in rank 0 when it first becomes a client there.
+
+    Serving from the start would be too early. A program, or one that it starts, may bind the port for another
+    purpose.
     """
     import functools
 
@@ -318,7 +325,7 @@ def _serve_clients(store):
             place = _place_of_client(*args, **kwargs) if os.getpid() in _home else None
             if place is not None and not _listens(place):
                 _early.append(store(*place, is_master=True, wait_for_workers=False, multi_tenant=True))
-        except Exception:  # torch will say what is wrong
+        except Exception:  # torch will report the error
             pass
         make(self, *args, **kwargs)
 
@@ -326,7 +333,7 @@ def _serve_clients(store):
 
 
 def _place_of_client(host_name, port, world_size=None, is_master=False, *rest, **more):
-    """Where a client connects to, if this is the rank that serves there."""
+    """Return the address of a client, if this process is the rank that serves there."""
     own = not is_master and os.environ["RANK"] == "0" and os.environ["MASTER_PORT"] == str(port)
     return (host_name, port) if own else None
 
@@ -342,8 +349,10 @@ def _listens(place):
 
 
 def _await_first(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **rest):
-    """Until rank 0 listens, a second at most: torch waits up to half a second after an attempt in vain.
-    Returns whether this is rank 0, and `init_process_group` uses the store at MASTER_PORT.
+    """Wait until rank 0 listens, at most a second, because torch waits up to half a second after a failed
+    attempt.
+
+    Return True if this is rank 0, and `init_process_group` uses the store at MASTER_PORT.
     """
     import time
 
@@ -358,7 +367,7 @@ def _await_first(backend=None, init_method=None, timeout=None, world_size=-1, ra
     return False
 
 
-_joined_ns = []  # when it joined the group of all
+_joined_ns = []  # times at which it joined the group of all ranks
 
 
 def _now_ns():
@@ -368,14 +377,16 @@ def _now_ns():
 
 
 def _named(group, moment=None):
-    """A script that destroys its groups and joins again has other groups of the same names and numbers: those
-    of the second time are `0@2`. `moment`: of a call; None: now.
+    """Name a group. A script that destroys its groups and joins again reuses names and numbers, so the second
+    group is called `0@2`.
+
+    `moment`: the time of a call. None: now.
     """
     times = len(_joined_ns) if moment is None else sum(joined <= moment for joined in _joined_ns)
     return f"{group}@{times}" if group and times > 1 else group
 
 
-_answering = []  # the socket on which it does
+_answering = []  # the socket on which it answers
 
 
 def _answer_from_now_on():
@@ -387,9 +398,9 @@ def _answer_from_now_on():
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _bind(listener, _home[0])
-        _remove(_home[0] + ".last")  # of an earlier program of this container
+        _remove(_home[0] + ".last")  # left by an earlier program with this address
         listener.listen(8)
-        # Not a `threading.Thread`: scripts count those.
+        # Scripts count `threading.Thread` objects, so this thread is not one.
         _thread.start_new_thread(_answer, (listener,))
         _answering.append(listener)
         for steps in _steps if _imported else ():
@@ -400,11 +411,11 @@ def _answer_from_now_on():
 
 
 def _bind(listener, address):
-    """In place of what an earlier program of this container left there."""
+    """Bind the socket, in place of a socket that an earlier program left at this address."""
     folder, name = os.path.split(address)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
-        short = f"/proc/self/fd/{descriptor}/{name}"  # an address has 107 bytes at most
+        short = f"/proc/self/fd/{descriptor}/{name}"  # an address has at most 107 bytes
         _remove(short)
         listener.bind(short)
     finally:
@@ -419,7 +430,7 @@ def _remove(path):
 
 
 def _answer(listener):
-    """Until the script closes this descriptor: what has its number then is the script's."""
+    """Answer until the script closes this descriptor. Its number may then belong to the script."""
     import json
     import time
 
@@ -438,20 +449,28 @@ def _answer(listener):
             finally:
                 connection.close()
         except Exception:
-            # The launcher that asked has ended, no descriptor is free, or the interpreter exits.
+            # The client has ended, no descriptor is free, or the interpreter exits.
             time.sleep(0.1)
 
 
 def _state(ends=False):
-    """`pid`; `time_ns`, now; `error`, the exception that ends it; `stack`, that of the exception, else of the
-    main thread; `world_rank`, its rank for torch; `peer`, for whom it waits in send or recv; `groups`,
-    `calls` and `arrivals`; `step`, the last one (`fleetrun_steps`); and what `also` has added.
+    """Collect the state of this process, for JSON.
+
+    - `pid`, and `time_ns`, the current time
+    - `error`: the exception that ends the process
+    - `stack`: the stack of the exception, else of the main thread
+    - `world_rank`: its rank for torch
+    - `peer`: the rank for which it waits in send or recv
+    - `groups`, `calls` and `arrivals`: see `_groups`, `_call` and `_arrivals`
+    - `step`: the last step (`fleetrun_steps`)
+    - the values of `also`
     """
     import threading
 
     module = sys.modules.get(_TORCH)
     ends = ends or not threading.main_thread().is_alive()
-    error = getattr(sys, "last_value", None) if ends else None  # else of a shell, which goes on
+    # otherwise the exception may belong to a shell, which continues
+    error = getattr(sys, "last_value", None) if ends else None
     entries, complete = _flight_record(module)
     groups = _groups(module, entries, complete)
     entries.sort(key=lambda each: each.get("time_created_ns", 0))
@@ -481,7 +500,7 @@ def _told():
 
 
 def _frames(ends):
-    """Frames and their lines, innermost first; none of a script that has ended well."""
+    """Return frames and their lines, innermost first. Empty for a script that has succeeded."""
     import threading
 
     found = []
@@ -497,8 +516,10 @@ def _frames(ends):
 
 
 def _rows(frames):
-    """File, line, function and the text of the line; without the texts where the file cannot be read at once
-    (a script lies on the same file system as the data for which it waits).
+    """Return file, line, function and source text of each frame.
+
+    The texts are empty if the file cannot be read quickly. A script may be on the same file system as the
+    data for which it waits.
     """
     import linecache
 
@@ -514,7 +535,7 @@ def _rows(frames):
     if _reading.acquire(False):
         try:
             _thread.start_new_thread(read, ())
-        except RuntimeError:  # there can be no more threads
+        except RuntimeError:  # the limit of threads is reached
             read()
         if _reading.acquire(timeout=0.3):
             _reading.release()
@@ -529,7 +550,10 @@ def _world_rank(module):
 
 
 def _peer(frames, module):
-    """`["recv", 2, 7]` in `recv(..., src=2)`, the 7th call of its group; None for what is not known."""
+    """Return the call of send or recv, with its peer and its number in its group.
+
+    For example, `["recv", 2, 7]` is `recv(..., src=2)`, the 7th call of its group. Unknown values are None.
+    """
     for frame, _ in frames:
         what = frame.f_code.co_name
         if what in ("send", "recv") and frame.f_globals.get("__name__") == _TORCH:
@@ -546,7 +570,7 @@ def _peer(frames, module):
 
 
 def _sequence(group):
-    """How many calls of the group there were, if its backend counts them: Gloo counts send and recv too."""
+    """Return the number of calls of the group, if its backend counts them. Gloo counts send and recv too."""
     try:
         return group._get_sequence_number_for_group()
     except Exception:
@@ -554,8 +578,10 @@ def _sequence(group):
 
 
 def _groups(module, entries, complete):
-    """For each process group by its name: `ranks`; the number of the last collective that was `entered`; and
-    whether it was made `again` with the same name, so that its numbers mean nothing.
+    """Describe each process group by its name.
+
+    `ranks`: its ranks. `entered`: the number of the last entered collective. `again`: the group was created
+    again with the same name, so its numbers are meaningless.
     """
     last, again = {}, set()
     for each in entries:
@@ -578,19 +604,21 @@ def _group_name(module, group):
 
 
 def _backends(module, group):
-    """Those of `cpu:gloo,cuda:nccl`."""
+    """Return the backends of a group, such as gloo and nccl for `cpu:gloo,cuda:nccl`."""
     found = str(getattr(module._world, "pg_backend_config", {}).get(group, ""))
     return sorted({each.rpartition(":")[2] for each in found.split(",")} - {""})
 
 
 def _key(name, backend, backends):
-    """Each backend of a group has numbers of its own: then it counts for as many groups."""
+    """Name a group and its backend. Each backend counts separately, so it appears as a separate group."""
     return "{} ({})".format(name, backend) if len(backends) > 1 else name
 
 
 def _flight_record(module):
-    """The entries of torch's flight recorders, that of NCCL after that of other backends, each in its order
-    (a clock may be set back), with `group`; and whether they are all since the start.
+    """Return the entries of torch's flight recorders, and True if they reach back to the start.
+
+    The entries of NCCL follow the entries of other backends. Entries keep their order, because a clock may be
+    set back. Each gets its `group`.
     """
     import json
 
@@ -614,13 +642,14 @@ def _flight_record(module):
 
 
 def _queued(entry):
-    """Whether the program does not wait for the call, but its GPU."""
+    """Return True if the GPU waits for the call, while the program continues."""
     return str(entry.get("profiling_name", "")).startswith("nccl")
 
 
 def _call(entry):
-    """A call of a collective or of send and recv; `number` counts them in the group. `aside`: of another
-    thread than the main one.
+    """Describe a call of a collective, or of send and recv.
+
+    `number` counts calls in the group. `aside`: the call runs in another thread than the main thread.
     """
     import threading
 
@@ -641,8 +670,10 @@ def _call(entry):
 
 
 def _arrivals(entries):
-    """For each group the numbers of its collectives and when they were entered, in microseconds. Not of NCCL:
-    there a program runs ahead of its GPU, so that this does not tell who is waited for.
+    """Return for each group the numbers of its collectives and the times of entering them, in microseconds.
+
+    The result omits NCCL. With NCCL, a program runs ahead of its GPU, so these times do not reveal
+    stragglers.
     """
     found = {}
     for each in entries:

@@ -1,32 +1,36 @@
-"""A standby (`--warm`): started like the process that it may replace, it imports what that one has imported,
-in the same order, and waits before the first statement of the script. When the launcher needs it, it gets the
-variables that are different now, and the script begins. Before that it tells the launcher which modules have
-read such variables while they were imported.
+"""A standby process (`--warm`). It starts like the process that it may replace and imports the same modules
+in the same order. It waits before the first statement of the script.
 
-Whatever goes wrong ends it: the script must never run in it unasked. Standard library only.
+After the imports, it reports to the launcher which modules read changing environment variables during their
+import. When the launcher needs the standby, it sends the changed variables, and the script starts.
+
+Any error ends the standby, because the script must never run in it without a request. It uses only the
+standard library.
 """
 
 import os
 import sys
 
-ROOM = 1 << 20  # bytes of a list of imports, and of what the launcher says
+ROOM = 1 << 20  # bytes of a list of imports, and of a message of the launcher
 
 _LIBRARY = os.path.dirname(os.__file__) + "/"
 _ROOT = os.path.abspath(__file__).rpartition("/fleetrun/")[0]
 _OURS = (_ROOT + "/fleetrun/", _ROOT + "/trainers/")
 _DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel", "/dev/davinci", "/dev/xpu")
-_ACT_AT_ONCE = frozenset({"mpi4py.MPI", "pycuda.autoinit"})  # importing them joins MPI, takes a GPU
+_ACT_AT_ONCE = frozenset({"mpi4py.MPI", "pycuda.autoinit"})  # importing them joins MPI or takes a GPU
 _NAME = "standby"
 _ANOTHER = "{} of the script is another one: {}"
 
 
 class Refused(Exception):
-    """Why this process cannot be a standby."""
+    """The reason why this process cannot be a standby."""
 
 
 class Watch:
-    """A finder that finds nothing: it notes in which order modules are imported, and what the environment has
-    become before each. Scripts set variables for libraries (OMP_NUM_THREADS, HF_HOME) and then import them.
+    """A finder that only observes. It notes the order of imports, and changes of the environment before each
+    import.
+
+    Scripts set environment variables for libraries (OMP_NUM_THREADS, HF_HOME) before they import them.
     """
 
     def __init__(self):
@@ -44,14 +48,14 @@ class Watch:
             before, self._environ = self._environ, dict(now)
             changes = {each: now.get(each) for each in before.keys() | now.keys()}
             changes = {each: value for each, value in changes.items() if before.get(each) != value}
-        if changes or name not in self._names:  # a script may look for what is not there again and again
+        if changes or name not in self._names:  # a script may look for a missing module again and again
             self._names.add(name)
             self._noted.append((name, changes))
         return None
 
     def imported(self):
-        """[name, file, changes of the environment before it] of the installed modules that this process has
-        imported, in that order; not the user's own.
+        """Return [name, file, preceding changes of the environment] of the installed modules that this
+        process has imported, in order. The user's modules are omitted.
         """
         found, seen, changes = [], set(), {}
         for name, more in list(self._noted):
@@ -69,13 +73,13 @@ def _text(value):
 
 
 def _variables():
-    return getattr(os.environ, "_data", os.environ)  # as bytes it is compared in a microsecond
+    return getattr(os.environ, "_data", os.environ)  # comparing the bytes takes a microsecond
 
 
 def _path(module):
     try:
         path = module.__spec__.origin
-    except Exception:  # whatever a library has put there
+    except Exception:  # for any object that a library has put there
         return None
     return path if type(path) is str and path.startswith("/") else None
 
@@ -85,16 +89,16 @@ def _installed(path):
 
 
 class Reads:
-    """While modules are imported: which of them read or set one of these variables of the environment."""
+    """Notes which modules read or set one of these environment variables during their import."""
 
     def __init__(self, variables):
         self._variables = frozenset(variables)
         self.readers = {}
-        """By the name of a module, also of those that were importing the one that reads."""
+        """By the name of a module. Modules that were importing the reader are included."""
         self._importing = None
 
     def begin(self):
-        """Raises TypeError where somebody has replaced `os.environ`."""
+        """Start watching. Raises TypeError if `os.environ` has been replaced."""
         reads = self
 
         class Watched(type(os.environ)):
@@ -115,24 +119,25 @@ class Reads:
                 return super().__iter__()
 
         self._before = type(os.environ)
-        os.environ.__class__ = os.environb.__class__ = Watched  # the same objects: modules keep them
+        # the same objects, because modules keep references to them
+        os.environ.__class__ = os.environb.__class__ = Watched
 
     def end(self):
         os.environ.__class__ = os.environb.__class__ = self._before
 
     def during(self, name):
-        """This module of the list is imported from now on; None: none."""
+        """Set the module that is imported from now on. None: no module."""
         self._importing = name
 
     def _note(self, key):
-        """None: all variables are read."""
+        """Note an access. None: all variables are read."""
         if isinstance(key, bytes):
             key = os.fsdecode(key)
         if self._importing is None or (key is not None and key not in self._variables):
             return
         names, frame = {self._importing}, sys._getframe(2)
         if key == "FLEETRUN_CONTAINER" and _reads_of(frame).startswith(_OURS):
-            return  # it gets the new one: `set_mark` of the probe
+            return  # it receives the new value through `set_mark` of the probe
         while frame is not None and frame.f_code is not _import.__code__:
             if frame.f_code.co_name == "<module>":
                 names.add(frame.f_globals.get("__name__"))
@@ -142,16 +147,18 @@ class Reads:
 
 
 def _reads_of(frame):
-    """The file of the code that reads, beyond the methods of a mapping."""
+    """Return the file of the code that reads, outside the methods of a mapping."""
     while frame.f_code.co_filename.startswith("<frozen ") and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_filename
 
 
 def park(channel, listed, reads):
-    """Import the modules whose names are in the file `listed`; return once the launcher has said so on the
-    socket `channel`, a descriptor. The variables of `reads` may have other values then. Ends the process if
-    the launcher ends, or if the imports do what a standby must not do.
+    """Import the modules listed in the file `listed`, then wait for the launcher's start on the descriptor
+    `channel`.
+
+    The variables of `reads` may then have other values. The process ends if the launcher ends, or if the
+    imports do anything that a standby must not do.
     """
     import json
 
@@ -173,7 +180,7 @@ def park(channel, listed, reads):
             said["refused"] = str(refusal)
         os.write(channel, json.dumps(said).encode() + b"\n")
         news = _contents(channel)  # waits
-        changes = json.loads(news)  # nothing, if the launcher has ended
+        changes = json.loads(news)  # empty if the launcher has ended, which raises an error
         for name in changes["unset"]:
             os.environ.pop(name, None)
         os.environ.update(changes["set"])
@@ -191,8 +198,10 @@ def _contents(source):
 
 
 def _import_all(modules, during):
-    """As the script will: its own folder comes first, so that what shadows a library does so here, too; and
-    with the variables that it sets before. `during` is told which one is imported.
+    """Import the modules as the script will, and pass each name to `during`.
+
+    The script's directory comes first, so that modules that shadow a library also do so here. The variables
+    that the script sets are set before.
     """
     import importlib
 
@@ -229,7 +238,7 @@ def _import(name, path):
         raise
     except Exception as error:
         if len(sys.modules) != before:
-            # What is there of it now would not be there when the script imports it.
+            # The remaining part of the module would be missing when the script imports it.
             raise Refused("{} cannot be imported ahead: {!r}".format(name, error)) from None
         return
     if _path(sys.modules.get(name)) != path:
@@ -237,15 +246,16 @@ def _import(name, path):
 
 
 def _check_found(name, path):
-    """Before anything of it runs: the list of a spare has come from another machine. What is not found at all
-    is left to the import, which fails.
+    """Check a module before any of its code runs, because the list of a spare comes from another node.
+
+    A module that cannot be found is left to the import, which then fails.
     """
     import importlib.util  # `_import` has loaded it
 
     parts = name.split(".")
     if parts[-1] == "__main__":
         raise Refused("{} is a program".format(name))
-    for end in range(1, len(parts) + 1):  # to find a module in a package, Python imports the package
+    for end in range(1, len(parts) + 1):  # Python imports the package to find a module in it
         above = ".".join(parts[:end])
         if above in sys.modules:
             continue
@@ -259,7 +269,7 @@ def _check_found(name, path):
 
 
 def _set_variables(changes, replaced):
-    """`replaced` gets what was set and what was there, by name."""
+    """Set variables. `replaced` receives the new and the old value, by name."""
     for name, value in changes.items():
         now = os.environ.get(name)
         if now != value:
@@ -275,7 +285,7 @@ def _set_variable(name, value):
 
 
 def _folder_of_script():
-    """What Python will put first into `sys.path`; None: nothing."""
+    """Return the first entry that Python will add to `sys.path`. None: no entry."""
     if getattr(sys.flags, "safe_path", False):
         return None
     if sys.argv[0] == "-m":
@@ -295,7 +305,7 @@ def _open_files():
     for number in os.listdir("/proc/self/fd"):
         try:
             found.add((number, os.readlink("/proc/self/fd/" + number)))
-        except OSError:  # that of the listing
+        except OSError:  # the descriptor of the listing
             pass
     return found
 
@@ -312,17 +322,17 @@ def _check_effects(opened):
 
 
 def _own_memory():
-    """Bytes that it shares with no other process."""
+    """Return the bytes that this process shares with no other process."""
     with open("/proc/self/smaps_rollup") as file:
         rows = [line.split() for line in file]
     return sum(int(row[1]) << 10 for row in rows if row[0] in ("Private_Clean:", "Private_Dirty:"))
 
 
-# ---- What it prints while it imports belongs where the script's output begins
+# ---- Output during imports belongs at the start of the script's output
 
 
 def _divert():
-    """Stdout and stderr into memory. Returns both as they were, and that memory."""
+    """Redirect stdout and stderr into memory. Return both as they were, and the memory."""
     memory = os.memfd_create("output of imports")
     before = (os.dup(1), os.dup(2))
     os.dup2(memory, 1)
@@ -344,14 +354,14 @@ def _restore(output):
 
 
 def _rename(was, name):
-    """Of all threads that have the old name: those that libraries have started inherit it."""
+    """Rename all threads that have the old name. Threads that libraries have started inherit it."""
     for task in os.listdir("/proc/self/task"):
         task = "self/task/" + task
         try:
             if _name(task) == was:
                 with open("/proc/{}/comm".format(task), "w") as file:
                     file.write(name)
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             pass
 
 

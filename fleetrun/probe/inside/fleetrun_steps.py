@@ -1,21 +1,22 @@
-"""Counts the steps of a script that says nothing of them itself, and reports them to the launcher as
-`trainers.progress` does: a step is done when an optimizer of torch has taken one. Of several optimizers that
-take turns, it is a round of all; the first number follows the steps that a loaded state of Adam and its like
-remembers.
+"""Count the steps of a script that does not report them, and report them to the launcher as
+`trainers.progress` does.
 
-Not counted: steps that `torch.compile` compiles whole, replayed CUDA graphs, optimizers that are none of
-torch's. Runs in any Python 3, also one without fleetrun: standard library only.
+A step is done when an optimizer of torch has taken a step. If several optimizers take turns, a round of all
+is one step. The first number continues from the steps in a loaded state of Adam and similar optimizers.
+
+Not counted are steps that `torch.compile` compiles as a whole, replayed CUDA graphs, and optimizers outside
+torch. The module runs in any Python 3, also without fleetrun, so it uses only the standard library.
 """
 
 import os
 import sys
 import time
 
-_PERIOD = 0.1  # seconds between two reports: the status line shows the newest step
+_PERIOD = 0.1  # seconds between two reports, because the status line shows the newest step
 
 
 class Steps:
-    """Of this process. `mark` and `path`: its id, and the launcher's datagram socket."""
+    """The steps of this process. `mark` is its ID, `path` the launcher's datagram socket."""
 
     def __init__(self, mark, path):
         self.mark = mark
@@ -29,27 +30,28 @@ class Steps:
         self._socket = None
         self._news = False
         self.tell = self._report
-        """Is called with the number of each step, then; for somebody else who reports."""
+        """If set, called with the number of each step instead of a report."""
         self.begun = None
-        """Is called once, before the first step is told."""
+        """Called once, before the first step is reported."""
 
     def watch(self, module):
-        """`module` is `torch.optim.optimizer`. One of an old torch cannot be watched."""
+        """Watch `torch.optim.optimizer`. An old torch without hooks cannot be watched."""
         self._torch = sys.modules["torch"]
         register = getattr(module, "register_optimizer_step_post_hook", None)
         if register is not None:
             register(self._hook)
 
     def last(self):
-        """The number of the last step, how many seconds ago it ended, and how many it took, None for the
-        first one; None if there was none.
+        """Return the number of the last step, the seconds since its end, and its duration.
+
+        The duration is None for the first step. Return None before the first step.
         """
         if self._ended is None:
             return None
         return [self._number, time.monotonic() - self._ended, self._took]
 
     def end(self):
-        """Of the script: report what has not been."""
+        """Report the remaining steps at the end of the script."""
         if self._news and os.getpid() == self._pid:
             self._next = float("-inf")
             self._report(self._number)
@@ -60,7 +62,7 @@ class Steps:
 
     def _hook(self, optimizer, args, kwargs):
         compiling = getattr(getattr(self._torch, "compiler", None), "is_compiling", None)
-        if compiling is None or compiling():  # what follows would break the graph
+        if compiling is None or compiling():  # the following calls would break the graph
             return
         try:
             self._stepped(optimizer)
@@ -85,7 +87,7 @@ class Steps:
         self.tell(self._number)
 
     def _report(self, number):
-        """Never waits; a report that the launcher does not take is lost."""
+        """Report a step without waiting. If the launcher cannot take the report, it is lost."""
         now = time.monotonic()
         self._news = True
         if now < self._next or os.getpid() != self._pid:
@@ -94,12 +96,12 @@ class Steps:
         self._news = not self._send({"mark": self.mark, "step": number, "time": time.time()})
 
     def alive(self, **more):
-        """Report that there is a process, without a step; and what else is known of it."""
+        """Report that the process is alive, without a step but with additional fields."""
         if os.getpid() == self._pid:
             self._send(dict(more, mark=self.mark, time=time.time()))
 
     def _send(self, said):
-        """Whether the launcher took it."""
+        """Send a report. Return True if the launcher took it."""
         import json
 
         try:
@@ -112,7 +114,10 @@ class Steps:
             return False
 
     def _forget_stolen(self):
-        """A script may close all descriptors that it does not know, and use this number itself."""
+        """Drop the socket if the script has closed it.
+
+        A script may close all descriptors that it does not recognize, and reuse the number.
+        """
         if self._socket is None:
             return
         sock, inode = self._socket
@@ -126,17 +131,17 @@ class Steps:
 
 
 def _remembered(optimizer, torch):
-    """How many steps its state has seen, this one too; 1 if nothing tells."""
+    """Return the number of steps in the optimizer's state, including the current step. 1 if unknown."""
     for state in optimizer.state.values():
         step = state.get("step") if isinstance(state, dict) else None
         if type(step) is int or (type(step) is torch.Tensor and step.device.type == "cpu"):
-            return max(1, int(step))  # of a GPU it would wait, of a DTensor call the other ranks
+            return max(1, int(step))  # a GPU tensor would wait, and a DTensor would call the other ranks
         break
     return 1
 
 
 def _connected(path):
-    """The socket and its inode. Raises OSError."""
+    """Connect to the socket. Return it with its inode. Raises OSError."""
     import socket
 
     folder, name = os.path.split(path)
@@ -144,7 +149,7 @@ def _connected(path):
     try:
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
-            sock.connect("/proc/self/fd/{}/{}".format(descriptor, name))  # an address has 107 bytes at most
+            sock.connect("/proc/self/fd/{}/{}".format(descriptor, name))  # an address has at most 107 bytes
         finally:
             os.close(descriptor)
         return sock, os.fstat(sock.fileno()).st_ino

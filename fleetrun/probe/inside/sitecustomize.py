@@ -1,8 +1,8 @@
-"""Python imports this when it starts: the launcher puts this folder first in the PYTHONPATH of its processes.
+"""Python imports this module when it starts, because the launcher puts its directory first in PYTHONPATH.
 
-It takes the folder out again, so that the script and what it starts see what the user has set, loads the
-probe, and hands over to the `sitecustomize` of the user or the system. It must run in any Python 3, also one
-that has no fleetrun: the standard library only, and nothing newer than Python 3.6.
+The module removes the directory again, so that the script and its children see the user's path. It loads the
+probe, and hands over to the `sitecustomize` of the user or the system. It must run in any Python 3, also
+without fleetrun. It therefore uses only the standard library, and nothing newer than Python 3.6.
 """
 
 import os
@@ -50,7 +50,7 @@ del sys.modules["sitecustomize"]
 if _reads is not None:
     _reads.during("sitecustomize")
 try:
-    import sitecustomize  # noqa: F401  the next one; where there is none, Python takes the error for that
+    import sitecustomize  # noqa: F401 (the next module; if it is missing, Python expects this error)
 finally:
     if _parks:
         fleetrun_standby.park(int(_standby.partition(" ")[0]), _address + ".imports", _reads)
