@@ -71,8 +71,8 @@ class PsConfigs:
     the log directory.
     """
     rows_at_end: str = "all"
-    """The trainers whose model receives the rows of embeddings of a known size in `stop_worker`. These are
-    all trainers, the first trainer, or, because the servers have saved the rows, no trainer.
+    """The trainers whose model receives the rows of embeddings of a known size in `stop_worker`. They are all
+    trainers, or the first one. With "none", no trainer receives them, because the servers have saved them.
     """
     max_rows: int | None = None
     """The limit for all tables without a bound of their own together, on all servers."""
@@ -232,9 +232,9 @@ class TableConfigs:
     lr: float | None = None
     """A learning rate for this table."""
     init: Initializer | None = None
-    """See `SparseEmbedding`."""
+    """The initial values of rows, as for `SparseEmbedding`."""
     entry: Entry | None = None
-    """See `SparseEmbedding`."""
+    """The filter that decides which keys get a row, as for `SparseEmbedding`."""
     low: float = -math.inf
     """The lower bound of every value after an update."""
     high: float = math.inf
@@ -244,10 +244,13 @@ class TableConfigs:
     dtype: str | None = None
     """The type in which servers keep the values of rows."""
     max_rows: int | None = None
-    """As for `SparseEmbedding`, like the next three fields."""
+    """The most rows, as for `SparseEmbedding`."""
     max_bytes: int | None = None
+    """The most bytes, as for `SparseEmbedding`."""
     evict: str | None = None
+    """The rows that leave first, as for `SparseEmbedding`."""
     ttl_s: float | None = None
+    """The time to live of rows, as for `SparseEmbedding`."""
     servers: int | None = None
     """The number of servers that share the rows. Set it for a table of unknown size, or for a table with more
     use than others.

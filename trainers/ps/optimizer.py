@@ -1,7 +1,7 @@
 """Optimizers of a model that servers train. `step` pushes gradients, and several optimizers push together.
 
 If the loss is scaled, all gradients are unscaled before the push, also the gradients of rows. If some
-gradients are not finite, the push contains no gradients.
+gradients are not finite, the push is sent without gradients.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stepper(Protocol):
 class ServedScaler(DistributedScaler):
     """A GradScaler that also unscales the gradients of rows.
 
-    If some gradients are not finite, the push contains no gradients and the scaler lowers its scale. Each
+    If some gradients are not finite, the push is sent without gradients and the scaler lowers its scale. Each
     trainer has its own scale.
     """
 
@@ -120,7 +120,7 @@ class ServedOptimizer(DistributedOptimizer):
             super().minimize(loss)
             return
         found = self.has_gradients_of(loss)
-        # then the first optimizer has scaled the loss for all
+        # The first optimizer has then scaled the loss for all.
         if self.has_gradients() and not self._stepper.kept:
             raise not_scaled("loss.backward()")
         if not found:
@@ -209,10 +209,10 @@ class JoinedSteps:
     """The steps of all optimizers of one model, joined into one push.
 
     Servers apply the gradients of a training step together, so the push leaves when the last optimizer has
-    stepped. Until then, the gradients and learning rates of the other optimizers are kept. Whatever torch
-    would compute differently is refused in the meantime. This concerns a forward pass, a look at the state
-    dict, gradients of rows after the step, a second step of one optimizer, and a write to a `dense` parameter
-    after the step.
+    stepped. Until then, the gradients and learning rates of the other optimizers are kept. Operations that
+    torch would compute differently are refused in the meantime. These are a forward pass, a look at the state
+    dict, gradients of rows after the step, a second step of one optimizer, and a write to a `dense`
+    parameter.
 
     `push` receives True if gradients of any optimizer were not finite. `rows` returns a value that changes
     whenever the gradients of an optimizer's embeddings change.

@@ -49,7 +49,7 @@ class Kind(IntEnum):
     ASSIGN = 2  # values from trainer 0, `number` is INITIAL or LOADED
     READY = 3  # all initial values have been sent
     OPEN = 4  # request an answer when the tables are ready
-    PULL = 5  # request the values of step `number` or later
+    PULL = 5  # request values as of step `number` or later
     # Gradients of step `number`, applied once for each (rank, incarnation, sequence). With the code
     # NOT_FINITE, the message contains no gradients because they were not finite. In sync mode, such a step
     # changes nothing.
@@ -165,7 +165,7 @@ _FIELD_DTYPES = {
     Field.WRITTEN: _FLOATS,
 }
 _TWO_DIMENSIONS = (Field.ROWS, Field.STATS)
-# for speed, because Kind(value) is slow and every message needs a lookup
+# For speed, because Kind(value) is slow and every message needs a lookup.
 _KINDS = {kind.value: kind for kind in Kind}
 _CODES = {code.value: code for code in Code}
 

@@ -89,8 +89,8 @@ def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Ke
 def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct ids of `ids`, (n,) int64 with any values.
 
-    The result has three int64 tensors: the ids in the order of their first appearance (u,), the position of
-    each input id among them (n,), and how often each occurs (u,).
+    The result has three int64 tensors. The first has the ids in the order of their first appearance (u,), the
+    second the position of each input id among them (n,), and the third how often each occurs (u,).
     """
     flat = ids.contiguous().numpy()
     size = len(flat)

@@ -39,7 +39,7 @@ class TableCounts:
         self.row = np.zeros(COUNTERS, np.int64)
 
     def missed(self, keys: int) -> None:
-        """Count keys of a pull that had no row."""
+        """Count the keys without a row in a pull."""
         self.row[MISSED_KEYS] += keys
 
     def filtered(self, admitted: Mask) -> None:

@@ -1,13 +1,13 @@
 """Remove rows from a table, after days without use (`shrink`) or because other rows need their place.
 
 A row of a bounded table has a stamp, the last float of its statistics. The stamp is a time on the clock of
-its budget, which advances with the uses of rows. 0 means that the row has not been used yet. Under LRU, the
-stamp is the time of the last use. Under LFU, a use weighs half as much when it is a unit of time older. The
-stamp is the time at which a single use would weigh as much as all uses of the row together. Under SCORE, uses
-weigh as much as their shows and clicks. This is LRFU (Lee et al. 2001) by forward decay (Cormode et al.
-2009), so a stamp changes only when its row is used.
+its budget, which advances with the uses of rows. A stamp of 0 means that the row has not been used yet. Under
+LRU, the stamp is the time of the last use. Under LFU, a use weighs half as much when it is a unit of time
+older. The stamp is the time at which a single use would weigh as much as all uses of the row together. SCORE
+works like LFU, but uses weigh as much as their shows and clicks. This is LRFU (Lee et al. 2001) by forward
+decay (Cormode et al. 2009), so a stamp changes only when its row is used.
 
-A floor evicts rows. Rows with a stamp below the floor count as removed from then on. Their records are
+Floors evict rows. Rows with a stamp below their floor count as removed from then on. Their records are
 removed later, before their keys are used or by `sweep`, a slice at a time. The set of existing rows therefore
 depends only on the order of uses. A hash distributes keys over PARTS parts with separate floors, so rows with
 nearly equal stamps need not leave together.
@@ -64,7 +64,7 @@ NOW, COST_UNIT, TOTAL, POLICY, LEVEL, FLOORS = 0, 1, 2, 3, 4, 5
 BY_TIME, BY_COUNT, BY_SCORE = 1, 2, 3
 
 CLICK_WEIGHT = 10.0
-"""The weight of a click, where a show without a click weighs 1. It equals the defaults of ShrinkPolicy."""
+"""The weight of a click, where a show without a click weighs 1. It matches the defaults of ShrinkPolicy."""
 
 
 class Uses(NamedTuple):
@@ -261,7 +261,7 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
         slot = np.int64(then)
         for i in range(some):
             prefetch_entry(index, key_at(floats, found[i] * stride))
-            # this row takes its place
+            # The second prefetch is for the row that takes its place.
             prefetch_entry(index, key_at(floats, (numbers[COUNT] - 1 - i) * stride))
         for i in range(some):
             gone[count] = key_at(floats, found[i] * stride)

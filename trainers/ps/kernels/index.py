@@ -81,7 +81,7 @@ class Index(NamedTuple):
 def laid_out(index: Index, rows: int) -> Index:
     """Return an index with segments for `rows` rows, to replace an empty index.
 
-    A segment gets up to PLENTY rows, so no segment needs a split. The caller provides the memory for the
+    A segment gets up to PLENTY rows, so later splits are unnecessary. The caller provides the memory for the
     entries.
     """
     depth = min(DEEPEST, math.ceil(math.log2(max(1.0, 1.5 * rows / PLENTY))))
@@ -163,7 +163,7 @@ def split(index: Index, segment: Scalar) -> int:
     if new == len(fill) or (new + 1) * SEGMENT > len(entries):
         return NEEDS_SEGMENTS
     old = np.empty(SEGMENT, np.uint64)
-    # for numba, which compiles loops many times faster than assignments of slices
+    # Loop here, because numba compiles loops many times faster than assignments of slices.
     for place in range(SEGMENT):
         old[place] = entries[segment * SEGMENT + place]
         entries[segment * SEGMENT + place] = np.uint64(0)

@@ -102,7 +102,7 @@ prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))
 """prefetch(array, index) requests the cache line of array[index]. It is a hint and never a fault."""
 
 fence = cast(Callback, intrinsic(_fence))
-"""Order all reads and writes before the fence ahead of all those after it, also for other threads."""
+"""Complete all reads and writes before the fence ahead of all later ones, also as seen by another thread."""
 
 fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
 """fma(a, b, c) = a * b + c in float32, rounded once."""

@@ -105,7 +105,7 @@ def narrow_randomly(values: Floats, halves: Halves, start: Scalar, dtype: Scalar
     for column in range(len(values)):
         value = limited(values[column], largest)
         size, lead = abs(value), np.uint32(112 << 10)
-        # computed as a normal number, because values below are as far apart as values above
+        # Compute as for a normal number, because values below are as far apart as values above.
         if size < _LEAST:
             size, lead = size + _LEAST, np.uint32(113 << 10)
         rounded = np.uint32(bits_of(size) + (noise_of(word, column) >> np.uint32(19)))

@@ -228,7 +228,7 @@ def locate(
                 prefetch(image_of, slot)
     for i in range(stop - start):
         slot = slots[i]
-        # it is a different key with the same tag
+        # The record belongs to a different key with the same tag.
         if slot >= 0 and key_at(floats, slot * stride) != keys[start + i]:
             base, tag = bases[i], tags[i]
             position = search(entries, floats, stride, keys[start + i], base, tag, home(tag))
@@ -445,14 +445,14 @@ def read(
 ) -> int:
     """Copy the rows [start, stop) as of the cut, and return the number of copied rows.
 
-    `values` (n, width) receives the raw places of the values, `state` is (states, n, dim), row-wise state
+    `values` (n, width) receives the raw places of the values. `state` is (states, n, dim), row-wise state
     `of_row` is (n, row states), and `statistics` is (n, statistics per row). If `changed` is 0, all rows are
-    copied. Otherwise only rows with this flag are copied, and rows with a stamp under `below` (0 means none),
-    because they may have been evicted.
+    copied. Otherwise only rows with this flag are copied. Rows with a stamp under `below` are copied too,
+    because they may have been evicted. 0 turns this off.
 
-    No lock is needed. The reader copies a row first and then reads its flag. A writer keeps the image, then
-    sets the flag, and only then changes the row. If the flag is not set, the copy is therefore from before
-    the change.
+    This works without a lock. The reader copies a row first and then reads its flag. A writer keeps the
+    image, then sets the flag, and only then changes the row. If the flag is not set, the copy is therefore
+    from before the change.
     """
     floats, flags, stride = rows.floats, rows.flags, rows.numbers[STRIDE]
     image_of, images = rows.image_of, rows.images

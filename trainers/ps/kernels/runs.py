@@ -257,7 +257,8 @@ def count_uses_run(lines: Keys, starts: Keys, keys: Keys, stats: Floats) -> None
             count_uses(index, rows, uses, keys[start:stop], stats)
 
 
-# ---- One step of an optimizer. Each rule has a function, and all functions share one code (see `variant`).
+# ---- One step of an optimizer. Each rule has a function, and all are variants of one function (see
+# `variant`).
 
 update: Callable[..., int] = updates.on_rows(updates.sgd)
 

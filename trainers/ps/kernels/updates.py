@@ -249,7 +249,8 @@ def ftrl_step(
     return pull / scale if scale > np.float32(0) else value
 
 
-# ---- A step on all rows of a push. Each rule has a kernel, and all kernels share one code (see `variant`).
+# ---- A step on all rows of a push. Each rule has a kernel, and all kernels are variants of one function (see
+# `variant`).
 
 step: Callable[..., None] = sgd
 
@@ -294,8 +295,8 @@ def on_rows(rule: Callable[..., None]) -> Callable[..., int]:
 
 # ---- Dense blocks, in one pass. A product is added with one rounding (`fma`) exactly where torch's
 # vectorized operations do so (add with alpha, addcmul, lerp). The results therefore equal torch's bit for
-# bit, except for square roots. torch uses MKL's square roots where it can, and they are not always the
-# nearest number. These are. All arrays are (n,).
+# bit, except for square roots. These are always the nearest number. torch uses MKL's square roots where it
+# can, and they are not always the nearest. All arrays are (n,).
 
 
 @compiled
@@ -310,8 +311,8 @@ def sgd_block(values: Floats, grad: Floats, options: Floats) -> None:
 def momentum_block(values: Floats, grad: Floats, buffer: Floats, options: Floats) -> None:
     """Take a step of SGD with momentum.
 
-    `options` holds -lr, weight decay, the share of the buffer that stays, the share of the gradient that
-    joins the buffer, and the shares of the buffer and of the gradient in the step.
+    `options` holds -lr, weight decay, the share of the buffer that stays, and the share of the gradient that
+    joins the buffer. The last two are the shares of the buffer and of the gradient in the step.
     """
     back, decay, kept, added = options[0], options[1], options[2], options[3]
     ahead, share = options[4], options[5]

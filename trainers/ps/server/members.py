@@ -65,7 +65,7 @@ class Member:
     barrier: int = 0
     disconnected_since: float | None = None
     disconnected_s: float = 0.0
-    """How long this trainer has had no connection, in seconds."""
+    """How long this trainer has been disconnected, in seconds."""
     finished: bool = False
     left: bool = False
 
@@ -101,7 +101,7 @@ class Members:
         """Return True if the server can accept a HELLO now, or False if later. Raise Refusal if the rank is
         in use.
 
-        A restarted trainer replaces its earlier incarnation after the connection of the earlier one has
+        A restarted trainer replaces its earlier incarnation once the connection of that incarnation has
         closed. A trainer that has left and joins again without a restart belongs to the next job on this
         endpoint.
         """
@@ -172,7 +172,7 @@ class Members:
                 member.route, member.disconnected_since, member.disconnected_s = route, None, 0.0
 
     def check_connections(self, reachable: Reachable, now: float) -> None:
-        """Update for each trainer how long it has had no connection."""
+        """Update for each trainer how long it has been disconnected."""
         for member in self._all:
             if not member.joined:
                 member.disconnected_s = now - self._started

@@ -40,7 +40,7 @@ class SaveRequest:
     """The id of the saved tables (see `manifest.new_id`)."""
     mode: int
     after: Sequence[str] = ()
-    """For a delta or a version, the last ids in the directory. For a merge, the ids to merge."""
+    """For an incremental save or a version, the last ids in the directory. For a merge, the ids to merge."""
     version: int = 0
     """The number of the version in a published directory, or 0 elsewhere."""
     row_type: str = ""
@@ -74,7 +74,7 @@ State = tuple[int, int]
 
 @dataclass(slots=True)
 class _Saved:
-    """`answered`: the turn that each sender requested and does not need, or has used."""
+    """The tables that a turn has saved."""
 
     id: str
     state: State
@@ -85,8 +85,8 @@ class _Saved:
 class SaveTurns:
     """Decide which trainer may save. Only one saves at a time, because each waits for all servers.
 
-    The first server decides. A trainer need not save if another trainer has saved the same and no table has
-    changed since. `state` is the state of the tables when the holder's save was cut.
+    The first server decides. A trainer need not save if another trainer has saved the same and the tables are
+    unchanged since. `state` is the state of the tables when the holder's save was cut.
     """
 
     def __init__(self) -> None:
@@ -201,9 +201,9 @@ class SaveRunner:
             return json.dumps(asdict(self._task.result())).encode()
 
     def end(self, id: str, *, saved: bool) -> None:
-        """End a save that was committed or abandoned, so the tables no longer keep data for it.
+        """End a save that was committed or abandoned, so the tables can drop the data that they keep for it.
 
-        A late copy of its request starts nothing.
+        A late copy of its request is ignored.
         """
         self._ended_ids.append(id)
         request = self._request
@@ -342,7 +342,7 @@ class SaveRunner:
             self._check_folder(request)
         elif mode is SaveMode.INCREMENT:
             raise Refusal(Code.BAD_MESSAGE, "a save of mode 4 without a version")
-        # Accept the last save, or an earlier one if this server received no commit of a later one. In that
+        # Accept the last save, or an earlier one if the commit of a later one did not arrive here. In that
         # case this part also contains the later save's changes.
         if mode is SaveMode.DELTA and self.last_save not in request.after:
             wanted = " ".join(request.after[-1:])

@@ -112,8 +112,8 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """True if the passing of time changes nothing. No request is pending, no trainer saves, no row
-        expires.
+        """True if time can pass without effect. No request is pending, no trainer saves, and rows do not
+        expire.
         """
         return not (self._pending or self._saving.requester or self._store.expires)
 
@@ -132,8 +132,7 @@ class Service:
         else:
             self._pending.remove(request)
             reply = answer
-        # A collective request completes nothing before the last one, so pending requests wait for another
-        # trainer.
+        # A collective request completes a step only with the last one. Pending ones wait for another trainer.
         changes_nothing = request.kind in _STEP_KINDS or (request.kind in COLLECTIVE_KINDS and answer is None)
         if changes_nothing and progress == self._steps.progress:
             return [(route, reply)]
@@ -685,7 +684,7 @@ class Collectives:
         return self._answer(request)
 
     def reset(self) -> None:
-        """Drop the contributions to an unfinished gather for which no trainer waits any more."""
+        """Drop the contributions to an unfinished gather, because its trainers have stopped waiting."""
         self._contributions = {}
 
     def awaited(self, request: Message) -> Sequence[Member]:

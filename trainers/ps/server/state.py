@@ -261,7 +261,7 @@ class StateSaver:
         self._interval = configs.snapshot_interval_s
         self._wake = wake
         self._due: float | None = None
-        # then new members must be in a snapshot, or they are unknown after a restart
+        # New members must then be in a snapshot, or they are unknown after a restart.
         self._only_snapshots = fsync is None
         self._incarnations: list[int | None] = []
         self._recovered = False

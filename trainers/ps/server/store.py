@@ -279,7 +279,7 @@ class Overlay:
 
     @cached_property
     def by_table(self) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """The keys and rows of each table. It is seldom needed, only when a trainer repeats a step."""
+        """The keys and rows of each table. Only a trainer that repeats a step needs them."""
         return {
             one.table: (one.keys, one.values)
             for each in self.rows
@@ -418,9 +418,9 @@ class Store:
             (table.revise if keep_state else table.assign)(each.keys, each.values)
 
     def look(self, name: str, keys: Keys) -> dict[str, list[Any]]:
-        """Return `rows` of the sparse table with this name, one for each key (see `tables.looking`), or the
-        names of all sparse tables in `tables` if this one does not exist. Change nothing. Raise OSError if
-        the disk cannot be read.
+        """Return `rows` of the sparse table with this name, one for each key (see `tables.looking`). Change
+        nothing. If the table does not exist, return the names of all sparse tables in `tables`. Raise OSError
+        for disk errors.
         """
         sparse = {each.spec.name: each for each in self._tables.values() if isinstance(each, SparseTable)}
         return {"rows": look(sparse[name], keys)} if name in sparse else {"tables": sorted(sparse)}

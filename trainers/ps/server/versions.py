@@ -106,7 +106,7 @@ class Versions:
     def _merge(self, request: Message) -> Message | None:
         try:
             return done_with(request, self._saving.merge(SaveRequest.decode(request.text)))
-        # answer instead of refusing, because the publisher has other requests under way
+        # Answer instead of refusing, because the publisher has other requests under way.
         except Refusal as refusal:
             return request.reply(Kind.DONE, code=Code.FAILED, text=str(refusal))
 

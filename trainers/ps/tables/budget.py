@@ -49,7 +49,9 @@ _SWEPT_EARLY = 8 / 7
 This factor makes the removal faster than necessary.
 """
 _SWEPT_AT_LEAST, _SWEPT_BY_TICK = 1 << 13, 1 << 18
-"""The work at each request, and when time passes. It takes about 30 microseconds and a millisecond."""
+"""The work at each request, and the work when time passes. They take about 30 microseconds and 1
+millisecond.
+"""
 _SWEPT_BY_NEW = 2 * REMOVAL
 """The work for each new row if time evicts rows. There may be very many such rows, and no bound needs their
 memory.
@@ -219,7 +221,7 @@ class Budget:
         pass_until(self.uses, now - units)
         floors = [later(np.array(clock[1 : 1 + PARTS]), now - clock[0]) for clock in clocks]
         self.uses.clock[FLOORS:] = np.min(floors, 0)
-        # use the clock with the most levels, so that rows do not leave before their time
+        # Use the clock with the most levels, so that rows do not leave before their time.
         longest = max(clocks, key=len)
         times, behind = longest[1 + PARTS :], round((now - longest[0]) * LEVELS_A_UNIT)
         self._times = deque(

@@ -166,7 +166,7 @@ class DenseMemory:
         return cls(rule, torch.zeros(size), state)
 
     def split(self, sizes: Sequence[int]) -> list[DenseMemory]:
-        """Split the memory into blocks of these sizes, which must add up to its size."""
+        """Return the memory of blocks with these sizes, which must add up to the whole."""
         shares = zip(
             *[tensor.split_with_sizes(list(sizes)) for tensor in (self.values, *self.state)], strict=True
         )

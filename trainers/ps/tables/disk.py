@@ -6,7 +6,8 @@ changed. A row that comes back leaves its record behind. Once half of the record
 used records are written again at the end, and their place is returned to the file system. Writing is
 therefore sequential, but reading is not. Memory holds the key and the place of each row (28 bytes).
 
-A server that is killed loses the file with its memory, and recovers both (see `durable`).
+A server that is killed loses the file with its memory, and recovers both from its saved state (see
+`durable`).
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class RowsOnDisk(BoundedRows):
     def before_use(self, keys: Keys) -> None:
         """Bring the rows of these keys into memory. Coming from the disk counts as a use.
 
-        Raise FullError if memory has no room, or OSError if the disk cannot be read. The rows then stay where
+        Raise FullError if memory is full, or OSError if the disk cannot be read. The rows then stay where
         they are.
         """
         storage, (here, places) = self._storage, self._look_up(keys)
@@ -201,7 +202,7 @@ class RowsOnDisk(BoundedRows):
             raise OSError(_UNREADABLE)
         stamps, evicted = records[:, -1].copy(), np.empty(len(keys), np.bool_)
         find_evicted(keys, stamps, self.budget.uses.clock[FLOORS:], evicted)
-        # written before the clock restarted, because rows here are below the floor
+        # Such a stamp is from before the clock restarted, because all rows here are below the floor.
         records[~evicted, -1] = GONE
         return records
 
@@ -238,7 +239,7 @@ class RowsOnDisk(BoundedRows):
             records -= count
 
     def _write_again(self, records: Floats, places: Keys) -> bool:
-        """Write the used records again. Return False if there was no room."""
+        """Write the used records again. Return False if the disk is full."""
         keys = keys_of(records)
         used, current = self._look_up(keys)
         used &= current == places

@@ -44,7 +44,7 @@ def look(table: SparseTable, keys: Keys) -> list[Looked]:
 
 
 def _alive(storage: Storage, keys: Keys, slots: Keys) -> Keys:
-    """The places of keys with a slot, without those that have been evicted."""
+    """Return the places of keys with a slot, without the evicted ones."""
     here = np.flatnonzero(slots >= 0)
     if not storage.evicts or not len(here):
         return here

@@ -128,8 +128,8 @@ class BoundedRows:
         return done
 
     def restart(self, units: float) -> None:
-        """Restart the clock. See Evictable. All rows count as changed, because a delta must not follow stamps
-        of the earlier clock.
+        """Restart the clock. See Evictable. All rows count as changed, because an incremental save must not
+        follow stamps of the earlier clock.
         """
         for records in all_will_change(self._storage):
             stamps = records[:, -1].copy()

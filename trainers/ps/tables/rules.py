@@ -270,7 +270,7 @@ _ANY_SIGN = frozenset({"dampening", "lr_power"})
 def wrong_option(rule: AnyRule) -> str:
     """Return the name and value of an option with which the rule would divide by zero or give NaN, or "".
 
-    The limits are the limits of torch.optim, and some that torch does not check.
+    These are the limits of torch.optim, and further limits that torch does not check.
     """
     for each in fields(rule):
         value = getattr(rule, each.name)

@@ -152,7 +152,7 @@ class Lines:
                 raise KeysError(
                     f"tables {first} to {first + count - 1} are not all sparse tables of this server"
                 )
-            if len(self._runs) > 4 * len(self._tables):  # a sender groups tables in ever new ways
+            if len(self._runs) > 4 * len(self._tables):  # for a sender that groups tables in ever new ways
                 self._runs.clear()
             some = slice(first, first + count)
             use = Use(first, self._counts[some], self.seen[some], self.sampler)
@@ -205,7 +205,7 @@ class Use:
 
 
 class SparseRun:
-    """Some tables and their lines. Errors are the same as of SparseTable.
+    """Some tables and their lines. The methods raise the same errors as SparseTable.
 
     `spans` (tables,) int64 gives how many of the keys belong to each table, one after another. `use` holds
     the counters of requests, or None.
@@ -327,8 +327,7 @@ class SparseRun:
         def work(tables: Keys | slice, bounds: Keys, found: Keys) -> int:
             return update(lines[tables], bounds, updated, gradients, options[tables], missing, found)
 
-        # Use one thread during a cut, because one counter assigns the images of rows that the cut has not
-        # read.
+        # Use one thread during a cut, because one counter assigns the images of unread rows.
         threads = ONE_THREAD if any(table.is_cut for table in self._tables) else self._threads
         if threads.do(work, starts, missing, counts, self.size):
             self._insert(starts, updated, missing, counts)

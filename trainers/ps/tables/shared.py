@@ -121,7 +121,7 @@ class SharedTable:
         self._removed.append((number, slots[:count]))
 
     def forget(self, number: int) -> None:
-        """Free the rows of versions before this one, which no reader will read any more."""
+        """Free the rows of versions before this one. Call it when all readers have left these versions."""
         freed = [slots for version, slots in self._replaced if version <= number]
         self._replaced = [each for each in self._replaced if each[0] > number]
         for version, slots in self._removed:

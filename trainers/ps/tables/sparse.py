@@ -179,7 +179,7 @@ class AdmitByCount:
 
 
 class RemovedKeys:
-    """Keys whose rows were removed since the last save or snapshot that a delta may follow."""
+    """Keys whose rows were removed since the last save or snapshot that an incremental save may follow."""
 
     def __init__(self) -> None:
         self._since: list[Keys] | None = None
@@ -193,7 +193,7 @@ class RemovedKeys:
             self.count += len(keys)
 
     def forget(self) -> None:
-        """Drop the keys, because there are too many to keep. A delta cannot follow."""
+        """Drop the keys, because there are too many to keep. An incremental save cannot follow."""
         self._since, self._cut, self.count, self.complete = None, [], 0, False
 
     def keys(self) -> Keys:
@@ -205,7 +205,7 @@ class RemovedKeys:
         self._kept, self._cut, self._since = self._since is not None, self._since or [], []
 
     def end_cut(self, marked: bool) -> None:
-        """End the cut. With `marked`, the next delta follows this cut."""
+        """End the cut. With `marked`, the next incremental save follows this cut."""
         if self._since is None:  # the keys were forgotten
             return
         if marked:
@@ -255,8 +255,9 @@ _AT_ONCE = 4096
 _MANY = 1 << 40
 
 _MOST_REMOVED, _REMOVED_OF = 1 << 16, {UNSAVED: 1, NOT_IN_SNAPSHOT: 4, UNPUBLISHED: 4}
-"""The most removed keys to keep for a delta. The limit adds _MOST_REMOVED to the number of rows divided by
-_REMOVED_OF. No bound includes this memory, and beyond the limit a whole snapshot writes little more.
+"""The most removed keys to keep for an incremental save. The limit adds _MOST_REMOVED to the number of rows
+divided by _REMOVED_OF. No bound includes this memory, and beyond the limit a full snapshot writes little
+more.
 """
 
 _NO_STATE = np.empty((0, 0, 0), np.float32)
@@ -266,7 +267,7 @@ _NO_STATS = np.empty((0, 2), np.float32)
 
 
 class SparseTable:
-    """Rows of (dim,) values. They are float32 wherever they are read or given, whatever the stored type.
+    """Rows of (dim,) values. They are float32 wherever they are read or given. The stored type may differ.
     Updates round values at random (see `kernels.rounding`), but `assign` and `load` round to the nearest.
     `keys` is (n,) int64, any values in any order. Use a table in one thread. Another thread may read a Cut.
 
@@ -390,7 +391,7 @@ class SparseTable:
     def pull(self, keys: Tensor | None, *, insert: bool = True) -> Tensor:
         """Return rows in a fresh tensor, (n, dim) float32. A key without a row reads as its initial value,
         and a push makes its row. If an entry filter counts lookups, the key gets its row here, provided that
-        `insert` is true and the filter admits it. Raise FullError if there is no memory for the row.
+        `insert` is true and the filter admits it. Raise FullError if memory for the row is missing.
         """
         wanted = self._array(keys)
         self._before_use(wanted)
@@ -431,15 +432,15 @@ class SparseTable:
         server. A key without a row gets one first, or is dropped if the entry filter does not admit it.
 
         `stats` (n, 2) float32 holds shows and clicks to add, for tables with statistics. Raise TableError for
-        other shapes. Raise FullError if there is no memory for new rows, with part of the push applied.
-        `make_room` rules this out.
+        other shapes. Raise FullError if memory for new rows is missing. Part of the push is applied in this
+        case. `make_room` rules this case out.
         """
         self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
         updated, gradients = self._array(keys), array_of(grad)
         missing = np.empty(len(updated), np.int64)
         self._before_use(updated)
-        # not earlier, because an update that finds no memory or no disk is not a step
+        # Count the update only now, because an update that finds no memory or no disk is not a step.
         self.begin_update(len(updated))
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((*self.bounds, *numbers), np.float32)
@@ -682,7 +683,7 @@ class SparseTable:
             self.counts.filtered(admitted)
             self._fill_initial(keys, positions[~admitted], out)
             positions = positions[admitted]
-        # before `rows`, because this may grow the storage
+        # Insert before reading `rows`, because the storage may grow.
         slots = self._storage.insert(keys[positions], self.fresh)
         gather(self._storage.rows, slots, positions, out)
         self._count_uses(keys[positions])  # a push admits no key

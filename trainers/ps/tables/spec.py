@@ -100,7 +100,7 @@ class EvictionPolicy(IntEnum):
 
     LRU = 1  # the least recently updated rows
     LFU = 2  # rows with the fewest updates, where older updates count less
-    SCORE = 3  # like LFU, but an update counts by its shows, and ten times by its clicks
+    SCORE = 3  # like LFU, but an update counts its shows, and a show with a click counts ten times
 
 
 @frozen(kw_only=True)

@@ -113,7 +113,7 @@ def use_rows() -> None:
     run.make_room([(_ONE_TABLE, _KEYS)])
     touch_pages(np.zeros(1, np.int64), 0, 1)
     storage, none = Storage(1, 0, 0), np.empty(0, np.int64)
-    # without_row runs when memory is short, which is too late to compile it
+    # Call without_row too. Otherwise its first call comes when memory is short, too late to compile it.
     without_row(*storage.arrays, none, none)
 
 

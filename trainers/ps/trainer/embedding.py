@@ -502,7 +502,7 @@ class ServedEmbedding:
         # elsewhere.
         own = state[name].as_subclass(Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)
-        # torch does not count changes of inference tensors
+        # torch does not count changes of inference tensors.
         if not (weight is None or state[name].is_inference()):
             self._given = [each for each in self._given if each.alive or each.written()]
             self._given.append(_Given(state[name]))

@@ -58,10 +58,10 @@ class _Piece:
 class DenseParameters:
     """All dense parameters of one model. A run is some blocks of one server with consecutive numbers.
 
-    Values that the script writes are found by comparison with the values of the last exchange, because writes
-    through `.data` or numpy do not change the version of a tensor. In sync training, the servers get these
-    values. In async training, a write to a trained parameter is refused. In geo training, the write is a part
-    of this trainer's changes.
+    Values that the script writes are found by comparison with the values of the last exchange. Writes through
+    `.data` or numpy do not change the version of a tensor. In sync training, the servers get these values. In
+    async training, a write to a trained parameter is refused. In geo training, the write is a part of this
+    trainer's changes.
     """
 
     def __init__(
@@ -518,7 +518,7 @@ class SyncExchange(ServerExchange):
         records = records_part(self._turn.take()[0])
         push: list[list[Part]] = [[*records] for _ in range(self._servers)]
         if overflow:
-            self.flush()  # a server ignores the values in such a push
+            self.flush()  # a server ignores everything in such a push
         else:
             self._dense.notice()
             self._dense.add_written(push)
@@ -683,5 +683,5 @@ def unsent(groups: Sequence[TableGroup]) -> list[RowRequest]:
 
 
 def unsent_training(groups: Sequence[TableGroup]) -> list[RowRequest]:
-    """Return the unsent requests that a push may carry, because a push inserts rows."""
+    """Return the unsent requests that a push may carry. These requests insert rows."""
     return [request for request in unsent(groups) if request.insert]

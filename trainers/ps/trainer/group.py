@@ -98,7 +98,7 @@ class Batch:
             self.calls.setdefault(table, []).append(call)
         self._firsts, self._sizes = self.ends[tables], np.diff(starts)
         self.moved, spans, sent = group.arranged(self.keys, self.ends, group.unrequested(self.padding))
-        self.moved[self.moved < 0] = len(sent)
+        self.moved[self.moved < 0] = len(sent)  # zeros follow the requested rows, see `rows`
         self.request = group.request(sent, spans, insert=insert)
         self.pushed = (self.moved, spans, sent)
         """The position of each key's gradient (-1 for padding), the number of keys by server and table, and
@@ -119,14 +119,14 @@ class Batch:
 
     @cached_property
     def rows(self) -> NDArray[np.float32]:
-        """Rows (keys, dim) float32 in the order of the request, then zeros for keys outside the request. Wait
-        for them.
+        """Rows (keys, dim) float32 in the order of the request, then zeros for keys outside the request.
+        Reading them waits for the servers' answers.
         """
         rows: NDArray[np.float32] = array_of(self.request.rows)
         if missing := len(self.keys) - len(rows):
             rows = np.concatenate([rows, np.zeros((missing, self.dim), np.float32)])
         for table in np.flatnonzero((self.padding >= 0) & self._group.without_padding):
-            # these rows become zeros only here
+            # No other code sets these rows to zeros.
             rows[self.moved[self.ends[table] + self.padding[table]]] = 0.0
         return rows
 

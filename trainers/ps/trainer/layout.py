@@ -401,7 +401,8 @@ def _plan_sparse(
         kind=TableKind.SPARSE,
         name=name,
         size=module.embedding_dim,
-        rule=SGD() if options.geo and trained else rule,  # deltas are added by SGD with a learning rate of -1
+        # servers add the changes, by SGD with a learning rate of -1
+        rule=SGD() if options.geo and trained else rule,
         rows=rows,
     )
     planned = SparseParameter(

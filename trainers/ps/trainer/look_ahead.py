@@ -138,7 +138,9 @@ class LookAhead:
 
     @property
     def usable(self) -> bool:
-        """True in the thread and process that made this, so False in the workers of a data loader."""
+        """True while this is active, in the thread and process that made it. It is False in the workers of a
+        data loader.
+        """
         return self.active and self._thread == threading.get_ident() and self._process == os.getpid()
 
     def _looking(self, method: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
@@ -266,7 +268,7 @@ class _Loop(Iterator[Any]):
         """Start a pass of this loader or data set."""
         self._coming: deque[_Given] = deque()
         self._error: Exception | None = None
-        """Raised when the batches before it have had their turns."""
+        """The error to raise once the batches before it have had their turns."""
         self._given: _Given | None = None
         self._drawn = 0
         self._reason = "" if self._look.every else obstacle(loader)

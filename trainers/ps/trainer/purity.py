@@ -63,7 +63,7 @@ def _obstacle_here(batches: Any) -> str:
         return f"dataset {type(data).__qualname__}"
     if _name(batches.collate_fn) not in _COLLATES:
         return f"collate_fn {getattr(batches.collate_fn, '__qualname__', batches.collate_fn)}"
-    # the items would be views of the data
+    # The items would be views of the data.
     if batches.batch_sampler is None and _name(batches.sampler) != _BATCHES:
         return "batch_size=None"
     return ""

@@ -123,7 +123,7 @@ class ServedWeight(Parameter):
         if not self.bounded:
             raise self.without_shape()
         with without_overrides():
-            # torch resizes these tensors when it adds to them, and cannot resize memory of numpy
+            # torch resizes these tensors when it adds to them, and cannot resize memory of numpy.
             if not len(keys):
                 keys, rows = keys.clone(), rows.clone()
             values = rows.to(self.device, self.dtype)
@@ -167,7 +167,7 @@ class ServedWeight(Parameter):
             return _unmoved(func, name, args, options)
         elif name == "__set__":
             return _set(func.__self__, *args)
-        # load_state_dict does this when the rows go to the servers
+        # load_state_dict does this when the rows go to the servers.
         elif name == "copy_" and _is_same(*args[:2]):
             return args[0]
         elif name not in _WITHOUT_VALUES and name != "__get__":
