@@ -132,7 +132,8 @@ class Service:
         else:
             self._pending.remove(request)
             reply = answer
-        # A collective request completes a step only with the last one. Pending ones wait for another trainer.
+        # A collective request unblocks others only with the last one. Until then, they wait for another
+        # trainer.
         changes_nothing = request.kind in _STEP_KINDS or (request.kind in COLLECTIVE_KINDS and answer is None)
         if changes_nothing and progress == self._steps.progress:
             return [(route, reply)]
