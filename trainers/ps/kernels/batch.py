@@ -113,6 +113,7 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @compiled
 def owners_kernel(keys: Keys, holders: Keys, out: Keys) -> None:
+    """Write the server of keys[i] to out[i]. See `owners`."""
     servers = np.uint64(len(holders))
     for position in range(len(keys)):
         out[position] = holders[np.int64(finalize(np.uint64(keys[position])) % servers)]

@@ -272,6 +272,7 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
 
 @compiled
 def prefetch_entry(index: Index, key: Scalar) -> None:
+    """Prefetch the index entry of a key."""
     base, tag = where(index, key)
     prefetch(index.entries, base + home(tag))
 

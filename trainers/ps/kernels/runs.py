@@ -96,6 +96,7 @@ def line_of(index: Index, rows: Rows, uses: Uses, room: int) -> list[int]:
 
 @compiled
 def index_at(lines: Keys, table: Scalar) -> Index:
+    """Return the index of a table from its line."""
     line = lines[table]
     return Index(
         carray(pointer(line[ENTRIES]), (line[ENTRY_COUNT],), np.uint64),
@@ -109,6 +110,7 @@ def index_at(lines: Keys, table: Scalar) -> Index:
 
 @compiled
 def rows_at(lines: Keys, table: Scalar) -> Rows:
+    """Return the rows of a table from its line."""
     line = lines[table]
     return Rows(
         carray(pointer(line[RECORDS]), (line[RECORD_PLACES],), np.float32),
@@ -122,6 +124,7 @@ def rows_at(lines: Keys, table: Scalar) -> Rows:
 
 @compiled
 def uses_at(lines: Keys, table: Scalar) -> Uses:
+    """Return the uses of a table from its line."""
     line = lines[table]
     return Uses(
         carray(pointer(line[CLOCK]), (FLOORS + PARTS,), np.float64),
@@ -131,6 +134,7 @@ def uses_at(lines: Keys, table: Scalar) -> Uses:
 
 @compiled
 def fresh_at(run: Run, table: Scalar) -> Fresh:
+    """Return the content of a table's new rows."""
     numbers = run.numbers[table]
     kind: Scalar = run.kinds[table]
     seed: Scalar = run.seeds[table]

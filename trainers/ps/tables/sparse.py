@@ -220,6 +220,7 @@ _UNINITIALIZED = NOTHING_NEW._replace(kind=UNIFORM)
 
 
 def filter_of(options: RowOptions, budgets: Budgets) -> EntryFilter:
+    """Return the entry filter for these row options."""
     match options.entry.kind:
         case EntryKind.PROBABILITY:
             return AdmitByProbability(options.entry.a, options.init.seed)

@@ -39,6 +39,8 @@ class SpecError(ValueError):
 
 
 class TableKind(IntEnum):
+    """The kind of a table, dense blocks or sparse rows."""
+
     DENSE = 1
     SPARSE = 2
 

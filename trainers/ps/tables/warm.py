@@ -138,6 +138,7 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
 
 
 def use_every_table() -> None:
+    """Compile the kernels of every rule, entry filter and bound."""
     blocks = (SGD(weight_decay=0.5), SGD(momentum=0.5), Adagrad(), Adam(), FTRL())
     use_tables(TableSpec(kind=TableKind.DENSE, name="", size=1, rule=rule) for rule in blocks)
     rows: tuple[AnyRule, ...] = (
