@@ -1,5 +1,5 @@
-"""Parameter servers: tables too large for one process, trained by many. Names are imported when they are
-used.
+"""Train models with parameter servers, for tables that do not fit into one process. Each name is imported on
+first use.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from trainers.process.log import glog
 
 
 def main() -> None:
-    """Compiles everything and logs how long it took."""
+    """Compile all kernels, and log how long the compilation took."""
     about = (
         "Compile the kernels of parameter servers ahead of a job, once on each machine. It takes about a "
         "minute; without it the first job that needs a kernel compiles it."
     )
     argparse.ArgumentParser("python -m trainers.ps", description=about).parse_args()
-    from trainers.ps.allkernels import use_all  # late: --help needs none of them
+    from trainers.ps.allkernels import use_all  # import late, because --help does not need the kernels
 
     started = time.monotonic()
     use_all()

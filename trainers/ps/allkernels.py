@@ -1,4 +1,4 @@
-"""All kernels of parameter servers and of data sets, compiled in a process for each core."""
+"""Compile all kernels of parameter servers and of data sets, in one process per core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALL = use_columns, *EVERYTHING
 
 
 def use_all() -> None:
-    """Returns when every kernel is on disk."""
+    """Compile every kernel and store the result on disk. Return when all processes have finished."""
     at_once = min(len(os.sched_getaffinity(0)), len(_ALL))
     context = multiprocessing.get_context("spawn")
     others = [context.Process(target=use_from, args=(start, at_once)) for start in range(1, at_once)]
@@ -24,8 +24,9 @@ def use_all() -> None:
 
 
 def use_from(start: int, at_once: int) -> None:
-    """Call all kernels, as one of `at_once` processes that start at different ones: the first to need one
-    compiles it.
+    """Call all kernels, as process `start` of `at_once` processes.
+
+    Each process starts at a different kernel. The first process to need a kernel compiles it for all.
     """
     first = start * len(_ALL) // at_once
     for use in _ALL[first:] + _ALL[:first]:

@@ -1,6 +1,4 @@
-"""Settings of parameter-server mode and of single sparse tables: names, types and ranges, checked at
-construction.
-"""
+"""Define and check the settings of parameter-server mode and of single sparse tables."""
 
 from __future__ import annotations
 
@@ -21,7 +19,9 @@ SPLIT_METHODS = ("RoundRobin", "HashName")
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 DURABILITIES = ("none", "snapshot", "log")
 MAX_IN_FLIGHT = 1024
-"""Pushes of one trainer; a server remembers the last 4096 applied ones, to recognize late repetitions."""
+"""The most pushes that one trainer may have in flight. A server remembers the last 4096 applied pushes, to
+recognize late repetitions.
+"""
 LOG_FSYNCS = ("no", "everysec", "always")
 _CHOICES = {
     "split_method": SPLIT_METHODS,
@@ -36,63 +36,64 @@ _CHOICES = {
 
 @frozen(kw_only=True)
 class PsConfigs:
-    """The keys of `strategy.ps_configs`. Times are seconds.
-
-    `split_method`: which server gets a dense block. `slice_var_up`: dense parameters over 8192 elements are
-    sliced. `request_timeout_s`: a server that is silent for so long is an error. `trainer_timeout_s`: a
-    trainer that is disconnected for so long is lost. `join_timeout_s`: how long to wait for processes that
-    have not joined yet.
-
-    `table_mb_per_server`: a sparse table of known size is shared by one server for each so many MB of its
-    values, so that a small one is whole on one server; 0: every table is shared by all servers.
-
-    `wire_dtype`: the type in which rows and their gradients are sent, whatever that of a table. `nonfinite`:
-    a push with NaN or infinite gradients is refused, or those rows and blocks are skipped.
-
-    `durability`: what a killed server has after its restart: nothing, the last snapshot, or every
-    acknowledged push ("log"). A snapshot is taken every `snapshot_interval_s`. `log_fsync`: when the log is
-    written to the disk itself, which matters when the machine fails, not the process. `durability_dir`:
-    where; by default a folder for this job in the log directory.
-
-    `rows_at_end`: whose model gets the rows of embeddings of a known size in `stop_worker`: that of every
-    trainer, of the first one, or of none, because the servers have saved them.
-
-    `max_rows` or `max_bytes`: how much all tables without a bound of their own may have together, on all
-    servers; `evict`: which rows then leave first. `disk_dir`: a folder of each server's machine, to which
-    rows of bounded tables are moved instead.
-
-    `server_threads`: how many threads a server has for the rows of one large request.
-
-    `publish`: a folder or URL to which the servers write versions of all tables for serving, one
-    every `publish_interval_s` if anything has changed. `publish_dtype`: the type of the values of rows there;
-    empty: as their tables have them.
-
-    `read_ahead`: batches of every DataLoader may be read before their turn; else only batches of loops in
-    which no script can notice it.
-    """
+    """The keys of `strategy.ps_configs`. Times are in seconds."""
 
     split_method: str = "RoundRobin"
+    """How dense blocks are assigned to servers."""
     slice_var_up: bool = True
+    """Slice dense parameters of more than 8192 elements."""
     table_mb_per_server: float = 16.0
+    """A sparse table of known size uses one server for each so many MB of its values, so a small table is
+    whole on one server. With 0, all servers share every table.
+    """
     request_timeout_s: float = 60.0
+    """A server that is silent for longer is an error."""
     trainer_timeout_s: float = 10.0
+    """A trainer that is disconnected for longer is lost."""
     join_timeout_s: float = 600.0
+    """How long to wait for processes that have not joined yet."""
     wire_dtype: str = "float32"
+    """The type in which rows and their gradients are sent. It does not depend on the type of the table."""
     nonfinite: str = "refuse"
+    """Refuse a push with NaN or infinite gradients, or skip the affected rows and blocks."""
     durability: str = "none"
+    """The data that a killed server has after its restart. It is empty with "none", has the last snapshot
+    with "snapshot", and has every acknowledged push with "log".
+    """
     snapshot_interval_s: float = 300.0
+    """The time between two snapshots."""
     log_fsync: str = "everysec"
+    """When the write-ahead log is synced to the disk. This matters if the node fails, but not if only the
+    process fails.
+    """
     durability_dir: str = ""
+    """The directory for snapshots and the write-ahead log. By default it is a directory for this job inside
+    the log directory.
+    """
     rows_at_end: str = "all"
+    """The trainers whose model receives the rows of embeddings of a known size in `stop_worker`. They are all
+    trainers, or the first one. With "none", no trainer receives them, because the servers have saved them.
+    """
     max_rows: int | None = None
+    """The limit for all tables without a bound of their own together, on all servers."""
     max_bytes: int | None = None
+    """The same limit in bytes."""
     evict: str | None = None
+    """Which rows leave first when the limit is reached."""
     disk_dir: str = ""
+    """A directory on each server's node. Rows of bounded tables move there instead of being removed."""
     server_threads: int = 1
+    """The number of threads that a server uses for the rows of one large request."""
     publish: str = ""
+    """A directory or URL. The servers write versions of all tables there for serving."""
     publish_interval_s: float = 10.0
+    """The time between two versions. A version is only written if something has changed."""
     publish_dtype: str = ""
+    """The type of the values of published rows. If empty, each table keeps its type."""
     read_ahead: bool = False
+    """Allow every DataLoader to read batches before their turn. By default, this happens only in loops in
+    which a script cannot notice the difference.
+    """
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -113,31 +114,37 @@ class PsConfigs:
 
     @property
     def bound(self) -> Bound | None:
-        """Of all tables without one of their own."""
+        """The bound that all tables without a bound of their own share, or None."""
         bound = Bound.of("ps_configs", self.max_rows, self.max_bytes, self.evict, None)
         return None if bound is None else replace(bound, shared=True)
 
 
 @frozen(kw_only=True)
 class AsyncConfigs:
-    """The keys of `strategy.a_sync_configs`, as Paddle names them where it has them.
-
-    `k_steps`: above 0, geo training: that many local steps between exchanges. `max_merge_var_num`: gradients
-    of so many steps are merged into one push (summed for plain SGD, averaged otherwise). `send_queue_size`:
-    how many pushes may be in flight before a step waits, and so how many steps old dense values may be.
-    `independent_recv_thread`: dense values are pulled continuously instead of with every push.
-    `min_send_grad_num_before_recv`: pull them with every n-th push only. `max_staleness`: no trainer reads
-    while another is more than that many steps behind; None: no bound. `overlap`: pushes and prefetches run
-    while the next step computes; without it every step waits for its own.
-    """
+    """The keys of `strategy.a_sync_configs`. Names are Paddle's where Paddle has the option."""
 
     k_steps: int = 0
+    """The number of local steps between exchanges in geo training. 0 means that training is not in geo mode.
+    """
     max_merge_var_num: int = 1
+    """The number of steps whose gradients are merged into one push. Plain SGD sums them, other rules average
+    them.
+    """
     send_queue_size: int = 2
+    """The number of pushes that may be in flight before a step waits. Dense values may be so many steps old.
+    """
     independent_recv_thread: bool = False
+    """Pull dense values continuously instead of with every push."""
     min_send_grad_num_before_recv: int = 1
+    """Pull dense values only with every n-th push."""
     max_staleness: int | None = None
+    """A trainer does not read while another trainer is more than so many steps behind. None means without
+    limit.
+    """
     overlap: bool = True
+    """Run pushes and prefetches while the next step computes. Without overlap, every step waits for its own
+    push.
+    """
 
     def __post_init__(self) -> None:
         whole("a_sync_configs k_steps", self.k_steps, 0)
@@ -161,19 +168,23 @@ class AsyncConfigs:
 
     @property
     def carries(self) -> bool:
-        """Whether a push may carry requests for rows: it must not wait for other trainers, as they do."""
+        """True if a push may carry requests for rows. The push must not wait for other trainers, but with
+        `max_staleness` such requests wait.
+        """
         return self.overlap and self.max_staleness is None
 
     @property
     def ahead(self) -> int:
-        """How many batches in advance a batch should be prefetched: where pushes carry the requests, as many
-        as one merges, and one more, so that its rows arrive in time.
+        """The number of batches by which to prefetch.
+
+        If pushes carry the requests, this is the number of steps that one push merges, plus one so that the
+        rows arrive in time.
         """
         return self.max_merge_var_num + 1 if self.carries else 1
 
     @property
     def late(self) -> int:
-        """How many steps older than the current one the request for the rows of a batch may be."""
+        """The largest age, in steps, of the request for the rows of a batch."""
         return max(1, self.ahead - 1) if self.overlap else 0
 
 
@@ -191,7 +202,7 @@ _WITHOUT_EFFECT = {
 
 
 def a_sync_configs(name: str, value: Any) -> Fields:
-    """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
+    """Check the mapping and return a read-only copy. Raise UsageError or NotSupportedError."""
     if isinstance(value, Mapping):
         for key in value.keys() & _WITHOUT_EFFECT.keys():
             raise NotSupportedError(
@@ -202,39 +213,48 @@ def a_sync_configs(name: str, value: Any) -> Fields:
 
 
 def ps_configs(name: str, value: Any) -> Fields:
-    """The mapping, read-only and checked; raises UsageError."""
+    """Check the mapping and return a read-only copy. Raise UsageError."""
     return accepted(name, value, PsConfigs)
 
 
 EVERY_TABLE = "*"
-"""Instead of a table's name: all tables without an entry of their own."""
+"""Use this key instead of a table's name, for all tables without an entry of their own."""
 
 
 @frozen(kw_only=True)
 class TableConfigs:
-    """The keys of `strategy.sparse_table_configs[name]`. None: the setting of the module or the optimizer.
-
-    `rule`: an update rule of trainers.ps (SGD, Adagrad, ...) in place of the optimizer's; `lr`:
-    a learning rate of its own. `init`, `entry`: see `SparseEmbedding`; `low`, `high`: bounds of every value
-    after an update; `statistics`: rows count shows, clicks and unseen days; `dtype`: the type in which
-    servers keep the values of rows; `max_rows`, `max_bytes`, `evict`, `ttl_s`: as for `SparseEmbedding`;
-    `servers`: how many servers share the rows, for a table of unknown size or one that is used more than
-    others.
+    """The keys of `strategy.sparse_table_configs[name]`. With None, the setting of the module or the
+    optimizer applies.
     """
 
     rule: AnyRule | None = None
+    """An update rule of trainers.ps (SGD, Adagrad, ...) that replaces the optimizer's rule."""
     lr: float | None = None
+    """A learning rate for this table."""
     init: Initializer | None = None
+    """The initial values of rows, as for `SparseEmbedding`."""
     entry: Entry | None = None
+    """The filter that decides which keys get a row, as for `SparseEmbedding`."""
     low: float = -math.inf
+    """The lower bound of every value after an update."""
     high: float = math.inf
+    """The upper bound of every value after an update."""
     statistics: bool = False
+    """Count shows, clicks and unseen days in each row."""
     dtype: str | None = None
+    """The type in which servers keep the values of rows."""
     max_rows: int | None = None
+    """The most rows, as for `SparseEmbedding`."""
     max_bytes: int | None = None
+    """The most bytes, as for `SparseEmbedding`."""
     evict: str | None = None
+    """The rows that leave first, as for `SparseEmbedding`."""
     ttl_s: float | None = None
+    """The time to live of rows, as for `SparseEmbedding`."""
     servers: int | None = None
+    """The number of servers that share the rows. Set it for a table of unknown size, or for a table with more
+    use than others.
+    """
 
     def __post_init__(self) -> None:
         where = "sparse_table_configs"
@@ -264,12 +284,12 @@ class TableConfigs:
 
     @property
     def bound(self) -> Bound | None:
-        """How many rows there may be; None: as the module says."""
+        """The limit of rows, or None if the module's limit applies."""
         return Bound.of("sparse_table_configs", self.max_rows, self.max_bytes, self.evict, self.ttl_s)
 
 
 def sparse_table_configs(name: str, value: Any) -> Fields:
-    """The mapping of mappings, read-only and checked; raises UsageError."""
+    """Check the mapping of mappings and return a read-only copy. Raise UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict of dicts")
     return MappingProxyType(

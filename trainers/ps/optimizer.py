@@ -1,6 +1,7 @@
-"""The optimizers of a model that servers train: `step` pushes gradients, and several push together.
+"""Optimizers of a model that servers train. `step` pushes gradients, and several optimizers push together.
 
-Gradients of a scaled loss, of rows too, are unscaled before that. Where they are not finite none are pushed.
+If the loss is scaled, all gradients are unscaled before the push, also the gradients of rows. If some
+gradients are not finite, the push is sent without gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Clock, Document
+from fleetrun.aliases import Document
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.collective.stepping import DistributedScaler, not_scaled
@@ -25,18 +26,18 @@ from trainers.ps.trainer.weight import ServedWeight, hidden_gradients, without_o
 
 
 class Stepper(Protocol):
-    """What an optimizer needs of its runtime."""
+    """The functions that an optimizer needs from its runtime."""
 
     @property
     def serving(self) -> bool: ...
 
     @property
     def scaler(self) -> ServedScaler | None:
-        """That of amp in float16, once training has begun."""
+        """The scaler of amp in float16, or None before training starts."""
 
     @property
     def kept(self) -> bool:
-        """Whether the gradients of some optimizers are kept until the others have stepped."""
+        """True while gradients of some optimizers are kept until the others have stepped."""
 
     def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None: ...
 
@@ -50,8 +51,10 @@ class Stepper(Protocol):
 
 
 class ServedScaler(DistributedScaler):
-    """A GradScaler that unscales the gradients of rows too. Where it finds some that are not finite, the push
-    has none, and it lowers its scale. Each trainer has its own scale.
+    """A GradScaler that also unscales the gradients of rows.
+
+    If some gradients are not finite, the push is sent without gradients and the scaler lowers its scale. Each
+    trainer has its own scale.
     """
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -63,15 +66,16 @@ class ServedScaler(DistributedScaler):
         found: dict[Any, Tensor] = self._found_inf_per_device(optimizer)
         overflow = any(bool(each.item()) for each in found.values())
         overflow |= not optimizer.unscale_rows(self.get_scale())
-        found.clear()  # of what has no dense parameter, torch has found nothing
+        found.clear()  # torch finds nothing for an optimizer without dense parameters
         found[torch.device("cpu")] = torch.tensor(float(optimizer.agree(overflow)))
 
 
 class ServedOptimizer(DistributedOptimizer):
-    """`step` pushes the gradients; the servers do the arithmetic and keep the state (momentum, moments).
+    """An optimizer whose `step` pushes the gradients. The servers do the arithmetic and keep the state
+    (momentum, moments).
 
-    Learning rates may change from step to step: they travel with the push. Other options are those of
-    init_worker.
+    You may change learning rates from step to step, because each push carries them. All other options keep
+    their values of init_worker.
     """
 
     def __init__(self, inner: Optimizer, stepper: Stepper) -> None:
@@ -83,7 +87,7 @@ class ServedOptimizer(DistributedOptimizer):
         self._frozen: list[Document] | None = None
 
     def freeze_options(self) -> None:
-        """From now on only the learning rate may change, and steps go through this optimizer."""
+        """Allow only changes of the learning rate from now on, and only steps through this optimizer."""
         self._frozen = options_snapshot(self.inner)
         self.inner.register_step_pre_hook(self._refuse_direct_step)
 
@@ -97,7 +101,10 @@ class ServedOptimizer(DistributedOptimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether torch.amp.GradScaler leaves unscaling to `step`, which refuses it; ours has done it."""
+        """True if torch.amp.GradScaler leaves unscaling to `step`.
+
+        `step` refuses such a scaler. fleetrun's own scaler has unscaled already.
+        """
         return not self._unscaled
 
     def has_gradients(self) -> bool:
@@ -114,7 +121,8 @@ class ServedOptimizer(DistributedOptimizer):
             super().minimize(loss)
             return
         found = self.has_gradients_of(loss)
-        if self.has_gradients() and not self._stepper.kept:  # then the first one has scaled the loss for all
+        # The first optimizer has then scaled the loss for all.
+        if self.has_gradients() and not self._stepper.kept:
             raise not_scaled("loss.backward()")
         if not found:
             self._backward(scaler.scale(loss))
@@ -126,7 +134,10 @@ class ServedOptimizer(DistributedOptimizer):
 
     @contextmanager
     def unscaled(self) -> Iterator[None]:
-        """A scaler's step: gradients are unscaled; when it makes no step, they were not finite."""
+        """Mark the gradients as unscaled during the step of a scaler.
+
+        If the scaler skips the step, the gradients were not finite.
+        """
         self._unscaled, self._stepped = True, False
         try:
             yield
@@ -136,15 +147,15 @@ class ServedOptimizer(DistributedOptimizer):
             self._unscaled = False
 
     def unscale_rows(self, scale: float) -> bool:
-        """Divide the gradients of its rows; whether all are finite."""
+        """Divide the gradients of this optimizer's rows by `scale`. Return True if all are finite."""
         return self._stepper.unscale_rows(self, scale)
 
     def agree(self, overflow: bool) -> bool:
-        """Whether the step is to be skipped, if this trainer's gradients are like that."""
+        """Return True if the step is to be skipped. `overflow` describes the gradients of this trainer."""
         return self._stepper.agree(overflow)
 
-    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
-        if self.__dict__.pop("found_inf", None) is not None:  # set by a scaler that is enabled
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if self.__dict__.pop("found_inf", None) is not None:  # an enabled scaler sets this
             raise NotSupportedError(
                 "torch.amp.GradScaler does not unscale the gradients of rows on parameter servers; use "
                 "fleet.distributed_scaler(scaler), strategy.amp, or bfloat16, which needs no scaler"
@@ -177,8 +188,8 @@ class ServedOptimizer(DistributedOptimizer):
         self._stepper.drop_rows(self, set_to_none=set_to_none)
 
     def _share(self, loaded: Optimizer) -> None:
-        """Keep the groups of init_worker(), which the tables read their learning rates from, and give them
-        what was loaded.
+        """Keep the groups of init_worker() and fill them with the loaded values, because the tables read
+        their learning rates from these groups.
         """
         for kept, new in zip(self.param_groups, self.inner.param_groups, strict=True):
             values = dict(new)
@@ -196,14 +207,16 @@ class ServedOptimizer(DistributedOptimizer):
 
 
 class JoinedSteps:
-    """The steps of the optimizers of one model. Servers apply the gradients of a training step together, so
-    the push leaves when the last optimizer has stepped. Until then the gradients and learning rates of the
-    others are kept, and what torch would compute differently is refused: a forward pass, a look at the state
-    dict, gradients of rows after the step, a second step of one of them, and a write to a `dense` parameter
-    after the step.
+    """The steps of all optimizers of one model, joined into one push.
 
-    `push` takes whether the gradients of any of them were not finite. `rows` gives something that
-    differs once the gradients of an optimizer's embeddings have changed.
+    Servers apply the gradients of a training step together, so the push leaves when the last optimizer has
+    stepped. Until then, the gradients and learning rates of the other optimizers are kept. Operations that
+    torch would compute differently are refused in the meantime. These are a forward pass, a look at the state
+    dict, gradients of rows after the step, a second step of one optimizer, and a write to a `dense`
+    parameter.
+
+    `push` receives True if gradients of any optimizer were not finite. `rows` returns a value that changes
+    whenever the gradients of an optimizer's embeddings change.
     """
 
     def __init__(
@@ -222,11 +235,11 @@ class JoinedSteps:
 
     @property
     def waits(self) -> bool:
-        """Whether some have stepped and others not."""
+        """True while some optimizers have stepped and others have not."""
         return bool(self._kept)
 
     def stepped(self, optimizer: ServedOptimizer) -> bool:
-        """Whether its gradients are kept for the push."""
+        """Return True if the gradients of this optimizer are kept for the push."""
         return id(optimizer) in self._kept
 
     def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
@@ -236,7 +249,7 @@ class JoinedSteps:
             self._check_values(former)
         last = len(self._kept) == len(self._optimizers) - 1
         self._overflow |= overflow
-        # Copies: zero_grad(set_to_none=False) may come before the push, and so may a scheduler's step.
+        # Copy, because zero_grad(set_to_none=False) or a scheduler's step may come before the push.
         self._kept[id(optimizer)] = _Kept.of(optimizer, self._rows(optimizer), self._dense, copy=not last)
         if not last:
             return
@@ -273,8 +286,9 @@ class JoinedSteps:
             )
 
     def check(self, what: str = "training ended", *hooked: Any) -> None:
-        """Raises UsageError if an optimizer has stepped and another has not. `hooked`: what torch gives to a
-        hook.
+        """Raise UsageError if an optimizer has stepped and another has not.
+
+        `hooked` holds the arguments that torch passes to a hook.
         """
         if self._kept:
             raise UsageError(f"{what} while {self._missing()}")
@@ -290,7 +304,7 @@ class JoinedSteps:
 
 @frozen
 class _Kept:
-    """What an optimizer steps with, as it was then."""
+    """The gradients, rates and values of an optimizer at the time of its step."""
 
     gradients: list[tuple[Tensor, Tensor | None]]
     rates: list[tuple[Document, Any]]
@@ -311,7 +325,7 @@ class _Kept:
             values = [(each, each.detach().clone()) for each in trained]
             own = [(each, None if grad is None else grad.clone()) for each, grad in own]
         rates = [(group, group.get("lr")) for group in optimizer.param_groups]
-        if copy:  # a rate that is a tensor is changed in place
+        if copy:  # torch changes a rate that is a tensor in place
             rates = [(group, lr.clone() if isinstance(lr, Tensor) else lr) for group, lr in rates]
         return cls(own, rates, rows, values)
 

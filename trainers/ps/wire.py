@@ -1,15 +1,17 @@
-"""Messages to frames and back. Every length is checked here; the meaning belongs to server and client.
+"""Encode messages as frames, and decode frames. Every length is checked here. Server and client give the
+messages their meaning.
 
-A message is a first frame, and one more for each large part:
+A message is a first frame, plus one frame for each large part:
 
     header  4s magic "FLPS" | B version | B kind | H code | I rank | I parts
             Q incarnation | Q sequence | Q number | Q checksum
     part    I table | B field | B dtype | H zero | d lr | Q rows | Q cols          (repeated `parts` times)
     data    of each part of less than 64 KiB, raw little-endian bytes and zeros up to a multiple of 8
 
-A frame costs both sides as much as many rows: so a small message is one frame, and a large part is not
-copied. `cols` is 0 for one-dimensional data. `checksum` is XXH3-64 of every other byte of the message: a
-flipped bit in a sequence number or a gradient would otherwise be a valid push. Nothing is ever unpickled.
+A frame costs both sides as much as many rows. A small message is therefore one frame, and a large part is not
+copied. `cols` is 0 for one-dimensional data. `checksum` is the XXH3-64 of all other bytes of the message,
+because a flipped bit in a sequence number or a gradient would otherwise be a valid push. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ MAX_PARTS = 65_536
 MAX_FRAME_BYTES = 256 << 20
 MAX_COLS = 512
 OWN_FRAME_BYTES = 65_536
-"""Parts from this size on have a frame of their own. pyzmq copies smaller ones in any case."""
-_LARGEST_RATE = 1e30  # beyond float32 lies an OverflowError
+"""A part of at least this size has its own frame. pyzmq copies smaller frames in any case."""
+_LARGEST_RATE = 1e30  # larger values overflow float32
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -41,72 +43,82 @@ _PART = struct.Struct("<IBBHdQQ")
 
 
 class Kind(IntEnum):
-    """What a message requests or answers. The meaning of `number` is given with each."""
+    """The request or the answer that a message stands for. The comment of each kind explains `number`."""
 
-    HELLO = 1  # join with these tables; number: restart count. Answer: the step to start from
-    ASSIGN = 2  # values, from trainer 0; number: INITIAL or LOADED
+    HELLO = 1  # join with these tables, `number` is the restart count. Answer: the step to start from
+    ASSIGN = 2  # values from trainer 0, `number` is INITIAL or LOADED
     READY = 3  # all initial values have been sent
-    OPEN = 4  # answer when the tables are ready
-    PULL = 5  # values, as of step `number` or later
-    PUSH = 6  # gradients of step `number`, applied once for each (rank, incarnation, sequence); with the
-    # code NOT_FINITE it has none, because they were not finite, and in sync the step changes nothing
-    BARRIER = 7  # answer when every trainer has reached barrier `number`
-    FINISH = 8  # the sender pushes no more; answer when no trainer does
+    OPEN = 4  # request an answer when the tables are ready
+    PULL = 5  # request values as of step `number` or later
+    # Gradients of step `number`, applied once for each (rank, incarnation, sequence). With the code
+    # NOT_FINITE, the message contains no gradients because they were not finite. In sync mode, such a step
+    # changes nothing.
+    PUSH = 6
+    BARRIER = 7  # request an answer when every trainer has reached barrier `number`
+    FINISH = 8  # the sender has finished its pushes, answer when all trainers have
     LEAVE = 9  # the sender disconnects for good
-    SAVE = 10  # write your part of a save, as of step `number`; TEXT: SaveRequest. Answer: TEXT, its record
-    SAVED = 11  # the save that the sender requested was committed (number: 1) or abandoned (0)
-    SHRINK = 12  # a day has passed; VALUES: the policy. Answer: number, the rows that were removed
-    TRAINERS = 13  # in a server's log only: from here on `number` new trainers; TEXT: of which start
-    GATHER = 14  # TEXT: a contribution to gather `number`; 0: any. Answer: TEXTs, all contributions
-    # In a server's log only: it is `number` ms since 1970, for rows that have a time to live. TEXT: the times
-    # of rows move by so many ms first, because the clock was set
+    # Write your part of saved tables, as of step `number`. TEXT is a SaveRequest. Answer: TEXT, the record of
+    # the part.
+    SAVE = 10
+    SAVED = 11  # the save that the sender requested was committed (`number` 1) or abandoned (0)
+    SHRINK = 12  # a day has passed, VALUES is the policy. Answer: `number` is the count of removed rows
+    # In a server's write-ahead log only. From here on there are `number` new trainers. TEXT is their start.
+    TRAINERS = 13
+    GATHER = 14  # TEXT is a contribution to gather `number`, 0 means any. Answer: all contributions as TEXTs
+    # In a server's write-ahead log only. The time is `number` ms since 1970, for rows that have a time to
+    # live. If the clock was set, TEXT is the number of ms by which the times of rows move first.
     TIME = 15
-    DONE = 16  # success; number: the server's step
+    DONE = 16  # success, `number` is the server's step
     DATA = 17  # success, with values
-    WAIT = 18  # received; the answer waits for what the text says
-    REFUSED = 19  # refused; the code and the text say why
-    PROBE = 20  # from the server, to find out whether a connection is open; not answered
-    SHRUNK = 21  # in a server's log only: the last SHRINK is over, and budgets evict rows again
-    # From the publisher: cut the tables, in sync as of step `number`; TEXT: SaveRequest. Answer: number, the
-    # server's step, which is later when it has passed that one; with the code MISMATCH it cannot say what has
-    # changed. Without a TEXT only the answer. In a server's log: the version TEXT was cut.
+    WAIT = 18  # received, the answer waits for the event in the text
+    REFUSED = 19  # refused, the code and the text give the reason
+    PROBE = 20  # sent by the server to check that a connection is open, without an answer
+    SHRUNK = 21  # in a write-ahead log only: the last SHRINK has ended, and budgets evict rows again
+    # From the publisher. Cut the tables, in sync mode as of step `number`. TEXT is a SaveRequest. In the
+    # answer, `number` is the server's step, which is later if the server has passed the requested step. With
+    # the code MISMATCH, the server cannot list the changes. A request without a TEXT only gets the answer. In
+    # a server's write-ahead log, the version TEXT was cut.
     PUBLISH = 22
     WRITTEN = 23  # from the publisher: answer when the part TEXT is written. Answer: TEXT, its record
-    PUBLISHED = 24  # from the publisher: the version TEXT was committed (number: 1) or abandoned (0)
-    MERGE = 25  # from the publisher: merge your parts of versions; TEXT: SaveRequest. Answer: as WRITTEN
-    REFRESH = 26  # publish, as of step `number` or later; TEXT, VALUES of each buffer. Answer: the version
-    # TEXT: a stream. Answer: TEXT, what has been pushed of each of its shards; number: the first step in
-    # which this server takes other records from the sender
+    PUBLISHED = 24  # from the publisher: the version TEXT was committed (`number` 1) or abandoned (0)
+    MERGE = 25  # from the publisher: merge your parts of versions, TEXT is a SaveRequest. Answer: as WRITTEN
+    # Publish as of step `number` or later. The parts are TEXT and VALUES of each buffer. Answer: the version.
+    REFRESH = 26
+    # TEXT is a stream. Answer: TEXT lists the pushed positions of each shard, and `number` is the first step
+    # in which this server accepts other records from the sender.
     POSITIONS = 27
-    LOOK = 28  # from anyone: what a table, TEXT, has of KEYS; changes nothing. Answer: TEXT, JSON
-    SKIP = 29  # the sender's next push is of step `number`; no trainer waits for its pushes before that
+    # From anyone. Read the entries of KEYS in the table TEXT, and change nothing. Answer: TEXT, JSON.
+    LOOK = 28
+    SKIP = 29  # the sender's next push is for step `number`, and no trainer waits for its earlier pushes
 
 
 NO_TRAINER = (1 << 32) - 1
 """The rank of a sender that is not a trainer."""
 
 INITIAL, LOADED = 0, 1
-"""Whether an ASSIGN has the first values, or others in their place, which leave optimizer state as it is."""
+"""The two uses of an ASSIGN. INITIAL carries the first values. LOADED carries values that replace them and
+leave optimizer state as it is.
+"""
 
 
 class Field(IntEnum):
-    """What a part holds."""
+    """The content of a part."""
 
-    KEYS = 1  # int64 (n): alone, requests these rows and inserts missing ones
+    KEYS = 1  # int64 (n,): without ROWS, requests these rows and inserts missing ones
     ROWS = 2  # float (n, dim): values or gradients of the KEYS part before it
-    VALUES = 3  # float (n): values or gradients of a run of dense blocks, the first of which is `table`
-    WANT = 4  # int64 (1): requests the values of that many dense blocks from `table` on
+    VALUES = 3  # float (n,): values or gradients of a run of dense blocks that starts at block `table`
+    WANT = 4  # int64 (1,): requests the values of so many dense blocks, from `table` on
     SPEC = 5  # uint8: an encoded TableSpec
     TEXT = 6  # uint8: UTF-8
-    PEEK = 7  # int64 (n): requests these rows and inserts none
+    PEEK = 7  # int64 (n,): requests these rows and inserts none
     STATS = 8  # float32 (n, 2): shows and clicks of the rows in the KEYS and ROWS parts before it
-    SPANS = 9  # int64 (g): the KEYS or PEEK part that follows is for g tables, and has so many keys of each
-    RECORDS = 10  # uint8: first in a PUSH, the records of streams that its gradients are of
-    WRITTEN = 11  # float (n): as VALUES, in a PUSH: values to set before its gradients are applied
+    SPANS = 9  # int64 (g,): the next KEYS or PEEK part is for g tables, and has so many keys of each table
+    RECORDS = 10  # uint8: first in a PUSH, the stream records that produced its gradients
+    WRITTEN = 11  # float (n,): like VALUES, in a PUSH, the values to set before its gradients are applied
 
 
 class Code(IntEnum):
-    """Why a request was refused."""
+    """The reason for a refused request."""
 
     NONE = 0
     BAD_MESSAGE = 1
@@ -126,7 +138,9 @@ class Code(IntEnum):
 
 
 class WireError(Exception):
-    """Bytes that are not a message of this protocol. `code` is sent back if the sender can be answered."""
+    """An error for bytes that are not a message of this protocol. `code` goes to the sender if an answer is
+    possible.
+    """
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -151,12 +165,13 @@ _FIELD_DTYPES = {
     Field.WRITTEN: _FLOATS,
 }
 _TWO_DIMENSIONS = (Field.ROWS, Field.STATS)
-_KINDS = {kind.value: kind for kind in Kind}  # used for every message; Kind(value) is slow
+# For speed, because Kind(value) is slow and every message needs a lookup.
+_KINDS = {kind.value: kind for kind in Kind}
 _CODES = {code.value: code for code in Code}
 
 
 class _Form(NamedTuple):
-    """How a field with one of its dtypes is encoded. numpy has no bfloat16: its bytes pass as int16."""
+    """The encoding of a field with one of its dtypes. numpy lacks bfloat16, so its bytes pass as int16."""
 
     field: Field
     dtype: torch.dtype
@@ -185,7 +200,7 @@ _FORMS = {
 
 
 class Part(NamedTuple):
-    """One tensor of a message: contiguous, on the CPU, with one or two dimensions."""
+    """One tensor of a message. The tensor is contiguous, on the CPU, with one or two dimensions."""
 
     table: int
     field: Field
@@ -194,9 +209,7 @@ class Part(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A request (with the sender's rank, incarnation and sequence) or the reply to one (with the same
-    three).
-    """
+    """A request with the sender's rank, incarnation and sequence, or the reply with the same three values."""
 
     kind: Kind
     rank: int = 0
@@ -221,14 +234,14 @@ class Message(NamedTuple):
         parts: tuple[Part, ...] = (),
         text: str | bytes | None = None,
     ) -> Message:
-        """Answer this request, with these parts or a TEXT part."""
+        """Return the answer to this request, with these parts or a TEXT part."""
         if text is not None:
             parts = (text_part(text),)
         return Message(kind, self.rank, self.incarnation, self.sequence, number, code, parts)
 
 
 def bytes_part(field: Field, content: bytes, table: int = 0) -> Part:
-    """A part of raw bytes (SPEC, TEXT or RECORDS)."""
+    """Return a part of raw bytes (SPEC, TEXT or RECORDS)."""
     return Part(table, field, torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8)))
 
 
@@ -238,11 +251,11 @@ def text_part(text: str | bytes) -> Part:
 
 
 def encode(message: Message, *, stored: bool = False) -> list[Buffer]:
-    """Return the frames to send. Frames of large parts share memory with the tensors: leave the tensors alone
-    until the reply.
+    """Return the frames to send.
 
-    `stored`: the frames are for a file, which has no limits. Otherwise raises WireError for a message that no
-    receiver would accept.
+    Frames of large parts share memory with the tensors, so leave the tensors unchanged until the reply. With
+    `stored`, the frames are for a file, which has no limits. Otherwise raise WireError for a message that
+    receivers would refuse.
     """
     kind, rank, incarnation, sequence, number, code, parts = message
     header = _UNSUMMED.pack(MAGIC, VERSION, kind, code, rank, len(parts), incarnation, sequence, number)
@@ -287,12 +300,13 @@ def _checksum(header: Buffer, rest: Buffer, own: Iterable[Buffer]) -> int:
 
 
 def decode(frames: Sequence[Buffer], *, stored: bool = False) -> Message:
-    """Return the message in these frames, which has consistent lengths, types and shapes. `stored`: as of
-    `encode`. Raises WireError.
+    """Return the message in these frames, with consistent lengths, types and shapes.
+
+    `stored` has the same meaning as in `encode`. Raise WireError for invalid frames.
     """
     if not frames or len(frames[0]) < _HEADER.size:
         raise WireError(Code.BAD_MESSAGE, "the header is missing")
-    first = bytearray(frames[0])  # a copy is aligned, and may be written
+    first = bytearray(frames[0])  # a copy is aligned and writable
     magic, version, kind, code, rank, count, incarnation, sequence, number, checksum = _HEADER.unpack_from(
         first
     )
@@ -312,7 +326,9 @@ def decode(frames: Sequence[Buffer], *, stored: bool = False) -> Message:
 
 
 def _decode_parts(first: bytearray, count: int, own: Sequence[Buffer], stored: bool) -> tuple[Part, ...]:
-    """Return the parts that the first frame describes: it has their data, or a frame of their own has."""
+    """Return the parts that the first frame describes. Their data is in the first frame or in frames of their
+    own.
+    """
     parts, taken, at = [], 0, _HEADER.size + count * _PART.size
     for offset in range(_HEADER.size, at, _PART.size):
         entry = _PART.unpack_from(first, offset)
@@ -333,13 +349,13 @@ def _decode_parts(first: bytearray, count: int, own: Sequence[Buffer], stored: b
 
 
 def _checked(entry: tuple[Any, ...], stored: bool) -> tuple[_Form, int]:
-    """Return the form of a part, and its bytes."""
+    """Return the form of a part and its size in bytes."""
     _, field, dtype_code, zero, lr, rows, cols = entry
     form = _FORMS.get((field, dtype_code))
     if form is None or zero:
         raise WireError(Code.BAD_MESSAGE, f"field {field} with dtype {dtype_code}")
     if (cols > 0) is not form.two_dimensions or (rows > MAX_FRAME_BYTES and not stored) or cols > MAX_COLS:
-        # Without the bounds, a part without bytes could claim any length.
+        # Without these bounds, a part with zero bytes could claim any length.
         raise WireError(Code.BAD_SHAPE, f"field {form.field.name} of shape {rows} x {cols}")
     if not abs(lr) <= _LARGEST_RATE:
         raise WireError(Code.BAD_MESSAGE, f"learning rate {lr}")
@@ -347,7 +363,7 @@ def _checked(entry: tuple[Any, ...], stored: bool) -> tuple[_Form, int]:
 
 
 def _part(entry: tuple[Any, ...], form: _Form, body: Buffer, offset: int = 0) -> Part:
-    """In the frame's own memory if it is aligned; in a copy otherwise."""
+    """Return a part in the frame's own memory if the memory is aligned, else in a copy."""
     number, _, _, _, lr, rows, cols = entry
     array = np.ndarray((rows, cols) if cols else (rows,), form.raw, body, offset)
     data = torch.from_numpy(array if array.flags.behaved else array.copy())

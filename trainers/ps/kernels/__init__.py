@@ -1,1 +1,3 @@
-"""Compiled loops over keys and rows, a whole request at a time, without the GIL: arrays, no tables."""
+"""Compiled loops over keys and rows. A call handles a whole request without the GIL. The loops work on
+arrays, not on tables.
+"""

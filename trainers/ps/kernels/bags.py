@@ -1,8 +1,8 @@
-"""Sums and means of rows over bags of ids, as torch's embedding_bag has them, and their gradients.
+"""Sums and means of rows over bags of ids, as in torch's embedding_bag, with their gradients.
 
-The ids of bag b are those at [ends[b - 1], ends[b]); `places` says which row each needs, `moved` where it is.
-`skipped`: the place of ids that are in no bag, or -1. `weights`: one of each id, or none. `mean`: of the rows
-of a bag, instead of their sum.
+The ids of bag b are at [ends[b - 1], ends[b]). `places` gives the row that each id needs, and `moved` gives
+the position of that row. `skipped` is the place of ids that belong to no bag, or -1. `weights` has one weight
+per id, or is empty. With `mean`, a bag gets the mean of its rows instead of the sum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pool_bags(
     mean: bool,
     out: Floats,
 ) -> None:
-    """Add up the rows of each bag in `out` (bags, width), zeros."""
+    """Add up the rows of each bag in `out`, (bags, width) float32, which must contain zeros."""
     begin = np.int64(0)
     for bag in range(len(ends)):
         target, found = out[bag], np.float32(0)
@@ -56,7 +56,7 @@ def scatter_bags(
     mean: bool,
     out: Floats,
 ) -> None:
-    """Add to the rows of `out` their gradients, given those of bags, (bags, width)."""
+    """Add gradients to the rows of `out`, given the gradients of the bags, (bags, width) float32."""
     begin = np.int64(0)
     for bag in range(len(ends)):
         source, found = grads[bag], np.float32(0)
@@ -77,7 +77,7 @@ def scatter_bags(
 def weigh_bags(
     grads: Floats, rows: Floats, places: Keys, moved: Keys, skipped: int, ends: Keys, out: Floats
 ) -> None:
-    """out[i], zeros: the gradient of the weight of id i."""
+    """Write the gradient of the weight of id i to out[i]. `out` must contain zeros."""
     begin = np.int64(0)
     for bag in range(len(ends)):
         for position in range(begin, ends[bag]):

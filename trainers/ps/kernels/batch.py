@@ -1,5 +1,5 @@
-"""Whole batches of ids and gradients: their distinct keys, the server of each key, sums over equal keys, and
-checks for NaN and infinity.
+"""Process whole batches of ids and gradients. The kernels find distinct keys and the server of each key, sum
+rows of equal keys, and check for NaN and infinity.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from trainers.ps.kernels.memory import carray, pointer, prefetch
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's own memory as an array for kernels, which are compiled for aligned ones; a copy if it has
-    gaps or is not aligned, as bytes of a message may be.
+    """Return the tensor's own memory as an array for kernels, or a copy if the tensor has gaps or is not
+    aligned.
+
+    Kernels are compiled for aligned arrays, but the bytes of a message may not be aligned.
     """
     array: NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).contiguous().numpy()
     return array if array.flags.aligned else array.copy()
@@ -30,7 +32,7 @@ _EXPONENT = np.uint32(0x7F800000)
 
 @compiled
 def any_not_finite(values: Floats) -> bool:
-    """All exponent bits are set in infinity and NaN, and in nothing else."""
+    """Return True if a value is infinite or NaN. Exactly these values have all exponent bits set."""
     bits, bad = values.view(np.uint32), np.uint32(0)
     for place in range(len(bits)):
         bad |= np.uint32((bits[place] & _EXPONENT) == _EXPONENT)
@@ -38,19 +40,21 @@ def any_not_finite(values: Floats) -> bool:
 
 
 def all_finite(grad: Tensor) -> bool:
-    """Whether a float32 tensor holds neither NaN nor infinity."""
+    """Return True if every value of a float32 tensor is finite."""
     return not any_not_finite(array_of(grad).reshape(-1))
 
 
-# ---- The distinct ids of a batch, by hashing rather than sorting.
+# ---- The distinct ids of a batch, by hashing instead of sorting.
 
 AHEAD = 32
 
 
 @compiled
 def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Keys, counts: Keys) -> int:
-    """Fill keys, place and counts; returns the number of keys. `table` is zeros (a power of two, at least
-    twice the ids): the number of a key + 1 at its place.
+    """Fill keys, place and counts, and return the number of keys.
+
+    `table` contains zeros, and its size is a power of two, at least twice the ids. The number of a key plus 1
+    is stored at the key's place.
     """
     mask = np.uint64(len(table) - 1)
     first, second = secret[0], secret[1]
@@ -61,7 +65,7 @@ def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Ke
     for position in range(len(ids)):
         key = ids[position]
         home = homes[position % AHEAD]
-        if position + AHEAD < len(ids):  # so that its cache line is loaded in time
+        if position + AHEAD < len(ids):  # loads its cache line in time
             later = keyed_hash(ids[position + AHEAD], first, second) & mask
             homes[position % AHEAD] = later
             prefetch(table, np.int64(later))
@@ -83,8 +87,10 @@ def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Ke
 
 
 def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct ids in the order of their first appearance, (u,) int64; the position among them of each
-    id, (n,) int64; how often each occurs, (u,) int64. `ids`: (n,) int64, any values.
+    """Return the distinct ids of `ids`, (n,) int64 with any values.
+
+    The result has three int64 tensors. The first has the ids in the order of their first appearance (u,), the
+    second the position of each input id among them (n,), and the third how often each occurs (u,).
     """
     flat = ids.contiguous().numpy()
     size = len(flat)
@@ -93,7 +99,7 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     table = np.zeros(1 << (2 * size - 1).bit_length(), np.int32)
     keys, place, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     found = unique_kernel(flat, SECRET, table, keys, place, counts)
-    # Copies of the used parts: a view would keep the whole buffer in memory.
+    # Copy the used parts, because a view would keep the whole buffer in memory.
     return (
         torch.from_numpy(keys[:found].copy()),
         torch.from_numpy(place),
@@ -101,11 +107,13 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-# ---- The server of each key. A hash: a plain modulo would put all multiples of the number of servers on one.
+# ---- The server of each key, by a hash. A plain modulo would put all multiples of the number of servers on
+# one server.
 
 
 @compiled
 def owners_kernel(keys: Keys, holders: Keys, out: Keys) -> None:
+    """Write the server of keys[i] to out[i]. See `owners`."""
     servers = np.uint64(len(holders))
     for position in range(len(keys)):
         out[position] = holders[np.int64(finalize(np.uint64(keys[position])) % servers)]
@@ -113,9 +121,10 @@ def owners_kernel(keys: Keys, holders: Keys, out: Keys) -> None:
 
 @compiled
 def arrange_kernel(owner: Keys, starts: Keys, positions: Keys) -> bool:
-    """Counting sort: positions of owner 0, then 1, ...; afterwards starts[s + 1] is the end of owner s.
-    `starts`: zeros, one more than there are owners. False: they are in this order already, and positions were
-    not filled.
+    """Sort positions by owner with a counting sort. Afterwards, starts[s + 1] is the end of owner s.
+
+    `starts` contains zeros, one more than there are owners. Return False if the owners are in order already.
+    In this case, `positions` is not filled.
     """
     last, sorted_already = 0, True
     for position in range(len(owner)):
@@ -139,8 +148,9 @@ def arrange_kernel(owner: Keys, starts: Keys, positions: Keys) -> bool:
 
 
 def owners(keys: Tensor, holders: Keys) -> Tensor:
-    """The server of each key of a table, (n,) int64, among the holders of its rows: that with the number
-    (finalizer of splitmix64) modulo (how many they are).
+    """Return the server of each key of a table, (n,) int64.
+
+    The server is the holder with the number (finalizer of splitmix64) modulo (number of holders).
     """
     out = np.empty(len(keys), np.int64)
     owners_kernel(keys.contiguous().numpy(), holders, out)
@@ -148,8 +158,10 @@ def owners(keys: Tensor, holders: Keys) -> Tensor:
 
 
 def order_by_server(keys: Tensor, holders: Keys, servers: int) -> tuple[Tensor | None, list[int]]:
-    """The permutation that orders keys by server, (n,) int64, or None if they are ordered; and cuts: the keys
-    of server s are then at [cuts[s], cuts[s + 1]), in their former order.
+    """Return the permutation that orders keys by server, (n,) int64, and the cuts between servers.
+
+    The permutation is None if the keys are in order already. The keys of server s are at [cuts[s], cuts[s +
+    1]) in their former order.
     """
     starts, positions = np.zeros(servers + 1, np.int64), np.empty(len(keys), np.int64)
     moved = arrange_kernel(owners(keys, holders).numpy(), starts, positions)
@@ -159,13 +171,14 @@ def order_by_server(keys: Tensor, holders: Keys, servers: int) -> tuple[Tensor |
 
 @compiled
 def add_rows(place: Keys, rows: Floats, seen: Scalar, out: Floats) -> int:
-    """out[place[i]] += rows[i] in the order of i; the first row of a place (a place >= seen) is copied.
-    Returns how many places have been seen.
+    """Add rows[i] to out[place[i]] in the order of i, and return the number of places seen so far.
+
+    The first row of a place (a place >= seen) is copied.
     """
     width = rows.shape[1]
     for position in range(len(place)):
         total, row = out[place[position]], rows[position]
-        if place[position] >= seen:  # places are numbered by first appearance
+        if place[position] >= seen:  # places are numbered by their first appearance
             seen = place[position] + 1
             for column in range(width):
                 total[column] = row[column]
@@ -175,13 +188,13 @@ def add_rows(place: Keys, rows: Floats, seen: Scalar, out: Floats) -> int:
     return int(seen)
 
 
-# ---- The same for a run of tables at once: the keys of table t are at [starts[t], starts[t + 1]), and those
-# of different tables are different, whatever their values.
+# ---- The same for a run of tables at once. The keys of table t are at [starts[t], starts[t + 1]). Keys of
+# different tables are different, even if their values are equal.
 
 
 @compiled
 def unique_of(ids: Keys, secret: Words, keys: Keys, place: Keys, counts: Keys) -> int:
-    """`unique_kernel` with working space of its own."""
+    """Run `unique_kernel` with temporary working space."""
     size = np.int64(2)
     while size < 2 * len(ids):
         size *= 2
@@ -190,8 +203,9 @@ def unique_of(ids: Keys, secret: Words, keys: Keys, place: Keys, counts: Keys) -
 
 @compiled
 def union_kernel(keys: Keys, starts: Keys, secret: Words, spans: Keys, to_keys: Keys, place: Keys) -> int:
-    """See `union_runs`; starts (pieces, tables + 1): places in `keys`. Tables with spans[t] = 0 get theirs.
-    Returns how many keys there are.
+    """Merge the keys of all pieces, as `union_runs` describes, and return the number of keys.
+
+    `starts` (pieces, tables + 1) holds places in `keys`. Tables with spans[t] = 0 get their number of keys.
     """
     total = np.int64(0)
     for table in range(len(spans)):
@@ -220,9 +234,11 @@ def union_kernel(keys: Keys, starts: Keys, secret: Words, spans: Keys, to_keys: 
 def union_runs(
     pieces: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct keys of a run of tables: pieces of (spans (tables,) int64, see `tables.run`, and keys
-    (n,)) -> the same of all, of each table its keys in the order of their first appearance; and the place
-    among them of the keys of the pieces, one after the other. There must be at least one piece.
+    """Return the distinct keys of a run of tables, from at least one piece.
+
+    A piece has spans (tables,) int64, see `tables.run`, and keys (n,) int64. The result has the spans and
+    keys of the union, and the place of each input key among them, piece after piece. The keys of each table
+    are in the order of their first appearance.
     """
     spans = np.array([each for each, _ in pieces])
     starts = np.zeros((len(pieces), spans.shape[1] + 1), np.int64)
@@ -237,7 +253,7 @@ def union_runs(
 
 @compiled
 def sum_rows(place: Keys, rows: Floats, out: Floats) -> None:
-    """out[place[i]] += rows[i] in the order of i, where the first row of a place is copied."""
+    """Add rows[i] to out[place[i]] in the order of i. The first row of a place is copied."""
     width = rows.shape[1]
     seen = np.zeros(len(out), np.bool_)
     for position in range(len(place)):
@@ -254,8 +270,10 @@ def sum_rows(place: Keys, rows: Floats, out: Floats) -> None:
 def merge_runs(
     pieces: Sequence[tuple[NDArray[np.int64], Tensor, Tensor]],
 ) -> tuple[NDArray[np.int64], Tensor, Tensor]:
-    """Sum the rows of equal keys of a run of tables, in the order given: pieces of (spans (tables,) int64,
-    keys (n,), rows (n, width) float32) -> the same of all, see `union_runs`.
+    """Sum the rows of equal keys of a run of tables, in the order given.
+
+    A piece has spans (tables,) int64, keys (n,) int64 and rows (n, width) float32. The result has the same
+    three parts for the union of all keys, see `union_runs`.
     """
     spans, keys, place = union_runs([(spans, array_of(keys)) for spans, keys, _ in pieces])
     rows = array_of(torch.cat([each for *_, each in pieces]))
@@ -276,10 +294,12 @@ def distinct_run(
     counts: Keys,
     ends: Keys,
 ) -> int:
-    """The distinct ids of the calls of a run of tables, which are arrays of int64 at `addresses`, those of
-    call c at [starts[c], starts[c + 1]) of `ids` and `place`; the calls of table t are [firsts[t],
-    firsts[t + 1]). Fills `ids`; keys and counts, those of table t at [ends[t], ends[t + 1]); and the place of
-    each id among the keys of its table. Returns the number of keys.
+    """Find the distinct ids of all calls of a run of tables, and return the number of keys.
+
+    The ids of each call are an int64 array at one of `addresses`. Call c uses [starts[c], starts[c + 1]) of
+    `ids` and `place`. Table t has the calls [firsts[t], firsts[t + 1]). The kernel fills `ids`, and the keys
+    and counts of table t at [ends[t], ends[t + 1]). It also fills `place` with the place of each id among the
+    keys of its table.
     """
     for call in range(len(addresses)):
         given = carray(pointer(addresses[call]), (starts[call + 1] - starts[call],), np.int64)
@@ -306,9 +326,11 @@ def arrange_run(
     spans: Keys,
     to_keys: Keys,
 ) -> None:
-    """Order the keys of a run by server, and those of a server by table. `skipped`: of each table the place
-    of a key that is left out, or -1. The rows of table t are on holders[shares[t] : shares[t + 1]]. moved[k]:
-    the new position of key k, -1 if it is left out; spans (servers, tables), zeros: how many there are.
+    """Order the keys of a run by server, and the keys of each server by table.
+
+    `skipped` holds for each table the place of a key to leave out, or -1. The rows of table t are on
+    holders[shares[t] : shares[t + 1]]. The kernel sets moved[k] to the new position of key k, or to -1 if the
+    key is left out. `spans` (servers, tables) must contain zeros and receives the number of keys.
     """
     servers, tables = spans.shape
     starts = np.zeros((servers, tables), np.int64)
@@ -344,8 +366,10 @@ def arrange_run(
 def find_run(
     keys: Keys, ends: Keys, wanted: Keys, has: Mask, limits: Keys, found: Keys, outside: Keys
 ) -> None:
-    """found[t] = the place of wanted[t] among the keys of table t, if it has such a key, else -1;
-    outside[t] = the place of a key that is not in [0, limits[t]), else -1. limits: -1 for none.
+    """Find the wanted key of each table, and keys outside the limits.
+
+    found[t] is the place of wanted[t] among the keys of table t, or -1. outside[t] is the place of a key
+    outside [0, limits[t]), or -1. A limit of -1 means that the table has no limit.
     """
     for table in range(len(wanted)):
         found[table] = outside[table] = -1
@@ -361,8 +385,10 @@ def find_run(
 def gather_calls(
     rows: Floats, places: Keys, begins: Keys, sizes: Keys, moved: Keys, firsts: Keys, addresses: Keys
 ) -> None:
-    """Fill the arrays at `addresses`, one for each call, (size, width): row i is the row of the key at
-    places[begin + i], of a table whose first key is `first`, where `moved` says.
+    """Fill the float32 arrays (size, width) at `addresses`, one for each call.
+
+    Row i of a call is the row of the key at places[begin + i] of its table. `first` is the first key of the
+    table, and `moved` gives the position of the row.
     """
     width = rows.shape[1]
     for call in range(len(addresses)):
@@ -385,8 +411,9 @@ def scatter_calls(
     firsts: Keys,
     out: Floats,
 ) -> None:
-    """The reverse: add the rows at `addresses`, whose distances are `strides` values, to `out`; -1 in
-    `moved`: the row is left out.
+    """Reverse `gather_calls`. Add the rows at `addresses` to `out`.
+
+    The distance between rows is `strides` values. Rows with -1 in `moved` are left out.
     """
     width = out.shape[1]
     for call in range(len(addresses)):

@@ -1,15 +1,16 @@
-"""How rows leave a table: after days without use (`shrink`), or because others need their place.
+"""Remove rows from a table, after days without use (`shrink`) or because other rows need their place.
 
-A row of a bounded table has a stamp, the last float of its statistics: a time on the clock of its budget,
-which passes with the uses of rows; 0: not used yet. Under LRU it is the time of the last use. Under LFU it is
-the time at which a single use would weigh as much as all uses of the row together, where a use weighs half as
-much when it is a unit of time older; under SCORE uses weigh as much as their shows and clicks. This is LRFU
-(Lee et al. 2001) by forward decay (Cormode et al. 2009): a stamp changes only when its row is used.
+A row of a bounded table has a stamp, the last float of its statistics. The stamp is a time on the clock of
+its budget, which advances with the uses of rows. A stamp of 0 means that the row has not been used yet. Under
+LRU, the stamp is the time of the last use. Under LFU, a use weighs half as much when it is a unit of time
+older. The stamp is the time at which a single use would weigh as much as all uses of the row together. SCORE
+works like LFU, but uses weigh as much as their shows and clicks. This is LRFU (Lee et al. 2001) by forward
+decay (Cormode et al. 2009), so a stamp changes only when its row is used.
 
-Rows are evicted by a floor: those with a stamp below it count as removed from then on. Their records are
-removed later, before their keys are used or by `sweep`, a slice at a time. So which rows exist depends on the
-order of uses only. Keys belong to PARTS parts, by a hash, each with a floor of its own, so that rows whose
-stamps are nearly equal need not leave together.
+Floors evict rows. Rows with a stamp below their floor count as removed from then on. Their records are
+removed later, before their keys are used or by `sweep`, a slice at a time. The set of existing rows therefore
+depends only on the order of uses. A hash distributes keys over PARTS parts with separate floors, so rows with
+nearly equal stamps need not leave together.
 """
 
 from __future__ import annotations
@@ -44,48 +45,48 @@ PARTS = 8
 LEVELS_A_UNIT = 64
 LEVELS_BELOW, LEVELS_ABOVE = 512, 1024
 LEVELS = LEVELS_BELOW + LEVELS_ABOVE
-"""Stamps are counted by levels, a 64th of a unit each: those up to 8 units older than now, all older ones
-together with these, and up to 16 units after it.
+"""The number of levels in which stamps are counted. A level is 1/64 of a unit. The levels cover stamps from 8
+units before now to 16 units after now. The oldest level also counts all older stamps.
 """
 _HIGHEST = LEVELS_ABOVE / LEVELS_A_UNIT - 1.0
-"""How many units after now a stamp may be: 2**15 times the weight of one use."""
+"""The number of units that a stamp may be after now, or 2**15 times the weight of one use."""
 
 ANCIENT = 2.0**-20
 GONE = ANCIENT / 4
-"""The stamps of rows whose last use was long before the clock restarted: ANCIENT, and GONE if they had been
-evicted. The floors of that time are between half of ANCIENT and ANCIENT.
+"""The stamps of rows whose last use was long before the clock restarted. Evicted rows have GONE, other rows
+have ANCIENT. The floors of that time are between half of ANCIENT and ANCIENT.
 """
 
 NOW, COST_UNIT, TOTAL, POLICY, LEVEL, FLOORS = 0, 1, 2, 3, 4, 5
-"""`Uses.clock`: the time; how much passes with a use of a row that costs 1; what all rows cost; the policy;
-the level of now; from FLOORS on the floor of each part.
+"""Positions in `Uses.clock`. NOW is the time, COST_UNIT is the time that passes with a use of a row of cost
+1, TOTAL is the cost of all rows, and LEVEL is the level of now. The floors of the parts begin at FLOORS.
 """
 BY_TIME, BY_COUNT, BY_SCORE = 1, 2, 3
 
 CLICK_WEIGHT = 10.0
-"""What a click weighs if a show without one weighs 1: as in the defaults of ShrinkPolicy."""
+"""The weight of a click, where a show without a click weighs 1. It matches the defaults of ShrinkPolicy."""
 
 
 class Uses(NamedTuple):
-    """The clock of a budget, and what the rows of each level and part cost: (LEVELS * PARTS,), a ring."""
+    """The clock of a budget, and a ring (LEVELS * PARTS,) with the cost of rows by level and part."""
 
     clock: NDArray[np.float64]
     cells: NDArray[np.int64]
 
 
 NO_USES = Uses(np.zeros(FLOORS + PARTS), np.zeros(1, np.int64))
-"""Of tables that are not bounded."""
+"""The value for tables without a bound."""
 
 
 @compiled
 def part_of(key: Scalar) -> Scalar:
-    """The same in every process, unlike the hash of an index."""
+    """Return the part of a key. It is the same in every process, unlike the hash of an index."""
     return np.int64(finalize(np.uint64(key)) & np.uint64(PARTS - 1))
 
 
 @compiled
 def cell_of(uses: Uses, stamp: Scalar, part: Scalar) -> Scalar:
-    """Where rows with this stamp are counted."""
+    """Return the cell that counts rows with this stamp."""
     level = np.int64(math.floor(np.float64(stamp) * LEVELS_A_UNIT))
     oldest = np.int64(uses.clock[LEVEL]) - LEVELS_BELOW
     return max(level, oldest) % LEVELS * PARTS + part
@@ -93,7 +94,9 @@ def cell_of(uses: Uses, stamp: Scalar, part: Scalar) -> Scalar:
 
 @compiled
 def pass_until(uses: Uses, time: Scalar) -> None:
-    """It is `time` now, or later already. Levels that are too old are counted with the next."""
+    """Advance the clock to `time`, if the clock is not later already. Merge levels that are too old into the
+    next level.
+    """
     clock, cells = uses.clock, uses.cells
     clock[NOW] = max(clock[NOW], time)
     level = np.int64(clock[LEVEL])
@@ -108,14 +111,14 @@ def pass_until(uses: Uses, time: Scalar) -> None:
 
 @compiled
 def is_evicted(rows: Rows, uses: Uses, slot: Scalar) -> bool:
-    """Whether the row is below its floor. Where none is, nothing was evicted yet."""
+    """Return True if the row is below its floor. A floor of 0 means that nothing has been evicted yet."""
     part = part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
     return bool(rows.floats[stamp_at(rows, slot)] < uses.clock[FLOORS + part])
 
 
 @compiled
 def uncount(rows: Rows, uses: Uses, slot: Scalar) -> None:
-    """The row no longer counts: it is about to be removed, or to get another stamp."""
+    """Stop counting a row that is about to be removed or to get another stamp."""
     place = stamp_at(rows, slot)
     stamp, part = rows.floats[place], part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
     if stamp > np.float32(0) and stamp >= uses.clock[FLOORS + part]:
@@ -126,7 +129,9 @@ def uncount(rows: Rows, uses: Uses, slot: Scalar) -> None:
 
 @compiled
 def count_uses(index: Index, rows: Rows, uses: Uses, keys: Keys, stats: Floats) -> None:
-    """The rows of these keys were used, in this order. stats (n, 2): shows and clicks, or (0, 2)."""
+    """Count uses of the rows of these keys, in this order. `stats` is (n, 2) float32 with shows and clicks,
+    or (0, 2).
+    """
     clock, cells, floats, cost = uses.clock, uses.cells, rows.floats, rows.numbers[COST]
     step, by_time = cost * clock[COST_UNIT], clock[POLICY] == BY_TIME
     weighs = clock[POLICY] == BY_SCORE and len(stats) > 0
@@ -160,8 +165,8 @@ def count_uses(index: Index, rows: Rows, uses: Uses, keys: Keys, stats: Floats) 
 
 @compiled
 def find_evicted(keys: Keys, stamps: Floats, floors: NDArray[np.float64], evicted: Mask) -> bool:
-    """evicted[i] = whether a row with this key and stamp is below its floor, or was never used; whether any
-    is.
+    """Set evicted[i] for a key whose stamp is below its floor or is 0 (never used). Return True if there is
+    one.
     """
     found = False
     for i in range(len(keys)):
@@ -172,7 +177,7 @@ def find_evicted(keys: Keys, stamps: Floats, floors: NDArray[np.float64], evicte
 
 @compiled
 def uncount_keys(index: Index, rows: Rows, uses: Uses, keys: Keys) -> None:
-    """The existing rows of these keys are about to be overwritten or removed."""
+    """Stop counting the existing rows of these keys, before the rows are overwritten or removed."""
     for key in keys:
         slot = slot_at(index.entries, position_of(index, rows, key))
         if slot >= 0:
@@ -182,8 +187,9 @@ def uncount_keys(index: Index, rows: Rows, uses: Uses, keys: Keys) -> None:
 
 @compiled
 def count_loaded(rows: Rows, uses: Uses, slots: Keys, passed: Scalar) -> None:
-    """Count rows that were loaded with their stamps, after the clock was set back by `passed` units. A stamp
-    of another clock may lie in the future, for which there are no levels.
+    """Count rows that were loaded with their stamps, after the clock was set back by `passed` units.
+
+    A stamp of another clock may lie in a future without levels, so it is limited.
     """
     latest = uses.clock[NOW] + _HIGHEST
     for slot in slots:
@@ -200,10 +206,10 @@ def count_loaded(rows: Rows, uses: Uses, slots: Keys, passed: Scalar) -> None:
 
 @compiled
 def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys) -> int:
-    """Remove the records of those of these keys that were evicted: writes them to `gone`, and returns how
-    many there were.
+    """Remove the records of evicted rows among these keys. Write their keys to `gone`, and return their
+    number.
     """
-    count = np.int64(0)  # with a literal 0 numba would compile every callee twice
+    count = np.int64(0)  # with a literal 0, numba would compile every callee twice
     bases, tags, slots = work_of_block()
     for start in range(0, len(keys), BLOCK):
         stop, first = min(start + BLOCK, len(keys)), count
@@ -212,7 +218,7 @@ def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys)
             if slots[i] >= 0 and is_evicted(rows, uses, slots[i]):
                 gone[count] = keys[start + i]
                 count += 1
-        for i in range(first, count):  # only now, because slots move; a key may occur twice
+        for i in range(first, count):  # not earlier, because a removal moves slots (a key may occur twice)
             slot = slot_at(index.entries, position_of(index, rows, gone[i]))
             if slot >= 0:
                 remove_slot(index, rows, slot)
@@ -220,12 +226,12 @@ def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys)
 
 
 REMOVAL = 100
-"""What the removal of a record costs, where a look at one costs 1; measured in tables larger than caches."""
+"""The cost of removing a record, where looking at a record costs 1. Measured in tables larger than caches."""
 
 
 @compiled
 def evicted_slots(rows: Rows, uses: Uses, below: Scalar, work: Scalar, found: Keys) -> tuple[int, int]:
-    """As `sweep`, but nothing is removed: writes the slots of evicted rows to `found`, until it is full."""
+    """Write the slots of evicted rows to `found` until it is full. Work as `sweep`, but remove nothing."""
     count, slot, left = np.int64(0), min(np.int64(below), rows.numbers[COUNT]), np.int64(work)
     stride = rows.numbers[STRIDE]
     while slot > 0 and left > 0 and count < len(found):
@@ -241,9 +247,10 @@ def evicted_slots(rows: Rows, uses: Uses, below: Scalar, work: Scalar, found: Ke
 
 @compiled
 def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gone: Keys) -> tuple[int, int]:
-    """Look at the records below slot `below` and remove those of evicted rows, until that has cost `work`;
-    their keys are in `gone`. Returns where to continue and how many were removed. Downwards: a row that takes
-    the place of another was looked at before.
+    """Look at the records below slot `below` and remove evicted rows, until this has cost `work`.
+
+    Write their keys to `gone`. Return the slot where to continue and the number of removed rows. The search
+    runs downwards, so a row that takes the place of another row has been examined before.
     """
     numbers, floats, stride = rows.numbers, rows.floats, rows.numbers[STRIDE]
     count, slot, left = np.int64(0), min(np.int64(below), numbers[COUNT]), np.int64(work)
@@ -254,7 +261,8 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
         slot = np.int64(then)
         for i in range(some):
             prefetch_entry(index, key_at(floats, found[i] * stride))
-            prefetch_entry(index, key_at(floats, (numbers[COUNT] - 1 - i) * stride))  # takes its place
+            # The second prefetch is for the row that takes its place.
+            prefetch_entry(index, key_at(floats, (numbers[COUNT] - 1 - i) * stride))
         for i in range(some):
             gone[count] = key_at(floats, found[i] * stride)
             count += 1
@@ -264,6 +272,7 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
 
 @compiled
 def prefetch_entry(index: Index, key: Scalar) -> None:
+    """Prefetch the index entry of a key."""
     base, tag = where(index, key)
     prefetch(index.entries, base + home(tag))
 
@@ -271,16 +280,17 @@ def prefetch_entry(index: Index, key: Scalar) -> None:
 _AHEAD = 16  # rows
 
 
-# ---- Days that pass (see `rows.day_passes`).
+# ---- Days pass (see `rows.day_passes`).
 
 
 @compiled
 def shrink(
     index: Index, rows: Rows, uses: Uses, policy: Floats, start: Scalar, most: Scalar, gone: Keys
 ) -> tuple[int, int, int]:
-    """A day passes for so many rows from slot `start` on, but for those whose day has passed already. Returns
-    the next slot, how many rows were removed, and how many with those that had been evicted before; the keys
-    of all these are in `gone`. Must not be called while there is a cut.
+    """Let a day pass for at most `most` rows from slot `start` on, except rows whose day has passed already.
+
+    Return the next slot, the number of removed rows, and this number plus the rows that were evicted earlier.
+    The keys of both are in `gone`. Do not call `shrink` while there is a cut.
     """
     numbers, flags = rows.numbers, rows.flags
     slot, removed, count = np.int64(start), np.int64(0), np.int64(0)  # see `remove_evicted`
@@ -298,14 +308,16 @@ def shrink(
             remove_slot(index, rows, slot)
             continue
         if due:
-            flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)  # no cut is open
+            flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)  # valid because no cut is open
         slot += 1
     return int(slot), int(removed), int(count)
 
 
 @compiled
 def shrink_keys(index: Index, rows: Rows, uses: Uses, policy: Floats, keys: Keys, gone: Keys) -> int:
-    """As `shrink`, for the rows of these keys that were not evicted; returns how many were removed."""
+    """Let a day pass as in `shrink`, for the rows of these keys that are not evicted. Return the number of
+    removed rows.
+    """
     numbers, flags, count = rows.numbers, rows.flags, np.int64(0)
     for key in keys:
         slot = slot_at(index.entries, position_of(index, rows, key))

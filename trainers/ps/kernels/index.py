@@ -1,14 +1,14 @@
-"""From int64 keys to slots, by hash.
+"""Find the slot of an int64 key, by hash.
 
-Segments of 4096 entries of 64 bits: a tag of 32 bits (12 of the hash: the place in the segment where the
-search begins; 20 more: which segment) and slot + 1; 0 is empty. Linear probing inside a segment. A full
-segment (80 %) is split in two by the next bit of its hashes, without a look at the keys; a directory of the
-leading bits leads to the segments (extendible hashing: Fagin, Nievergelt, Pippenger, Strong 1979). So growth
-moves 3,277 entries at a time, whatever the size.
+A segment has 4096 entries of 64 bits. An entry is a tag of 32 bits and slot + 1, or 0 if it is empty. In the
+tag, 12 bits of the hash are the place in the segment where the search starts, and 20 more bits choose the
+segment. Inside a segment, probing is linear. The next bit of its hashes splits a full segment (80 %) in two,
+without a look at the keys. A directory of the leading bits leads to the segments (extendible hashing, Fagin,
+Nievergelt, Pippenger, Strong 1979). Growth therefore moves 3,277 entries at a time, at any size.
 
 The hash is spread unevenly over the segments, twice as densely at one end as at the other (as in spiral
 storage, Martin 1979). Otherwise all segments would fill up at the same time, and one request would have to
-split very many.
+split very many of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 SECRET = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64).copy()
-"""Two random words, secret to this process, so that keys cannot be chosen to collide."""
+"""Two random words, secret to this process, so nobody can choose keys that collide."""
 
 
 @compiled
 def finalize(word: Scalar) -> Scalar:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a permutation of the 64-bit words."""
+    """Return the result of the splitmix64 finalizer (Steele, Lea, Flood 2014), a permutation of the 64-bit
+    words.
+    """
     word = (word ^ (word >> np.uint64(30))) * _FIRST
     word = (word ^ (word >> np.uint64(27))) * _SECOND
     return word ^ (word >> np.uint64(31))
@@ -41,7 +43,7 @@ def finalize(word: Scalar) -> Scalar:
 
 @compiled
 def keyed_hash(key: Scalar, first: Scalar, second: Scalar) -> Scalar:
-    """A hash of one key under two secret words, well mixed in all bits."""
+    """Return a hash of one key under two secret words. All bits are well mixed."""
     word = np.uint64(key) ^ first
     word = (word ^ (word >> np.uint64(32))) * _FIRST
     word = (word ^ (word >> np.uint64(29))) + second
@@ -68,22 +70,24 @@ _THIRD, _TWO_THIRDS = np.uint64(1431655765), np.uint64(2863311530)
 class Index(NamedTuple):
     """The arrays of an index."""
 
-    entries: NDArray[np.uint64]  # segment after segment; room for more
-    directory: NDArray[np.uint32]  # 2**depth: leading bits -> segment
-    fill: NDArray[np.int32]  # entries of each segment
-    depths: NDArray[np.int32]  # how many leading bits all entries of a segment share
+    entries: NDArray[np.uint64]  # segment after segment, with room for more
+    directory: NDArray[np.uint32]  # (2**depth,), from leading bits to segment
+    fill: NDArray[np.int32]  # number of entries of each segment
+    depths: NDArray[np.int32]  # number of leading bits that all entries of a segment share
     numbers: NDArray[np.int64]  # depth of the directory, segments in use
     secret: NDArray[np.uint64]
 
 
 def laid_out(index: Index, rows: int) -> Index:
-    """Instead of an empty index, one with segments for so many rows, up to PLENTY in each, so that none needs
-    to be split. The caller provides the memory for their entries.
+    """Return an index with segments for `rows` rows, to replace an empty index.
+
+    A segment gets up to PLENTY rows, so later splits are unnecessary. The caller provides the memory for the
+    entries.
     """
     depth = min(DEEPEST, math.ceil(math.log2(max(1.0, 1.5 * rows / PLENTY))))
     size = 1 << depth
-    # The keys lie 3/2 / sqrt(1 + 3x) times as densely at x as on average (see `where`): from 3/2 at 0 to 3/4.
-    # So from some place on, a segment may be twice as wide.
+    # The density of keys at x is 3/2 / sqrt(1 + 3x) times the average (see `where`), from 3/2 at 0 to 3/4.
+    # From some place on, a segment may therefore be twice as wide.
     wide = ((3 * rows / (size * PLENTY)) ** 2 - 1) / 3
     narrow = size if not depth else min(size, 2 * math.ceil(max(0.0, wide) * size / 2))
     directory = np.arange(size, dtype=np.uint32)
@@ -97,7 +101,7 @@ def laid_out(index: Index, rows: int) -> Index:
 
 @compiled
 def where(index: Index, key: Scalar) -> tuple[Scalar, Scalar]:
-    """(first entry of the segment, tag) of a key."""
+    """Return the first entry of the key's segment, and the key's tag."""
     mixed = keyed_hash(key, index.secret[0], index.secret[1])
     even = mixed >> np.uint64(32)
     # u -> u(2 + u)/3 on [0, 1): the density of the result falls from 3/2 to 3/4.
@@ -109,7 +113,7 @@ def where(index: Index, key: Scalar) -> tuple[Scalar, Scalar]:
 
 @compiled
 def probe(entries: Words, base: Scalar, tag: Scalar, place: Scalar) -> Scalar:
-    """The next place from `place` on with this tag, or an empty one."""
+    """Return the next place from `place` on that has this tag or is empty."""
     while True:
         entry = entries[base + place]
         if entry == np.uint64(0) or entry >> np.uint64(32) == tag:
@@ -119,7 +123,7 @@ def probe(entries: Words, base: Scalar, tag: Scalar, place: Scalar) -> Scalar:
 
 @compiled
 def slot_at(entries: Words, position: Scalar) -> Scalar:
-    """The slot of an entry; -1 for an empty one."""
+    """Return the slot of an entry, or -1 for an empty entry."""
     return np.int64(entries[position] & _SLOT) - 1
 
 
@@ -127,8 +131,9 @@ def slot_at(entries: Words, position: Scalar) -> Scalar:
 def search(
     entries: Words, records: Floats, stride: Scalar, key: Scalar, base: Scalar, tag: Scalar, place: Scalar
 ) -> Scalar:
-    """The position of the key's entry, or of the empty entry where it belongs. `records`: the key of slot s
-    is at s * stride.
+    """Return the position of the key's entry, or of the empty entry where the key belongs.
+
+    In `records`, the key of slot s is at s * stride.
     """
     while True:
         place = probe(entries, base, tag, place)
@@ -140,14 +145,15 @@ def search(
 
 @compiled
 def home(tag: Scalar) -> Scalar:
-    """Where in its segment the search for a tag begins."""
+    """Return the place in the segment where the search for a tag starts."""
     return np.int64(tag >> np.uint64(DEEPEST))
 
 
 @compiled
 def split(index: Index, segment: Scalar) -> int:
-    """Move the half of a segment whose next bit is 1 into a new segment. Returns ENOUGH, or, without changes,
-    what is missing for that.
+    """Move the entries of a segment whose next bit is 1 into a new segment.
+
+    Return ENOUGH. If a resource is missing, change nothing and return what is missing.
     """
     entries, fill, depths, numbers = index.entries, index.fill, index.depths, index.numbers
     depth = np.int64(depths[segment])
@@ -157,7 +163,8 @@ def split(index: Index, segment: Scalar) -> int:
     if new == len(fill) or (new + 1) * SEGMENT > len(entries):
         return NEEDS_SEGMENTS
     old = np.empty(SEGMENT, np.uint64)
-    for place in range(SEGMENT):  # numba compiles loops many times faster than assignments of slices
+    # Loop here, because numba compiles loops many times faster than assignments of slices.
+    for place in range(SEGMENT):
         old[place] = entries[segment * SEGMENT + place]
         entries[segment * SEGMENT + place] = np.uint64(0)
     fill[segment] = 0
@@ -174,7 +181,7 @@ def split(index: Index, segment: Scalar) -> int:
             fill[target] += 1
     depths[segment] = depths[new] = depth + 1
     numbers[SEGMENTS] = new + 1
-    span = 1 << (numbers[DEPTH] - depth)  # entries of the directory that led to the old segment
+    span = 1 << (numbers[DEPTH] - depth)  # entries of the directory that lead to the old segment
     first = np.int64(which >> np.uint64(DEEPEST - depth)) * span
     for place in range(first + span // 2, first + span):
         index.directory[place] = np.uint32(new)

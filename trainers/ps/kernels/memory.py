@@ -1,5 +1,5 @@
-"""Inlined into kernels: prefetch, fence, fused multiply-add, keys in records, bits of numbers, touching of
-pages; arrays by address.
+"""Instructions that are inlined into kernels. They are prefetch, fence, fused multiply-add, keys in records,
+bits of numbers, touching of pages, and arrays by address.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainers.kernels.compiled import Keys, Scalar, compiled
 
 
 def _place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """The address of array[index], of the arguments (array, index, ...)."""
+    """Return the address of array[index] for the arguments (array, index, ...)."""
     view = context.make_array(signature.args[0])(context, builder, value=arguments[0])
     return builder.gep(view.data, [arguments[1]])
 
@@ -30,7 +30,7 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]  # numba's
-        builder.call(function, [place, word(0), word(3), word(1)])  # to read, into all caches, data
+        builder.call(function, [place, word(0), word(3), word(1)])  # for reading, into all caches, as data
         return context.get_dummy_value()
 
     return types.void(array, index), build
@@ -80,7 +80,7 @@ def _touch(typingctx: Any, array: Any, index: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = _place(context, builder, signature, arguments)
-        zero = ir.IntType(64)(0)  # compilers drop the simpler ways to write what is there
+        zero = ir.IntType(64)(0)  # compilers drop simpler ways to write the current value
         builder.cmpxchg(place, zero, zero, "monotonic", "monotonic")
         return context.get_dummy_value()
 
@@ -99,39 +99,42 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 
 
 prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))
-"""prefetch(array, index) requests the cache line of array[index]; a hint, never a fault."""
+"""prefetch(array, index) requests the cache line of array[index]. It is a hint and never a fault."""
 
 fence = cast(Callback, intrinsic(_fence))
-"""Reads and writes before it happen before those after it, also as seen by another thread."""
+"""Complete all reads and writes before the fence ahead of all later ones, also as seen by another thread."""
 
 fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
 """fma(a, b, c) = a * b + c in float32, rounded once."""
 
 key_at = cast(Callable[[Any, Any], Any], intrinsic(_key_at))
-"""key_at(array, index): the int64 in the two float32 from array[index] on."""
+"""key_at(array, index) returns the int64 in the two float32 from array[index] on."""
 
 set_key = cast(Callable[[Any, Any, Any], None], intrinsic(_set_key))
-"""set_key(array, index, key) writes it."""
+"""set_key(array, index, key) writes this int64."""
 
 bits_of = cast(Callable[[Any], Any], intrinsic(_bits_of))
-"""bits_of(value): those of a float32, as uint32."""
+"""bits_of(value) returns the bits of a float32 as uint32."""
 
 float_of = cast(Callable[[Any], Any], intrinsic(_float_of))
-"""float_of(bits): the reverse."""
+"""float_of(bits) returns the float32 with these bits."""
 
 touch = cast(Callable[[Any, Any], None], intrinsic(_touch))
-"""touch(array, index) writes array[index], an int64, as it is, in one indivisible step."""
+"""touch(array, index) writes the current value of array[index], an int64, in one indivisible step."""
 
 
 carray = cast(Callable[..., Any], numba.carray)  # type: ignore[attr-defined]
 pointer = cast(Callable[[Any], Any], intrinsic(_pointer))
-"""pointer(address), for `carray`: arrays by their addresses, because kernels take no lists of arrays."""
+"""pointer(address) is for `carray`. Arrays are passed by address, because kernels accept no lists of arrays.
+"""
 
 _PAGE = 4096 // 8  # words of the smallest page
 
 
 @compiled
 def touch_pages(words: Keys, start: Scalar, stop: Scalar) -> None:
-    """Words [start, stop) get memory and keep their values, even if other threads change them meanwhile."""
+    """Get memory for the words [start, stop) and keep their values, even if other threads change them
+    meanwhile.
+    """
     for place in range(start, stop, _PAGE):
         touch(words, place)

@@ -1,14 +1,15 @@
-"""Rows: records of key, values, optimizer state and statistics in one block of memory, found by an index.
+"""Store rows as records of key, values, optimizer state and statistics in one block of memory. An index finds
+them.
 
-Everything that depends on the layout of a record, except the steps of optimizers (`updates`): finding and
-inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal,
-records in files.
+This module contains everything that depends on the layout of a record, except the steps of optimizers
+(`updates`). It finds and inserts rows, computes initial values, reads cuts while another thread changes the
+rows, keeps statistics, removes rows, and reads records from files.
 
 Record: key int64 | values x dim, float32 or in 16 bits | optimizer state float32: dim for each state, then
 one for each row-wise state | show, click, unseen days float32, if kept | stamp float32, if bounded. The last
-two are the statistics. It is measured in places of 4 bytes, and its values fill whole places. Loops work in
-blocks: they prefetch the entries, then the records, then compute, so that many reads of memory are in flight
-at the same time.
+two parts are the statistics. A record is measured in places of 4 bytes, and its values fill whole places.
+Loops work in blocks. They prefetch the entries, then the records, and then compute, so many reads of memory
+are in flight at the same time.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from trainers.ps.kernels.index import (
 from trainers.ps.kernels.memory import fence, key_at, prefetch, set_key
 from trainers.ps.kernels.rounding import narrow, widen
 
-# ---- Initial values: a pure function of (seed, key, column), independent of the order of arrival and of the
-# number of servers.
+# ---- Initial values. They are a pure function of (seed, key, column), independent of the order of arrival
+# and of the number of servers.
 
 UNIFORM, NOTHING = 1, 0
 
@@ -52,8 +53,10 @@ _TURN = 2.0 * math.pi
 
 
 class Fresh(NamedTuple):
-    """The content of a new row. Kind 1: uniform from a up to b; 2: normal, mean a, deviation b; 0:
-    uninitialized, state and statistics included, because all of it will be overwritten.
+    """The content of a new row.
+
+    Kind 1 is uniform from a up to b. Kind 2 is normal with mean a and deviation b. Kind 0 leaves everything
+    uninitialized, also state and statistics, because all of it will be overwritten.
     """
 
     kind: int
@@ -65,8 +68,10 @@ class Fresh(NamedTuple):
 
 @compiled
 def fill_values(fresh: Fresh, key: Scalar, floats: Floats, start: Scalar, dim: Scalar) -> None:
-    """floats[start : start + dim] = the initial values of a key: splitmix64's sequence from a start computed
-    from seed and key; 24 bits of a word for a uniform value, two words for two normal ones (Box-Muller).
+    """Write the initial values of a key to floats[start : start + dim].
+
+    The random words are splitmix64's sequence, from a start computed from seed and key. A uniform value uses
+    24 bits of one word. Two normal values use two words (Box-Muller).
     """
     word = finalize(finalize(fresh.seed + GOLDEN) ^ np.uint64(key))
     if fresh.kind == UNIFORM:
@@ -89,8 +94,10 @@ def fill_values(fresh: Fresh, key: Scalar, floats: Floats, start: Scalar, dim: S
 
 @compiled
 def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: Scalar, dtype: Scalar) -> None:
-    """Rows `positions` of `flat` = the initial values of their keys, as a row of this type has them."""
-    halves, zero = np.empty(dim, np.uint16), np.int64(0)  # numba would compile for a literal 0 by itself
+    """Fill the rows `positions` of `flat` with the initial values of their keys, rounded to the given row
+    type.
+    """
+    halves, zero = np.empty(dim, np.uint16), np.int64(0)  # numba would compile separately for a literal 0
     for position in positions:
         start = position * dim
         fill_values(fresh, keys[position], flat, start, dim)
@@ -102,43 +109,59 @@ def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: S
 # ---- Finding, inserting and writing rows.
 
 COUNT, STRIDE, DIM, STATES, STATISTICS, DAY, DTYPE, WIDTH, SEED, STEP, COST, ROW_NUMBERS = range(12)
-"""`Rows.numbers`: rows in use, places a record, columns, state values a row, statistics a row, the flag
-EVEN_DAY on every second day, the type of the values (see `rounding`), places that they need, what their
-random rounding depends on (a seed, and the updates of the table so far), and what a row costs of its budget;
-0: the table is not bounded.
+"""Positions in `Rows.numbers`.
+
+- COUNT: rows in use.
+- STRIDE: places per record.
+- DIM: columns.
+- STATES: state values per row.
+- STATISTICS: statistics per row.
+- DAY: the flag EVEN_DAY on every second day.
+- DTYPE: the type of the values (see `rounding`).
+- WIDTH: places that the values need.
+- SEED and STEP: a seed and the number of updates of the table, which determine random rounding.
+- COST: the cost of a row in its budget, or 0 if the table is not bounded.
 """
 
 VALUES = 2
-"""Where in a record the values begin."""
+"""The place in a record where the values start."""
 
 OPEN, CUT_ROWS, READ, TAKEN = 0, 1, 2, 3
-"""`Rows.cut`: whether there is a cut, its rows, how many of them were read, how many images were taken."""
+"""Positions in `Rows.cut`. OPEN is 1 while there is a cut, CUT_ROWS is the number of its rows, READ is the
+number of rows read so far, and TAKEN is the number of images taken.
+"""
 
 UNSAVED, SINCE_CUT, EVEN_DAY, NOT_IN_SNAPSHOT, UNPUBLISHED = 1, 2, 4, 8, 16
 CHANGED = UNSAVED | NOT_IN_SNAPSHOT | UNPUBLISHED
-"""`Rows.flags`: changed since the last save (or before the cut); changed since the cut was made; the last day
-that passed for the row; changed since the last snapshot, and the last published version (or before the cut).
+"""The bits of `Rows.flags`.
+
+- UNSAVED: changed since the last save, or between that save and the open cut.
+- SINCE_CUT: changed since the cut was made.
+- EVEN_DAY: the last day that passed for the row.
+- NOT_IN_SNAPSHOT: changed since the last snapshot, or between it and the open cut.
+- UNPUBLISHED: changed since the last published version, or between it and the open cut.
 """
 
-_LINE = 16  # places of a cache line
-_AHEAD = 8  # lines of a record to prefetch; the processor prefetches the rest
+_LINE = 16  # places per cache line
+_AHEAD = 8  # lines of a record to prefetch, because the processor prefetches the rest
 
 
 class Rows(NamedTuple):
-    """The arrays of the rows of a table, and those of its cut (empty while there is none)."""
+    """The arrays of a table's rows, and the arrays of its cut, which are empty without a cut."""
 
-    floats: NDArray[np.float32]  # the records
-    flags: NDArray[np.uint8]  # of each row
+    floats: NDArray[np.float32]
+    flags: NDArray[np.uint8]  # one per row
     numbers: NDArray[np.int64]
     images: NDArray[np.float32]  # records as they were at the cut
-    image_of: NDArray[np.uint32]  # of each row that has one
+    image_of: NDArray[np.uint32]  # the number of a row's image, for rows that have one
     cut: NDArray[np.int64]
 
 
 @compiled
 def will_change(rows: Rows, slots: Keys, count: Scalar) -> None:
-    """To be called before the rows in slots[:count] change (-1: none): flags them, and keeps their images if
-    the cut may still need them. For many rows at once: a call with arrays costs more than a row.
+    """Flag the rows in slots[:count] (-1 means none), and keep their images if the cut may still need them.
+
+    Call it before the rows change, for many rows at once, because a call with arrays costs more than a row.
     """
     floats, flags, cut, stride = rows.floats, rows.flags, rows.cut, rows.numbers[STRIDE]
     images, image_of = rows.images, rows.image_of
@@ -164,7 +187,7 @@ def will_change(rows: Rows, slots: Keys, count: Scalar) -> None:
 
 @inlined
 def work_of_block() -> tuple[Keys, Words, Keys]:
-    """Memory for `locate`: `bases`, `tags` and `slots` of a block of keys."""
+    """Return the memory for `locate`, which is `bases`, `tags` and `slots` of a block of keys."""
     return np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
 
 
@@ -180,8 +203,10 @@ def locate(
     tags: Words,
     slots: Keys,
 ) -> None:
-    """slots[i] = the slot of keys[start + i], or -1. `used`: places of a record that will be used; all of
-    them if it may be changed. `bases`, `tags`: see `work_of_block`.
+    """Write the slot of keys[start + i] to slots[i], or -1.
+
+    `used` is the number of places of a record that will be used, or all places if the record may change. See
+    `work_of_block` for `bases` and `tags`.
     """
     entries, floats, flags, stride = index.entries, rows.floats, rows.flags, rows.numbers[STRIDE]
     prefetched, image_of = min(used, _LINE * _AHEAD), rows.image_of
@@ -203,7 +228,8 @@ def locate(
                 prefetch(image_of, slot)
     for i in range(stop - start):
         slot = slots[i]
-        if slot >= 0 and key_at(floats, slot * stride) != keys[start + i]:  # another key with the same tag
+        # The record belongs to a different key with the same tag.
+        if slot >= 0 and key_at(floats, slot * stride) != keys[start + i]:
             base, tag = bases[i], tags[i]
             position = search(entries, floats, stride, keys[start + i], base, tag, home(tag))
             slots[i] = slot_at(entries, position)
@@ -211,8 +237,8 @@ def locate(
 
 @compiled
 def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> int:
-    """out[i] = the values of keys[i]; writes the positions of keys without a row to `missing` and returns
-    their number.
+    """Write the values of keys[i] to out[i]. Write the positions of keys without a row to `missing`, and
+    return their number.
     """
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
     dtype, halves = rows.numbers[DTYPE], rows.floats.view(np.uint16)
@@ -237,8 +263,8 @@ def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> in
 
 @compiled
 def without_row(index: Index, rows: Rows, keys: Keys, missing: Keys) -> int:
-    """Writes the positions of keys without a row to `missing` and returns their number."""
-    count = np.int64(0)  # with a literal 0 numba would compile every callee twice
+    """Write the positions of keys without a row to `missing`, and return their number."""
+    count = np.int64(0)  # with a literal 0, numba would compile every callee twice
     bases, tags, slots = work_of_block()
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -252,7 +278,7 @@ def without_row(index: Index, rows: Rows, keys: Keys, missing: Keys) -> int:
 
 @compiled
 def gather(rows: Rows, slots: Keys, positions: Keys, out: Floats) -> None:
-    """out[positions[i]] = the values of slots[i]."""
+    """Write the values of slots[i] to out[positions[i]]."""
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
     dtype, halves = rows.numbers[DTYPE], rows.floats.view(np.uint16)
     for i in range(len(slots)):
@@ -267,8 +293,10 @@ def gather(rows: Rows, slots: Keys, positions: Keys, out: Floats) -> None:
 
 @compiled
 def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, slots: Keys) -> tuple[int, int]:
-    """slots[i] = the slot of keys[i] from `begin` on; a key without a row gets the next one, filled as
-    `fresh` says. Returns (the next position, ENOUGH or what the index needs to continue). There must be
+    """Write the slot of keys[i] to slots[i], from `begin` on. A key without a row gets the next slot, with
+    the content of `fresh`.
+
+    Return the next position, and ENOUGH or the resource that the index needs to continue. There must be
     memory for the rows.
     """
     numbers, floats, flags, cut = rows.numbers, rows.floats, rows.flags, rows.cut
@@ -295,7 +323,8 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
                 entries[position] = (tag << np.uint64(32)) | np.uint64(slot + 1)
                 fill[base // SEGMENT] += 1
                 set_key(floats, slot * stride, key)
-                # Not part of the cut, which may still have to know whether the row that was here had changed.
+                # The new row is not part of the cut. CHANGED is kept, because the cut may still need the flag
+                # of the row that was here.
                 flags[slot] = new | (flags[slot] & np.uint8(CHANGED) if cut[OPEN] else np.uint8(0))
             slots[i] = slot
         if fresh.kind != NOTHING:
@@ -305,8 +334,10 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
 
 @compiled
 def blank(fresh: Fresh, rows: Rows, first: Scalar) -> None:
-    """Fill rows from `first` on behind their keys: initial values and state, zero statistics. For many rows
-    at once: a call with arrays costs more than a row.
+    """Fill the rows from `first` on with initial values, initial state and zero statistics. Their keys are
+    set already.
+
+    Call it for many rows at once, because a call with arrays costs more than a row.
     """
     floats, numbers = rows.floats, rows.numbers
     stride, dim, dtype = numbers[STRIDE], numbers[DIM], numbers[DTYPE]
@@ -336,9 +367,10 @@ def write(
     statistics: Floats,
     state_of_new: Scalar,
 ) -> None:
-    """Overwrite rows: values (n, dim), which are rounded to the nearest; state (states, n, dim) and row-wise
-    state `of_row` (n, row states), or (0, 0, 0) and (0, 0); statistics (n, 3) or (0, 3). Missing state
-    becomes `state_of_new`, missing statistics 0.
+    """Overwrite rows. Values (n, dim) are rounded to the nearest.
+
+    `state` is (states, n, dim), row-wise state `of_row` is (n, row states), or they are (0, 0, 0) and (0, 0).
+    `statistics` is (n, 3) or (0, 3). Missing state becomes `state_of_new`, and missing statistics become 0.
     """
     numbers, floats = rows.numbers, rows.floats
     stride, dim, dtype = numbers[STRIDE], numbers[DIM], numbers[DTYPE]
@@ -367,7 +399,7 @@ def write(
             floats[place + column] = statistics[i, column] if len(statistics) else np.float32(0)
 
 
-# ---- Reading the rows of a cut while another thread changes them.
+# ---- Read the rows of a cut while another thread changes the rows.
 
 
 @compiled
@@ -380,7 +412,7 @@ def copy_record(
     of_row: Floats,
     statistics: Floats,
 ) -> None:
-    """Copy the content of a record behind its key, from `place` on."""
+    """Copy the content of a record without its key, from `place` on."""
     width, dim = values.shape[1], state.shape[2]
     source, target = floats[place : place + width], values[to]  # slices, so that loops become vectors
     for column in range(width):
@@ -411,17 +443,20 @@ def read(
     of_row: Floats,
     statistics: Floats,
 ) -> int:
-    """Rows [start, stop) as of the cut; returns how many of them were copied. values (n, width): the places
-    of the values, as they are; state (states, n, dim); row-wise state `of_row` (n, row states); statistics
-    (n, as many as there are). `changed`: those with this flag, and those with a stamp below `below`, which
-    may have been evicted (0: none); 0: all.
+    """Copy the rows [start, stop) as of the cut, and return the number of copied rows.
 
-    Without a lock: a row is copied first, and then its flag is read. A writer keeps the image, sets the flag
-    and only then changes the row; so if the flag is not set, the copy is from before the change.
+    `values` (n, width) receives the raw places of the values. `state` is (states, n, dim), row-wise state
+    `of_row` is (n, row states), and `statistics` is (n, statistics per row). If `changed` is 0, all rows are
+    copied. Otherwise only rows with this flag are copied. Rows with a stamp under `below` are copied too,
+    because they may have been evicted. 0 turns this off.
+
+    This works without a lock. The reader copies a row first and then reads its flag. A writer keeps the
+    image, then sets the flag, and only then changes the row. If the flag is not set, the copy is therefore
+    from before the change.
     """
     floats, flags, stride = rows.floats, rows.flags, rows.numbers[STRIDE]
     image_of, images = rows.image_of, rows.images
-    found = np.int64(0)  # with a literal 0 numba would compile every callee twice
+    found = np.int64(0)  # with a literal 0, numba would compile every callee twice
     for slot in range(start, stop):
         if changed and not flags[slot] & np.uint8(changed):
             kept = below == 0 or floats[stamp_at(rows, slot)] >= below
@@ -441,7 +476,9 @@ def read(
 
 @compiled
 def settle_flags(flags: Flags, saved: Scalar) -> None:
-    """After a cut: a row has changed if it did so since the cut or, but for the flag `saved`, before."""
+    """Settle the flags after a cut. A row is changed if it changed since the cut, or, except for the flag
+    `saved`, before the cut.
+    """
     kept = np.uint8(EVEN_DAY | CHANGED) & ~np.uint8(saved)
     for slot in range(len(flags)):
         later = np.uint8(CHANGED) if flags[slot] & np.uint8(SINCE_CUT) else np.uint8(0)
@@ -450,7 +487,7 @@ def settle_flags(flags: Flags, saved: Scalar) -> None:
 
 @compiled
 def revise(rows: Rows, slots: Keys, values: Floats) -> None:
-    """The values of slots[i] = values[i]; state and statistics stay."""
+    """Set the values of slots[i] to values[i]. State and statistics stay."""
     stride, dim, dtype = rows.numbers[STRIDE], rows.numbers[DIM], rows.numbers[DTYPE]
     halves = rows.floats.view(np.uint16)
     will_change(rows, slots, len(slots))
@@ -464,13 +501,14 @@ def revise(rows: Rows, slots: Keys, values: Floats) -> None:
             target[column] = source[column]
 
 
-# ---- Statistics of rows, counts of candidates, and removal.
+# ---- Update statistics, count candidates, and remove rows.
 
 
 @compiled
 def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
-    """Add shows and clicks (n, 2) to existing rows of keys and reset their unseen days. `stats` (0, 2): only
-    the latter.
+    """Add shows and clicks (n, 2) to the existing rows of keys, and reset their unseen days.
+
+    With `stats` (0, 2), only reset the unseen days.
     """
     numbers = rows.numbers
     offset = VALUES + numbers[WIDTH] + numbers[STATES]
@@ -491,8 +529,9 @@ def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
 
 @compiled
 def count_up(rows: Rows, slots: Keys, needed: Scalar, admitted: Mask) -> None:
-    """Count the candidates in `slots` (the first value of a record is its count, the second its unseen days);
-    admitted[i] = whether it has been seen often enough.
+    """Count the candidates in `slots`, and set admitted[i] if the candidate has been seen often enough.
+
+    The first value of a candidate's record is its count, and the second value is its unseen days.
     """
     for i in range(len(slots)):
         place = slots[i] * rows.numbers[STRIDE] + VALUES
@@ -503,7 +542,7 @@ def count_up(rows: Rows, slots: Keys, needed: Scalar, admitted: Mask) -> None:
 
 @compiled
 def drawn(keys: Keys, seed: Scalar, chance: Scalar, admitted: Mask) -> None:
-    """admitted[i] = whether keys[i] is in the fraction `chance` of all keys that the seed selects."""
+    """Set admitted[i] if keys[i] is in the fraction `chance` of all keys that the seed selects."""
     start = finalize(~seed)
     for i in range(len(keys)):
         word = finalize(finalize(np.uint64(keys[i]) ^ start))
@@ -512,25 +551,25 @@ def drawn(keys: Keys, seed: Scalar, chance: Scalar, admitted: Mask) -> None:
 
 @compiled
 def stamp_at(rows: Rows, slot: Scalar) -> Scalar:
-    """Where in `floats` the last of a row's statistics is: the stamp, if the table is bounded."""
+    """Return the place in `floats` of the row's last statistic, the stamp if the table is bounded."""
     numbers = rows.numbers
     return (slot + 1) * numbers[STRIDE] - 1
 
 
 @compiled
 def position_of(index: Index, rows: Rows, key: Scalar) -> Scalar:
-    """The position of the key's entry, or of the empty one where it belongs."""
+    """Return the position of the key's entry, or of the empty entry where the key belongs."""
     base, tag = where(index, key)
     return search(index.entries, rows.floats, rows.numbers[STRIDE], key, base, tag, home(tag))
 
 
 @compiled
 def remove_slot(index: Index, rows: Rows, slot: Scalar) -> None:
-    """Remove a row; the last row takes its place."""
+    """Remove a row, and move the last row to its place."""
     numbers, floats = rows.numbers, rows.floats
     flags, stride, last = rows.flags, numbers[STRIDE], numbers[COUNT] - 1
     if rows.cut[OPEN]:
-        will_change(rows, np.array([slot, last]), 2)  # `last` will be given to a new row
+        will_change(rows, np.array([slot, last]), 2)  # a new row will get `last`
     remove_entry(index, position_of(index, rows, key_at(floats, slot * stride)))
     if slot != last:
         position = position_of(index, rows, key_at(floats, last * stride))
@@ -539,14 +578,14 @@ def remove_slot(index: Index, rows: Rows, slot: Scalar) -> None:
             floats[slot * stride + place] = floats[last * stride + place]
         if not rows.cut[OPEN]:
             flags[slot] = flags[last]
-        else:  # its CHANGED says whether the row that the cut has there had changed
+        else:  # its CHANGED belongs to the row that the cut has in this slot
             flags[slot] = (flags[slot] & ~np.uint8(EVEN_DAY)) | (flags[last] & np.uint8(EVEN_DAY))
     numbers[COUNT] = last
 
 
 @compiled
 def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
-    """Remove the existing rows of keys."""
+    """Remove the existing rows of these keys."""
     for key in keys:
         entry = index.entries[position_of(index, rows, key)]
         if entry != np.uint64(0):
@@ -555,13 +594,16 @@ def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
 
 @compiled
 def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
-    """A day passes for a row, or for a candidate, which has no statistics; whether it is to be removed.
-    policy: decay, coefficients of show - click and of click, the minimum score, the maximum unseen days.
+    """Let a day pass for a row, or for a candidate, which has no statistics. Return True if it must be
+    removed.
+
+    `policy` holds decay, the coefficients of show - click and of click, the minimum score, and the maximum
+    unseen days.
     """
     decay, shown, clicked, least, oldest = policy[0], policy[1], policy[2], policy[3], policy[4]
     numbers, floats = rows.numbers, rows.floats
     place = slot * numbers[STRIDE] + VALUES
-    if numbers[STATISTICS] < 3:  # a stamp at most
+    if numbers[STATISTICS] < 3:  # the record has at most a stamp
         floats[place + 1] += np.float32(1)
         return bool(floats[place + 1] > oldest)
     place += numbers[WIDTH] + numbers[STATES]
@@ -572,7 +614,7 @@ def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
     return bool(shown * (show - click) + clicked * click < least or days > oldest)
 
 
-# ---- Records in a file: read by calls of the C library, many at once and without the GIL.
+# ---- Read records from a file by calls of the C library, many at once and without the GIL.
 
 _word = types.int64
 _pread = cast(Callable[..., Any], types.ExternalFunction("pread", _word(types.int32, _word, _word, _word)))
@@ -586,12 +628,12 @@ _PAGE = 4096
 
 @compiled
 def read_records(file: Scalar, places: Keys, order: Keys, size: Scalar, target: Scalar) -> int:
-    """Read record number places[i] of a file, of `size` bytes, to the address target + i * size. `order`
-    sorts the places. Returns how many were read, in that order, before one that could not be.
+    """Read record number places[i] of a file, of `size` bytes, to the address target + i * size.
 
-    All are requested before the first is awaited, so that the disk reads many at once.
+    `order` sorts the places. Return the number of records read, in that order, before the first failure. All
+    records are requested before the first is awaited, so the disk reads many at once.
     """
-    requested = np.int64(-1)  # with a literal numba would compile the loop twice
+    requested = np.int64(-1)  # with a literal, numba would compile the loop twice
     for i in order:
         start = places[i] * size
         first, last = max(start // _PAGE, requested + 1), (start + size - 1) // _PAGE

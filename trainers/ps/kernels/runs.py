@@ -1,9 +1,9 @@
-"""The kernels of rows and of updates over a run of tables: one call for a whole request, so that its cost
-grows with its keys and not with the tables.
+"""Kernels of rows and updates over a run of tables. One call handles a whole request, so its cost grows with
+its keys and not with the number of tables.
 
-numba takes no list of tables. So each table publishes the addresses of its arrays as a line of numbers, from
-which a kernel makes the arrays again: callers must keep the tables alive, and their lines up to date.
-Keys are in the order of the tables; those of table t are at [starts[t], starts[t + 1]).
+numba accepts no list of tables. Each table therefore publishes the addresses of its arrays as a line of
+numbers, and a kernel makes the arrays again from this line. Callers must keep the tables alive and their
+lines up to date. Keys are in the order of the tables. The keys of table t are at [starts[t], starts[t + 1]).
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ from trainers.ps.kernels.rows import (
     CELLS,
     COLUMNS,
 ) = range(23)
-"""A line: addresses and lengths of the arrays of `Rows`, `Index` and `Uses`; ROOM: rows for which there is
-memory.
+"""Columns of a line. They hold the addresses and lengths of the arrays of `Rows`, `Index` and `Uses`. ROOM is
+the number of rows for which there is memory.
 """
 
 _MOST_KEYS = 1 << 40
-"""More than any message has; few enough that a sum does not overflow."""
+"""A number above the keys of any message, and small enough that a sum does not overflow."""
 
 NEEDS_ROOM = 3
-"""What `insert_run` needs to continue, besides what the index may need."""
+"""The resource that `insert_run` may need to continue, besides the resources of the index."""
 
 
 class Run(NamedTuple):
-    """The lines of some tables, and what their new rows contain: `Fresh` in columns."""
+    """The lines of some tables, and the contents of their new rows (`Fresh` in columns)."""
 
     lines: NDArray[np.int64]  # (tables, COLUMNS)
     kinds: NDArray[np.int64]
@@ -82,7 +82,7 @@ class Run(NamedTuple):
 
 
 def line_of(index: Index, rows: Rows, uses: Uses, room: int) -> list[int]:
-    """The line of a table. Its arrays must stay alive, and where they are."""
+    """Return the line of a table. The arrays of the table must stay alive and must not move."""
     return [
         *(rows.floats.ctypes.data, len(rows.floats), rows.flags.ctypes.data, len(rows.flags)),
         *(rows.numbers.ctypes.data, rows.images.ctypes.data, len(rows.images)),
@@ -96,6 +96,7 @@ def line_of(index: Index, rows: Rows, uses: Uses, room: int) -> list[int]:
 
 @compiled
 def index_at(lines: Keys, table: Scalar) -> Index:
+    """Return the index of a table from its line."""
     line = lines[table]
     return Index(
         carray(pointer(line[ENTRIES]), (line[ENTRY_COUNT],), np.uint64),
@@ -109,6 +110,7 @@ def index_at(lines: Keys, table: Scalar) -> Index:
 
 @compiled
 def rows_at(lines: Keys, table: Scalar) -> Rows:
+    """Return the rows of a table from its line."""
     line = lines[table]
     return Rows(
         carray(pointer(line[RECORDS]), (line[RECORD_PLACES],), np.float32),
@@ -122,6 +124,7 @@ def rows_at(lines: Keys, table: Scalar) -> Rows:
 
 @compiled
 def uses_at(lines: Keys, table: Scalar) -> Uses:
+    """Return the uses of a table from its line."""
     line = lines[table]
     return Uses(
         carray(pointer(line[CLOCK]), (FLOORS + PARTS,), np.float64),
@@ -131,6 +134,7 @@ def uses_at(lines: Keys, table: Scalar) -> Uses:
 
 @compiled
 def fresh_at(run: Run, table: Scalar) -> Fresh:
+    """Return the content of a table's new rows."""
     numbers = run.numbers[table]
     kind: Scalar = run.kinds[table]
     seed: Scalar = run.seeds[table]
@@ -139,7 +143,7 @@ def fresh_at(run: Run, table: Scalar) -> Fresh:
 
 @compiled
 def accumulate(spans: Keys, starts: Keys) -> bool:
-    """See `starts_of` of `tables.run`. Whether all spans are valid."""
+    """Fill `starts` as `starts_of` of `tables.run` describes. Return True if all spans are valid."""
     valid, total = True, np.int64(0)
     starts[0] = 0
     for table in range(len(spans)):
@@ -151,8 +155,10 @@ def accumulate(spans: Keys, starts: Keys) -> bool:
 
 @compiled
 def pull_run(lines: Keys, starts: Keys, keys: Keys, out: Floats, missing: Keys, counts: Keys) -> int:
-    """out[i] = the values of keys[i]. Of each table the positions, among its own, of keys without a row are
-    written to `missing` from starts[t] on, and their number to `counts`; returns how many there are in all.
+    """Write the values of keys[i] to out[i], and return the number of keys without a row.
+
+    For each table, `missing` receives the positions of these keys among the table's keys, from starts[t] on,
+    and `counts` their number.
     """
     total = np.int64(0)
     for table in range(len(counts)):
@@ -176,8 +182,10 @@ def insert_run(
     first: Scalar,
     done: Scalar,
 ) -> tuple[int, int, int]:
-    """Rows for the missing keys of `pull_run`, from key `done` of table `first` on; `slots` in the places of
-    `missing`. Returns (table, its next key, ENOUGH or what that table needs to continue).
+    """Insert rows for the missing keys of `pull_run`, from key `done` of table `first` on.
+
+    Write the slots to `slots`, in the places of `missing`. Return the table, its next key, and ENOUGH or the
+    resource that the table needs to continue.
     """
     for table in range(first, len(counts)):
         count = counts[table]
@@ -200,7 +208,7 @@ def insert_run(
 
 @compiled
 def initial_run(run: Run, starts: Keys, keys: Keys, missing: Keys, counts: Keys, flat: Floats) -> None:
-    """Fill `flat`, (n * dim,), for the missing keys with their initial values."""
+    """Fill `flat`, (n * dim,) float32, with the initial values of the missing keys."""
     for table in range(len(counts)):
         start, stop, end = starts[table], starts[table + 1], starts[table] + counts[table]
         if start < end:
@@ -212,7 +220,7 @@ def initial_run(run: Run, starts: Keys, keys: Keys, missing: Keys, counts: Keys,
 
 @compiled
 def revise_run(lines: Keys, starts: Keys, keys: Keys, values: Floats) -> None:
-    """The values of these keys, which all have rows; state and statistics stay."""
+    """Set the values of these keys, which must all have rows. State and statistics stay."""
     bases, tags, slots = work_of_block()
     for table in range(len(starts) - 1):
         if starts[table] < starts[table + 1]:
@@ -225,8 +233,8 @@ def revise_run(lines: Keys, starts: Keys, keys: Keys, values: Floats) -> None:
 
 @compiled
 def without_room(lines: Keys, starts: Keys, most: Scalar, lacking: Mask) -> bool:
-    """lacking[t] = whether table t might have no memory for as many new rows as it has keys here: see
-    Storage.has_room. Whether there is any.
+    """Set lacking[t] if table t might lack memory for as many new rows as it has keys here. See
+    Storage.has_room. Return True if there is such a table.
     """
     found = False
     for table in range(len(lacking)):
@@ -245,7 +253,7 @@ def without_room(lines: Keys, starts: Keys, most: Scalar, lacking: Mask) -> bool
 
 @compiled
 def count_uses_run(lines: Keys, starts: Keys, keys: Keys, stats: Floats) -> None:
-    """The rows of these keys of bounded tables were used."""
+    """Count uses of the rows of these keys of bounded tables."""
     for table in range(len(starts) - 1):
         start, stop = starts[table], starts[table + 1]
         if start < stop:
@@ -253,7 +261,8 @@ def count_uses_run(lines: Keys, starts: Keys, keys: Keys, stats: Floats) -> None
             count_uses(index, rows, uses, keys[start:stop], stats)
 
 
-# ---- One step of an optimizer: a function for each rule, all of one code (see `variant`).
+# ---- One step of an optimizer. Each rule has a function, and all are variants of one function (see
+# `variant`).
 
 update: Callable[..., int] = updates.on_rows(updates.sgd)
 
@@ -261,8 +270,9 @@ update: Callable[..., int] = updates.on_rows(updates.sgd)
 def _run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
-    """Do what `update` does for every table; return how many keys without a row there are. `options`:
-    (tables, ...), a line as the kernel takes it.
+    """Run `update` for every table, and return the number of keys without a row.
+
+    `options` (tables, ...) has one line of kernel options per table.
     """
     total = np.int64(0)
     for t in range(len(counts)):

@@ -1,12 +1,13 @@
-"""Tables in mapped files, which one process changes while others read an older version of them.
+"""Store tables in mapped files. One process changes them while others read an older version.
 
-Record: key | version * 2, and 1 more if the row was removed | slot + 1 of the record that it replaces, 0:
-none | values, in words of 8 bytes. Entry of the index: 16 bits of the hash of the key | slot + 1 in 48 bits;
-0: empty; GONE: of a row that was removed. Linear probing.
+A record is the key | version * 2, plus 1 if the row was removed | slot + 1 of the record that it replaces, or
+0 | values, in words of 8 bytes. An entry of the index is 16 bits of the hash of the key | slot + 1 in 48
+bits. An entry is 0 if it is empty, and GONE if its row was removed. Probing is linear.
 
-A change writes a record that no reader knows, then, in one store, the entry that leads to it. A reader of
-version v follows the records that were replaced to the last one that is not newer than v. A record is used
-again when no reader needs it any more, which the caller knows. So an entry never leads to such a record.
+A change first writes a record that readers cannot reach. Then one store writes the entry that leads to the
+record. A reader of version v follows the chain of replaced records to the first record that is not newer than
+v. The caller reuses a record only when no reader needs it. An entry therefore never leads to a record that is
+free for reuse.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trainers.ps.kernels.index import keyed_hash
 from trainers.ps.kernels.memory import fence, prefetch
 
 HEAD = 3
-"""Words of a record before its values."""
+"""The number of words in a record before its values."""
 
 _SLOT = np.uint64((1 << 48) - 1)
 _TAG = np.uint64(48)
@@ -30,8 +31,10 @@ _BLOCK = 32
 
 @compiled
 def seek(index: Words, records: Keys, stride: Scalar, key: Scalar, mixed: Scalar) -> tuple[Scalar, Scalar]:
-    """(place of the key's entry, slot); or (the empty place where it belongs, -1). The entry is read once: it
-    may change meanwhile.
+    """Return the place of the key's entry and the slot. For a missing key, return the empty place where the
+    key belongs, and -1.
+
+    Each entry is read once, because it may change meanwhile.
     """
     mask = np.uint64(len(index) - 1)
     place = mixed & mask
@@ -52,8 +55,8 @@ def find_shared(
     index: Words, records: Keys, secret: Words, stride: Scalar, version: Scalar, keys: Keys, out: Keys,
     missing: Keys,
 ) -> int:  # fmt: skip
-    """out[n * words : (n + 1) * words] = the values of each key; the positions of those without a row go into
-    `missing`. Returns how many.
+    """Write the values of key n to out[n * words : (n + 1) * words]. Write the positions of keys without a
+    row to `missing`, and return their number.
     """
     words, found, count = stride - HEAD, 0, len(keys)
     mask = np.uint64(len(index) - 1)
@@ -87,8 +90,10 @@ def put_shared(
     index: Words, records: Keys, secret: Words, stride: Scalar, version: Scalar, keys: Keys, values: Keys,
     slots: Keys, replaced: Keys,
 ) -> tuple[int, int]:  # fmt: skip
-    """The rows of these keys are these values in this version. `slots`: one for each, which no reader knows.
-    Returns how many rows were replaced, their slots are in `replaced`, and how many entries are new.
+    """Set the rows of these keys to these values in this version.
+
+    `slots` has one slot per key that readers cannot reach. Return the number of replaced rows, whose slots
+    are in `replaced`, and the number of new entries.
     """
     words, before, new = stride - HEAD, 0, 0
     for position in range(len(keys)):
@@ -116,8 +121,9 @@ def remove_shared(
     index: Words, records: Keys, secret: Words, stride: Scalar, version: Scalar, keys: Keys, slots: Keys,
     replaced: Keys,
 ) -> int:  # fmt: skip
-    """These keys have no row in this version. Each that had one takes one of `slots`, from the first on;
-    `replaced`: the slots of those rows. Returns how many.
+    """Remove the rows of these keys in this version, and return the number of removed rows.
+
+    Each removed row uses one of `slots`, from the first on. Its former slot goes into `replaced`.
     """
     count = 0
     for key in keys:
@@ -140,8 +146,9 @@ def remove_shared(
 def bury(
     index: Words, records: Keys, secret: Words, stride: Scalar, removed: Keys, freed: Keys
 ) -> int:  # fmt: skip
-    """Entries that still lead to these records of removed rows are GONE; their slots go into `freed`. Returns
-    how many. The others have rows again, which will replace them.
+    """Mark entries as GONE if they still lead to these records of removed rows. Return their number.
+
+    Their slots go into `freed`. The other keys have rows again, which will replace these records.
     """
     count = 0
     for slot in removed:
@@ -157,7 +164,7 @@ def bury(
 
 @compiled
 def index_again(index: Words, records: Keys, secret: Words, stride: Scalar, fresh: Words) -> int:
-    """The entries but for those that are GONE, in another index of zeros. Returns how many."""
+    """Write all entries except GONE entries to another index of zeros. Return their number."""
     mask = np.uint64(len(fresh) - 1)
     count = 0
     for entry in index:

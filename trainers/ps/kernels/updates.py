@@ -1,4 +1,4 @@
-"""One step of an optimizer, in place: on the rows of a push, and on a dense block.
+"""Take one step of an optimizer, in place, on the rows of a push or on a dense block.
 
 `tables.rules` has the same formulas as torch operations.
 """
@@ -29,19 +29,19 @@ from trainers.ps.kernels.rows import (
     work_of_block,
 )
 
-# ---- Rows of a push. float32 throughout, in the order of torch.optim's formulas for sparse gradients. A step
-# changes the values of one row, and its state, which begins at `place` of `floats`.
+# ---- Rows of a push. Everything is float32, in the order of torch.optim's formulas for sparse gradients. A
+# step changes the values of one row and its state, which starts at `place` of `floats`.
 
 
 @compiled
 def bounded(value: Scalar, low: Scalar, high: Scalar) -> Scalar:
-    """NaN stays NaN."""
+    """Return the value, limited to [low, high]. NaN stays NaN."""
     return low if value < low else (high if value > high else value)
 
 
 @inlined
 def sgd(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, lr, weight decay."""
+    """Take a step of SGD. `options` holds low, high, lr and weight decay."""
     low, high, lr, decay = options[0], options[1], options[2], options[3]
     for column in range(len(value)):
         slope = slopes[column] + decay * value[column]
@@ -50,7 +50,7 @@ def sgd(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: F
 
 @inlined
 def momentum(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, then those of `momentum_block`."""
+    """Take a step of SGD with momentum. `options` holds low, high, and the options of `momentum_block`."""
     low, high, back, decay, kept = options[0], options[1], options[2], options[3], options[4]
     added, ahead, share = options[5], options[6], options[7]
     buffer = floats[place : place + len(value)]
@@ -64,7 +64,7 @@ def momentum(value: Floats, slopes: Floats, floats: Floats, place: Scalar, optio
 
 @inlined
 def adagrad(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, lr after its decay, weight decay, eps."""
+    """Take a step of Adagrad. `options` holds low, high, lr after its decay, weight decay and eps."""
     low, high, lr, decay, eps = options[0], options[1], options[2], options[3], options[4]
     total = floats[place : place + len(value)]
     for column in range(len(value)):
@@ -77,7 +77,9 @@ def adagrad(value: Floats, slopes: Floats, floats: Floats, place: Scalar, option
 
 @inlined
 def sparse_adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, step size (lr with both corrections), 1 - beta1, 1 - beta2, eps."""
+    """Take a step of SparseAdam. `options` holds low, high, step size (lr with both corrections), 1 - beta1,
+    1 - beta2 and eps.
+    """
     low, high, size, fast, slow, eps = options[0], options[1], options[2], options[3], options[4], options[5]
     dim = len(value)
     first, second = floats[place : place + dim], floats[place + dim : place + 2 * dim]
@@ -93,15 +95,16 @@ def sparse_adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, op
 
 @inlined
 def adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, then those of `adam_block`, amsgrad. State: mean, square, with amsgrad the largest
-    square.
+    """Take a step of Adam. `options` holds low, high, the options of `adam_block`, and amsgrad.
+
+    The state is mean, square and, with amsgrad, the largest square.
     """
     low, high, back, stays, decay = options[0], options[1], options[2], options[3], options[4]
     fast, kept, slow, root, eps = options[5], options[6], options[7], options[8], options[9]
     amsgrad, dim = options[10] != np.float32(0), len(value)
     mean, square = floats[place : place + dim], floats[place + dim : place + 2 * dim]
     last = place + 2 * dim if amsgrad else place + dim
-    largest = floats[last : last + dim]  # the square itself without amsgrad
+    largest = floats[last : last + dim]  # without amsgrad, the square itself
     for column in range(dim):
         slope = fma(value[column], decay, slopes[column])
         first = fma(fast, slope - mean[column], mean[column])
@@ -117,8 +120,10 @@ def adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: 
 
 @inlined
 def row_wise_adagrad(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, lr after its decay, what decoupled weight decay leaves of a value, weight decay,
-    eps. State: one sum of squares for the row.
+    """Take a step of row-wise Adagrad. The state is one sum of squares for the row.
+
+    `options` holds low, high, lr after its decay, the share of a value that decoupled weight decay keeps,
+    weight decay and eps.
     """
     low, high, lr, stays, decay, eps = options[0], options[1], options[2], options[3], options[4], options[5]
     squares = floats[place] + mean_square(value, slopes, decay)
@@ -131,7 +136,10 @@ def row_wise_adagrad(value: Floats, slopes: Floats, floats: Floats, place: Scala
 
 @inlined
 def row_wise_adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, then those of `adam_block`. State: the mean, and one mean square for the row."""
+    """Take a step of row-wise Adam. `options` holds low, high, and the options of `adam_block`.
+
+    The state is the mean, and one mean square for the row.
+    """
     low, high, back, stays, decay = options[0], options[1], options[2], options[3], options[4]
     fast, kept, slow, root, eps = options[5], options[6], options[7], options[8], options[9]
     mean, last = floats[place : place + len(value)], place + len(value)
@@ -147,7 +155,10 @@ def row_wise_adam(value: Floats, slopes: Floats, floats: Floats, place: Scalar, 
 
 @inlined
 def mean_square(value: Floats, slopes: Floats, decay: Scalar) -> Scalar:
-    """Of a row's gradient with L2 weight decay. Four sums: each waits for the addition before it."""
+    """Return the mean square of a row's gradient with L2 weight decay.
+
+    The loop keeps four sums, because each addition waits for the addition before it.
+    """
     one = two = three = four = np.float32(0)
     dim = len(value)
     whole = dim - dim % 4
@@ -168,8 +179,10 @@ def mean_square(value: Floats, slopes: Floats, decay: Scalar) -> Scalar:
 
 @inlined
 def rmsprop(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, -lr, weight decay, alpha, 1 - alpha, eps, momentum, centered. State: mean square,
-    mean if centered, buffer if there is momentum.
+    """Take a step of RMSprop. `options` holds low, high, -lr, weight decay, alpha, 1 - alpha, eps, momentum
+    and centered.
+
+    The state is the mean square, the mean if centered, and the buffer if there is momentum.
     """
     low, high, back, decay, kept = options[0], options[1], options[2], options[3], options[4]
     slow, eps, inertia, centered = options[5], options[6], options[7], options[8] != np.float32(0)
@@ -193,7 +206,10 @@ def rmsprop(value: Floats, slopes: Floats, floats: Floats, place: Scalar, option
 
 @inlined
 def ftrl(value: Floats, slopes: Floats, floats: Floats, place: Scalar, options: Floats) -> None:
-    """options: low, high, lr, l1, l2, power, beta. State: sum of squares, then linear term."""
+    """Take a step of FTRL. `options` holds low, high, lr, l1, l2, power and beta.
+
+    The state is the sum of squares, then the linear term.
+    """
     low, high, lr, l1, l2 = options[0], options[1], options[2], options[3], options[4]
     power, beta, dim = options[5], options[6], len(value)
     for column in range(dim):
@@ -214,7 +230,7 @@ def ftrl_step(
     power: Scalar,
     beta: Scalar,
 ) -> Scalar:
-    """The new value, whose sum of squares is at `place` and the linear term dim further."""
+    """Return the new value. The sum of squares is at `place`, and the linear term is `dim` places later."""
     if lr == np.float32(0):
         return value
     old = floats[place]
@@ -233,14 +249,16 @@ def ftrl_step(
     return pull / scale if scale > np.float32(0) else value
 
 
-# ---- A step on all rows of a push: a kernel for each rule, all of one code (see `variant`).
+# ---- A step on all rows of a push. Each rule has a kernel, and all kernels are variants of one function (see
+# `variant`).
 
 step: Callable[..., None] = sgd
 
 
 def _on_rows(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
-    """Update the rows that exist by `step`, in the order of the keys (a key that occurs twice is updated
-    twice), write the positions of the other keys to `missing` and return their number.
+    """Update the existing rows by `step`, in the order of the keys. A key that occurs twice is updated twice.
+
+    Write the positions of the other keys to `missing`, and return their number.
     """
     count, numbers, floats = 0, rows.numbers, rows.floats
     stride, dim, width, dtype = numbers[STRIDE], numbers[DIM], numbers[WIDTH], numbers[DTYPE]
@@ -260,7 +278,7 @@ def _on_rows(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats
             place = slots[i] * stride + VALUES
             if dtype:
                 widen(halves, 2 * place, dtype, work)
-            # By address: numba would count references to an array that is one or the other, row by row.
+            # Pass the address, because numba would count references to an array that alternates row by row.
             value = carray(pointer(space if dtype else records + 4 * place), (dim,), np.float32)
             step(value, grad[start + i], floats, place + width, options)
             if dtype:
@@ -271,19 +289,19 @@ def _on_rows(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats
 
 @cache
 def on_rows(rule: Callable[..., None]) -> Callable[..., int]:
-    """Return the kernel that takes this step on the rows of a push."""
+    """Return the kernel that applies this step to the rows of a push."""
     return variant(_on_rows, f"{rule.__name__}_rows", step=rule)
 
 
-# ---- Dense blocks, in one pass. Products are added with one rounding (`fma`) exactly where torch's
-# vectorized operations do so (add with alpha, addcmul, lerp), so the results are bit for bit those of torch,
-# except for its square roots: those of MKL, which torch uses where it can, are not always the nearest number;
-# these are. All arrays are (n,).
+# ---- Dense blocks, in one pass. A product is added with one rounding (`fma`) exactly where torch's
+# vectorized operations do so (add with alpha, addcmul, lerp). The results therefore equal torch's bit for
+# bit, except for square roots. These are always the nearest number. torch uses MKL's square roots where it
+# can, and they are not always the nearest. All arrays are (n,).
 
 
 @compiled
 def sgd_block(values: Floats, grad: Floats, options: Floats) -> None:
-    """options: -lr, weight decay."""
+    """Take a step of SGD. `options` holds -lr and weight decay."""
     back, decay = options[0], options[1]
     for i in range(len(values)):
         values[i] = fma(fma(values[i], decay, grad[i]), back, values[i])
@@ -291,8 +309,10 @@ def sgd_block(values: Floats, grad: Floats, options: Floats) -> None:
 
 @compiled
 def momentum_block(values: Floats, grad: Floats, buffer: Floats, options: Floats) -> None:
-    """options: -lr, weight decay, how much of the buffer stays, how much of the gradient joins it, and how
-    much of the buffer and of the gradient make the step.
+    """Take a step of SGD with momentum.
+
+    `options` holds -lr, weight decay, the share of the buffer that stays, and the share of the gradient that
+    joins the buffer. The last two are the shares of the buffer and of the gradient in the step.
     """
     back, decay, kept, added = options[0], options[1], options[2], options[3]
     ahead, share = options[4], options[5]
@@ -305,7 +325,7 @@ def momentum_block(values: Floats, grad: Floats, buffer: Floats, options: Floats
 
 @compiled
 def adagrad_block(values: Floats, grad: Floats, total: Floats, options: Floats) -> None:
-    """options: -lr after its decay, weight decay, eps."""
+    """Take a step of Adagrad. `options` holds -lr after its decay, weight decay and eps."""
     back, decay, eps = options[0], options[1], options[2]
     for i in range(len(values)):
         slope = fma(values[i], decay, grad[i])
@@ -316,8 +336,10 @@ def adagrad_block(values: Floats, grad: Floats, total: Floats, options: Floats) 
 
 @compiled
 def adam_block(values: Floats, grad: Floats, mean: Floats, square: Floats, options: Floats) -> None:
-    """options: -lr / correction of the mean, what decoupled weight decay leaves of a value, weight decay,
-    1 - beta1, beta2, 1 - beta2, root of the square's correction, eps.
+    """Take a step of Adam.
+
+    `options` holds -lr / correction of the mean, the share of a value that decoupled weight decay keeps,
+    weight decay, 1 - beta1, beta2, 1 - beta2, the root of the square's correction, and eps.
     """
     back, stays, decay, fast = options[0], options[1], options[2], options[3]
     kept, slow, root, eps = options[4], options[5], options[6], options[7]
@@ -332,7 +354,7 @@ def adam_block(values: Floats, grad: Floats, mean: Floats, square: Floats, optio
 
 @compiled
 def ftrl_block(values: Floats, grad: Floats, squares: Floats, linear: Floats, options: Floats) -> None:
-    """options: lr, l1, 2 * l2, beta; the power is 1/2."""
+    """Take a step of FTRL with power 1/2. `options` holds lr, l1, 2 * l2 and beta."""
     lr, l1, twice_l2, beta = options[0], options[1], options[2], options[3]
     if lr == np.float32(0):
         return

@@ -1,1 +1,1 @@
-"""A parameter server: members, steps, and what is answered."""
+"""A parameter server with its members, its steps and its answers."""

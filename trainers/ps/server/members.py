@@ -1,5 +1,7 @@
-"""Which trainers have joined, finished, left or been lost, and which of their requests have been applied.
-Pure: connections and time are arguments.
+"""Track which trainers have joined, finished, left or been lost, and which of their requests have been
+applied.
+
+The module is pure. Connections and time are arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ Reachable = Callable[[bytes], bool]
 
 
 class Refusal(Exception):
-    """A request that the server refuses; becomes a REFUSED reply with this code and text."""
+    """An error for a request that the server refuses. It becomes a REFUSED reply with this code and text."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -22,8 +24,10 @@ class Refusal(Exception):
 
 
 class SequenceSet:
-    """Sequence numbers of applied requests of one incarnation. A retry may arrive late and out of order, so
-    the highest number alone is not enough; a client has far fewer than `_WINDOW` requests in flight.
+    """The sequence numbers of applied requests of one incarnation.
+
+    A retry may arrive late and out of order, so the highest number alone is not enough. A client has far
+    fewer than `_WINDOW` requests in flight.
     """
 
     _WINDOW = 4096
@@ -44,22 +48,24 @@ class SequenceSet:
 
 @dataclass(slots=True)
 class Member:
-    """One trainer as the server sees it. `step`: the next one that it has not pushed; an earlier incarnation
-    pushed those before `resumed`. `applied`: its requests that have changed tables; `counted`: its pulls that
-    entry filters have counted. `disconnected_s`: for how long it has had no connection.
-    """
+    """One trainer as the server sees it."""
 
     rank: int
     route: bytes = b""
     incarnation: int | None = None
     restart_count: int = 0
     applied: SequenceSet = field(default_factory=SequenceSet)
+    """The requests of this trainer that have changed tables."""
     counted: SequenceSet = field(default_factory=SequenceSet)
+    """The pulls of this trainer that entry filters have counted."""
     step: int = 0
+    """The next step that this trainer has not pushed."""
     resumed: int = 0
+    """An earlier incarnation of this trainer pushed the steps before this one."""
     barrier: int = 0
     disconnected_since: float | None = None
     disconnected_s: float = 0.0
+    """How long this trainer has been disconnected, in seconds."""
     finished: bool = False
     left: bool = False
 
@@ -69,9 +75,10 @@ class Member:
 
 
 class Members:
-    """All trainers of the job, by rank. `grace` and `join_timeout` are seconds. `start`: to which start of
-    the job these trainers belong, if known. `positions`: which records of streams they and those before them
-    have pushed.
+    """All trainers of the job, by rank. `grace` and `join_timeout` are in seconds.
+
+    `start` identifies the start of the job to which these trainers belong, if it is known. `positions` holds
+    the stream records that these trainers and their predecessors have pushed.
     """
 
     def __init__(self, count: int, grace: float, join_timeout: float, now: float) -> None:
@@ -91,10 +98,12 @@ class Members:
         return len(self._all)
 
     def may_join(self, message: Message, reachable: Reachable) -> bool:
-        """Whether a HELLO can be accepted now; False: later. Raises Refusal for a rank that is taken.
+        """Return True if the server can accept a HELLO now, or False if later. Raise Refusal if the rank is
+        in use.
 
-        A restarted trainer replaces its earlier incarnation once that one's connection is closed. One that
-        has left and joins again without a restart belongs to the next job on this endpoint.
+        A restarted trainer replaces its earlier incarnation once the connection of that incarnation has
+        closed. A trainer that has left and joins again without a restart belongs to the next job on this
+        endpoint.
         """
         if message.rank >= len(self._all):
             raise Refusal(
@@ -113,7 +122,7 @@ class Members:
         return False
 
     def join(self, route: bytes, message: Message) -> Member:
-        """Register the sender of a HELLO that `may_join`."""
+        """Register the sender of a HELLO for which `may_join` is true."""
         member = self._all[message.rank]
         if member.incarnation != message.incarnation:
             self._all[message.rank] = member = Member(
@@ -128,24 +137,24 @@ class Members:
         return member
 
     def finish(self, member: Member) -> None:
-        """This trainer will push nothing more."""
+        """Record that this trainer has made its last push."""
         member.finished, self._active = True, None
 
     def incarnation(self, rank: int) -> int | None:
-        """The current incarnation of a trainer; None before it has joined and after it has left."""
+        """Return the current incarnation of a trainer, or None before it has joined and after it has left."""
         member = self._all[rank]
         return None if member.left else member.incarnation
 
     def restore(self, members: list[Member], start: str | None) -> None:
-        """Replace all members by those of a snapshot."""
+        """Replace all members by the members of a snapshot."""
         self._all, self._active, self.start = members, None, start
 
     def replace(self, steps: Sequence[int], start: str) -> None:
-        """Replace all members by new ones that have not joined, each at its step."""
+        """Replace all members by new members that have not joined, each at its step."""
         self.restore([Member(rank, step=step) for rank, step in enumerate(steps)], start)
 
     def sender_of(self, message: Message) -> Member:
-        """The sender of any request but HELLO. Raises Refusal for one that is not a current member."""
+        """Return the sender of any request except HELLO. Raise Refusal if it is not a current member."""
         member = self._all[message.rank] if message.rank < len(self._all) else None
         if member is None or member.incarnation != message.incarnation:
             raise Refusal(
@@ -156,14 +165,14 @@ class Members:
         return member
 
     def mark_connected(self, route: bytes, message: Message) -> None:
-        """A message arrived, so its sender is connected."""
+        """Record that the sender of a message is connected."""
         if message.rank < len(self._all):
             member = self._all[message.rank]
             if member.incarnation == message.incarnation:
                 member.route, member.disconnected_since, member.disconnected_s = route, None, 0.0
 
     def check_connections(self, reachable: Reachable, now: float) -> None:
-        """Find out for how long each trainer has had no connection."""
+        """Update for each trainer how long it has been disconnected."""
         for member in self._all:
             if not member.joined:
                 member.disconnected_s = now - self._started
@@ -176,21 +185,23 @@ class Members:
         self._any_disconnected = any(member.disconnected_s for member in self._all)
 
     def active(self) -> Sequence[Member]:
-        """Those that may still push."""
+        """Return the members that may still push."""
         if self._active is None:
             self._active = tuple(member for member in self._all if not member.finished)
         return self._active
 
     def lost(self, *, may_return: bool = False) -> list[Member]:
-        """Those that had not finished and whose connection has been closed for too long: for more than
-        `grace`, or `join_timeout` with `may_return` and for those that have not joined yet.
+        """Return the members that have not finished and were disconnected for too long.
+
+        The limit is `grace`. With `may_return`, and for members that have not joined yet, the limit is
+        `join_timeout`.
         """
-        if not self._any_disconnected:  # called for every pending request
+        if not self._any_disconnected:  # a shortcut, because this runs for every pending request
             return []
         return [member for member in self.active() if member.disconnected_s > self._limit(member, may_return)]
 
     def describe_lost(self, *, may_return: bool = False) -> str:
-        """A clause for each lost trainer."""
+        """Return a clause for each lost trainer."""
         return "; ".join(
             f"trainer {member.rank} is lost: "
             + ("it has been disconnected" if member.joined else "it has not joined")

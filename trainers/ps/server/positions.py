@@ -1,4 +1,4 @@
-"""Which records of streams are in the tables of a server, with its pushes that wait for other trainers."""
+"""Track which stream records are in the tables of a server, including pushes that wait for other trainers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from trainers.errors import DataError
 
 
 class Positions:
-    """By stream and shard. A push is counted whole or not at all."""
+    """The counted records, by stream and shard. A push is counted as a whole or not at all."""
 
     def __init__(self) -> None:
         self._streams: dict[str, dict[str, Intervals]] = {}
         self._last: dict[int, Sequence[Records]] = {}
-        """What was counted with the last push of each trainer."""
+        """The records that were counted with the last push of each trainer."""
 
     def are_new(self, records: Sequence[Records]) -> bool | None:
-        """Whether these are to be counted, not counted already; None: there are none. Raises DataError where
-        some are counted and others not.
+        """Return True if these records are new, False if they are counted already, and None without records.
+
+        Raise DataError if some are counted and others are not.
         """
         if not records:
             return None
@@ -35,26 +36,29 @@ class Positions:
         )
 
     def count(self, rank: int, records: Sequence[Records]) -> None:
-        """With a push of this trainer; none: it has nothing new."""
+        """Count the records of a push of this trainer. Without records, the push contains nothing new."""
         for stream, shard, start, stop in records:
             self._streams.setdefault(stream, {}).setdefault(shard, Intervals()).add(start, stop)
         if records or self._last:
             self._last[rank] = tuple(records)
 
     def take_back(self, ranks: Collection[int]) -> None:
-        """The last pushes of these trainers were dropped. Those of all others will never be."""
+        """Remove the records of the last pushes of these trainers, because the pushes were dropped.
+
+        The last pushes of all other trainers can no longer be taken back.
+        """
         for rank in ranks:
             for stream, shard, start, stop in self._last.get(rank, ()):
                 self._streams[stream][shard].remove(start, stop)
         self._last = {}
 
     def of(self, stream: str) -> bytes:
-        """The intervals of each shard, as JSON: `{shard: [start, stop, start, stop, ...]}`."""
+        """Return the intervals of each shard as JSON, `{shard: [start, stop, start, stop, ...]}`."""
         shards = self._streams.get(stream, {})
         return json.dumps({shard: each.ends for shard, each in shards.items()}).encode()
 
     def dump(self) -> Document:
-        """For JSON."""
+        """Return the content for JSON."""
         streams = {
             stream: {shard: each.ends for shard, each in shards.items()}
             for stream, shards in self._streams.items()
@@ -63,7 +67,7 @@ class Positions:
 
     @classmethod
     def load(cls, content: Document) -> Positions:
-        """What `dump` gave."""
+        """Restore the result of `dump`."""
         made = cls()
         for stream, shards in content["streams"].items():
             made._streams[stream] = {shard: Intervals(ends) for shard, ends in shards.items()}

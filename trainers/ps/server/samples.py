@@ -1,5 +1,5 @@
-"""What is estimated of a table from a few of its requests and rows: its hot keys, how many ids are used in an
-hour, and the size of values and of gradients.
+"""Estimate numbers of a table from a few of its requests and rows. They are its hot keys, the number of ids
+used in an hour, and the sizes of values and gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from trainers.ps.tables.storage import Storage, split_records
 
 _COUNTERS = 1024
 _KEPT_A_REPORT = 0.997
-"""What is left of the counts of keys at each report, of five seconds: they halve in 19 minutes."""
+"""The share of the counts of keys that remains at each report. A report comes every five seconds, so counts
+halve in 19 minutes.
+"""
 HOT = 20
 _SLOT_S = 300.0
 _SLOTS = 12
@@ -26,9 +28,11 @@ _NEW = 0.3
 
 
 class HotKeys:
-    """The keys of the most pulls. Of all keys so far the 1024 with the highest counts are kept: a key that is
-    in few pulls may be counted too low, one that is in many is not. `share`: the part of the sampled pulls
-    that had the key.
+    """The keys that occur in the most pulls.
+
+    The 1024 keys with the highest counts so far are kept. The count of a key in few pulls may be too low, but
+    the count of a key in many pulls is right. `share` is the part of the sampled pulls that contained the
+    key.
     """
 
     def __init__(self) -> None:
@@ -37,7 +41,7 @@ class HotKeys:
         self._pulls = 0.0
 
     def add(self, keys: Keys, pulls: int) -> None:
-        """The keys of so many pulls."""
+        """Add the keys of so many pulls."""
         some, counts = np.unique(keys, return_counts=True)
         found, places = np.unique(np.concatenate([self._keys, some]), return_inverse=True)
         weights = np.concatenate([self._counts * _KEPT_A_REPORT, counts])
@@ -49,7 +53,7 @@ class HotKeys:
         self._pulls = self._pulls * _KEPT_A_REPORT + pulls
 
     def top(self) -> dict[str, float]:
-        """The share of each, the largest first."""
+        """Return the share of each hot key, the largest first."""
         order = np.argsort(-self._counts, kind="stable")[:HOT]
         shares = (self._counts[order] / max(self._pulls, 1.0)).tolist()
         keys = self._keys[order].tolist()
@@ -57,7 +61,7 @@ class HotKeys:
 
 
 class DistinctKeys:
-    """How many keys were used in the last hour, in slots of five minutes, by the registers of a table."""
+    """The number of keys used in the last hour, in slots of five minutes, from the registers of a table."""
 
     def __init__(self, registers: Flags, now: float) -> None:
         self._registers = registers
@@ -76,7 +80,10 @@ class DistinctKeys:
 
 
 def estimate(registers: Flags) -> float:
-    """How many keys made these registers: HyperLogLog, and linear counting where many are zero."""
+    """Return the number of keys that produced these registers.
+
+    The formulas are HyperLogLog and, if many registers are zero, linear counting.
+    """
     size = len(registers)
     found = 0.7213 / (1 + 1.079 / size) * size**2 / np.exp2(-registers.astype(np.float64)).sum()
     zeros = size - np.count_nonzero(registers)
@@ -84,15 +91,16 @@ def estimate(registers: Flags) -> float:
 
 
 class Sizes:
-    """Means over samples of rows: their L2 norm, and the parts of their numbers that are zero or not finite,
-    0 to 1; the last samples have more weight.
+    """Means over samples of rows. The last samples have more weight.
+
+    The means are the L2 norm, and the shares (0 to 1) of numbers that are zero or not finite.
     """
 
     def __init__(self) -> None:
         self._means: NDArray[np.float64] | None = None
 
     def add(self, rows: Floats) -> None:
-        """(n, dim)."""
+        """Add a sample of rows, (n, dim) float32."""
         if not len(rows):
             return
         finite = np.isfinite(rows)
@@ -113,7 +121,7 @@ class Sizes:
 
 
 def sample_rows(storage: Storage, random: np.random.Generator) -> Floats:
-    """The values of a few rows in memory, (n, dim)."""
+    """Return the values of a few rows in memory, (n, dim) float32."""
     slots = random.integers(0, len(storage), _ROWS) if len(storage) else np.empty(0, np.int64)
     records = storage.records(0, len(storage))[slots]
     values: Floats = split_records(storage, records, 0).values.float().numpy()

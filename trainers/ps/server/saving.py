@@ -1,5 +1,5 @@
-"""A server's part of one save: which save is running, and its result. A trainer requests a save, the
-publisher of the job a version of a published folder. Files belong to `saves`.
+"""Run a server's part of saving its tables, and keep its result. A trainer requests saved tables. The
+publisher of the job requests a version in a published directory. `saves` handles the files.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ _REMEMBERED_CUTS = 4096
 
 @frozen
 class SaveRequest:
-    """What is requested: where, under which id (`manifest.new_id`), in which mode. `after`: of a delta or a
-    version, the last ones of the folder; of a merge, those to merge. `version`: its number in a published
-    folder, 0 for others, and `row_type` its type (see `write.SaveSpec`). `turn`: only a request for the turn
-    to save this, of this kind (see SaveTurns).
-    """
+    """A request to save the tables."""
 
     where: str
+    """The directory or URL to save to."""
     id: str
+    """The id of the saved tables (see `manifest.new_id`)."""
     mode: int
     after: Sequence[str] = ()
+    """For an incremental save or a version, the last ids in the directory. For a merge, the ids to merge."""
     version: int = 0
+    """The number of the version in a published directory, or 0 elsewhere."""
     row_type: str = ""
+    """The type of rows in a version (see `write.SaveSpec`)."""
     turn: str = ""
+    """If set, request only the turn to save tables of this kind (see SaveTurns)."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, text: str) -> SaveRequest:
-        """Raises Refusal for text that is not a request."""
+        """Return the request in this text. Raise Refusal if the text is not a request."""
         if len(text) > _MAX_REQUEST_CHARS:
             raise Refusal(Code.BAD_MESSAGE, f"the text of a SAVE has {len(text)} characters")
         try:
@@ -65,24 +67,26 @@ class SaveRequest:
 
 
 Sender = tuple[int, int]
-"""Rank and incarnation."""
+"""Rank and incarnation of a trainer."""
 State = tuple[int, int]
-"""Steps, and other changes of the tables, so far."""
+"""The number of steps, and the number of other changes of the tables."""
 
 
 @dataclass(slots=True)
 class _Saved:
-    """`answered`: the turn that each sender requested and does not need, or has used."""
+    """The tables that a turn has saved."""
 
     id: str
     state: State
     answered: dict[Sender, str]
+    """The turn that each sender requested and does not need, or has used."""
 
 
 class SaveTurns:
-    """Which trainer may save: one at a time, because each waits for all servers. The first server decides. If
-    another trainer has saved the same and no table has changed since, a trainer need not save. `state`: of
-    the tables when the holder's save was cut.
+    """Decide which trainer may save. Only one saves at a time, because each waits for all servers.
+
+    The first server decides. A trainer need not save if another trainer has saved the same and the tables are
+    unchanged since. `state` is the state of the tables when the holder's save was cut.
     """
 
     def __init__(self) -> None:
@@ -100,7 +104,7 @@ class SaveTurns:
         same, or None while another trainer saves.
         """
         if request.id == self.id:
-            return ""  # sent again
+            return ""  # the request was sent again
         if self.holder is not None:
             return None
         saved = self._saved.get(replace(request, id=""))
@@ -110,7 +114,7 @@ class SaveTurns:
         return ""
 
     def end(self, id: str, *, saved: bool) -> None:
-        """End this turn, if it is the current one."""
+        """End this turn if it is the current one."""
         if self._request is None or self.holder is None or self._request.id != id:
             return
         self._saved = {key: each for key, each in self._saved.items() if each.state == self.state}
@@ -121,9 +125,10 @@ class SaveTurns:
 
 
 class SaveRunner:
-    """Runs at most one save at a time, and none while something else reads the tables (`reading`). `wake` is
-    called in another thread when a save has been written. `last_save`: the save since which tables record
-    what changes. `published`: the folder of versions, if there is one.
+    """Run at most one save at a time, and none while something else reads the tables (`reading`).
+
+    `wake` is called in another thread when a save has been written. `last_save` is the save since which
+    tables record their changes. `published` is the directory of versions, if there is one.
     """
 
     def __init__(
@@ -148,35 +153,36 @@ class SaveRunner:
         """Rank and incarnation of the trainer whose save is running."""
         self.last_save: str | None = None
         self._abandoned = False
-        """The task is to be closed when it has ended."""
+        """True if the task must be closed when it has ended."""
         self._cut_here: deque[str] = deque(maxlen=_REMEMBERED_CUTS)
-        """Versions that were cut here, or are in the log of this server."""
+        """Versions that were cut here, or that are in the write-ahead log of this server."""
         self._since: list[str] = []
-        """The tables have recorded what has changed since any of these versions was cut."""
+        """The tables have recorded their changes since any of these versions was cut."""
 
     @property
     def busy(self) -> bool:
-        """Whether the tables are being read for a save."""
+        """True while a save reads the tables."""
         if self._abandoned and self._task is not None and self._task.ended:
             self._close(saved=False)
         return self._task is not None
 
     @property
     def of_version(self) -> bool:
-        """Whether it is a version that is being written."""
+        """True while a version is being written."""
         return self._request is not None and self._request.version > 0
 
     @property
     def tables_in_use(self) -> bool:
-        """Whether the tables are being read for anything."""
+        """True while a save or another task reads the tables."""
         return self.busy or self._reading()
 
     def run(
         self, request: SaveRequest, requester: Sender, step: int, tables: Collection[AnyTable]
     ) -> bytes | None:
-        """The record of this server's part as JSON, or None while it is being written. The first call starts
-        the save unless another one is running. Empty when the save was abandoned while this request waited.
-        Raises Refusal when the save is impossible or has failed.
+        """Return the record of this server's part as JSON, or None while the part is being written.
+
+        The first call starts the save unless another save is running. The result is empty if the save was
+        abandoned while this request waited. Raise Refusal if the save is impossible or has failed.
         """
         if request.id in self._ended_ids:
             return b""
@@ -186,7 +192,7 @@ class SaveRunner:
         return None if self._request is None or self._request.id != request.id else self.written(request.id)
 
     def written(self, id: str) -> bytes | None:
-        """As `run`, for a save that was started; empty for any other."""
+        """Return the same as `run` for a save that was started. The result is empty for any other save."""
         if self._task is None or self._abandoned or self._request is None or self._request.id != id:
             return b""
         if not self._task.ended:
@@ -195,8 +201,9 @@ class SaveRunner:
             return json.dumps(asdict(self._task.result())).encode()
 
     def end(self, id: str, *, saved: bool) -> None:
-        """This save was committed or abandoned, so the tables need not keep anything for it. A late copy of
-        its request starts nothing.
+        """End a save that was committed or abandoned, so the tables can drop the data that they keep for it.
+
+        A late copy of its request is ignored.
         """
         self._ended_ids.append(id)
         request = self._request
@@ -210,7 +217,7 @@ class SaveRunner:
         self._close(saved=saved)
 
     def _close(self, *, saved: bool) -> None:
-        """The task has ended."""
+        """Release the tables after the task has ended."""
         request, task = self._request, self._task
         assert request is not None
         assert task is not None
@@ -231,7 +238,7 @@ class SaveRunner:
             self._close(saved=False)
 
     def close(self) -> None:
-        """Abandon everything."""
+        """Abandon the running save and the running merge."""
         self.abandon()
         if self._merging is not None:
             self._merging.cancel()
@@ -244,8 +251,9 @@ class SaveRunner:
         buffers: Buffers,
         record: Callback,
     ) -> bool:
-        """Start the part of a version, after `record`; whether that was possible. `buffers`: to be in it too.
-        Raises Refusal.
+        """Start the part of a version after a call of `record`. Return False if that was impossible.
+
+        `buffers` is written to the version too. Raise Refusal if the request is invalid.
         """
         if request.mode is SaveMode.INCREMENT and not self._may_follow(request, tables):
             return False
@@ -255,21 +263,22 @@ class SaveRunner:
         return True
 
     def known(self, id: str) -> bool:
-        """Whether this one is running, or has ended."""
+        """Return True if this save is running or has ended."""
         return id in self._ended_ids or (self._request is not None and self._request.id == id)
 
     def end_former(self, request: SaveRequest) -> None:
-        """End a version that a publisher has left behind which was killed; this request of the next one says
-        whether it was committed.
+        """End a version of a publisher that was killed. The next version's request lists it if it was
+        committed.
         """
         former = self._request
         if former is not None and former.version and former.id != request.id:
             self.end(former.id, saved=former.id in request.after)
 
     def replay(self, id: str, tables: Iterable[AnyTable]) -> None:
-        """This version was cut here, before this server was started again. What has changed since then is
-        recorded: rows by their flags, as they have changed since the snapshot, and removed keys from the
-        first one on.
+        """Register a version that was cut here before this server restarted.
+
+        Changes since then are recorded. Rows have their flags, because they have changed since the snapshot.
+        Removed keys are recorded from the first such version on.
         """
         self._since.append(id)
         self._cut_here.append(id)
@@ -279,8 +288,10 @@ class SaveRunner:
                     table.follow_removed(UNPUBLISHED)
 
     def merge(self, request: SaveRequest) -> bytes | None:
-        """The record of this server's part of a merged base as JSON, or None while it is being written.
-        Raises Refusal.
+        """Return the record of this server's part of a merged full version as JSON, or None while it is being
+        written.
+
+        Raise Refusal if the merge is impossible or has failed.
         """
         self._check_folder(request)
         if self._merging is None or self._merging.id != request.id:
@@ -295,7 +306,8 @@ class SaveRunner:
 
     def _may_follow(self, request: SaveRequest, tables: Iterable[AnyTable]) -> bool:
         sparse = (table for table in tables if isinstance(table, SparseTable))
-        # The last one must have been cut here too: what a power failure took from the log, it may have.
+        # The last version must also have been cut here. It may contain changes that a power failure removed
+        # from the write-ahead log.
         known = request.after[-1:] and request.after[-1] in self._cut_here
         known = known and not set(self._since).isdisjoint(request.after)
         return bool(known) and all(table.reports_removed(UNPUBLISHED) for table in sparse)
@@ -330,8 +342,8 @@ class SaveRunner:
             self._check_folder(request)
         elif mode is SaveMode.INCREMENT:
             raise Refusal(Code.BAD_MESSAGE, "a save of mode 4 without a version")
-        # The last of them, or an earlier one where this server was never told that a later one was committed:
-        # then this part has what the later one has, too.
+        # Accept the last save, or an earlier one if the commit of a later one did not arrive here. In that
+        # case this part also contains the later save's changes.
         if mode is SaveMode.DELTA and self.last_save not in request.after:
             wanted = " ".join(request.after[-1:])
             since = f"changes since {self.last_save}" if self.last_save else "none, as it was started later"
@@ -351,7 +363,7 @@ class SaveRunner:
 
 
 class MergeTask:
-    """A part that is merged in the background; starts at construction."""
+    """Merge a part in the background. The work starts at construction."""
 
     def __init__(self, request: SaveRequest, spec: SaveSpec, wake: Callback) -> None:
         self.id = request.id
@@ -364,13 +376,13 @@ class MergeTask:
         thread.shutdown(wait=False)
 
     def cancel(self) -> None:
-        """Stop soon."""
+        """Ask the merge to stop soon."""
         self._cancelled.set()
 
 
 @contextlib.contextmanager
 def _refusing(request: SaveRequest, at_error: Callback = lambda: None) -> Iterator[None]:
-    """Turns every error into a Refusal: a storage library may raise anything, and the server must go on."""
+    """Turn every error into a Refusal. A storage library may raise anything, and the server must continue."""
     try:
         yield
     except Exception as error:

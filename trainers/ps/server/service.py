@@ -1,10 +1,11 @@
-"""What a server answers. Pure: messages, connections and time are arguments, replies are return values.
+"""Answer the requests of trainers. The module is pure. Messages, connections and time are arguments, and
+replies are return values.
 
-A request that cannot be answered yet is pending; whenever something has changed for others, all pending
-requests are tried again. A trainer that repeats a pending request gets WAIT at once, so that it can tell a
-server that waits from one that is gone.
+A request that cannot be answered yet is pending. Whenever something changes for other requests, all pending
+requests are tried again. A trainer that repeats a pending request gets WAIT immediately. The trainer can thus
+distinguish a waiting server from a dead one.
 
-Every request that changes what must survive a restart goes through `record` first; `replay` applies it again.
+Every request that changes durable state goes through `record` first. `replay` applies the request again.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from trainers.ps.tables.spec import FullError
 from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, text_part
 
 MAX_PENDING = 4096
-"""Pending requests of one trainer."""
+"""The most pending requests of one trainer."""
 COLLECTIVE_KINDS = (Kind.BARRIER, Kind.GATHER)
-"""Answered once all trainers have sent them."""
+"""Kinds of requests that are answered once all trainers have sent them."""
 _STEP_KINDS = (Kind.PULL, Kind.PUSH, Kind.LOOK)
-"""Make nothing possible for others unless they complete a step."""
+"""Kinds of requests that unblock other requests only if they complete a step."""
 _WAITING_REPEATS = 2
-"""A trainer that repeated a request this often computes nothing meanwhile."""
+"""A trainer that has repeated a request this often is not computing."""
 
 ANY_GATHER = 0
-"""The count of a trainer that has completed no gather: it joins the current one of the others."""
+"""The count of a trainer that has completed no gather. It joins the current gather of the others."""
 _MAX_GATHER = 1 << 62
 
 _MOST_LOOKED = 1000
-"""Keys of a LOOK."""
+"""The most keys in a LOOK."""
 _SHRUNK_AT_ONCE = 8192
-"""Rows of a slice of a shrink, about 3 ms: other requests are answered between two of them."""
+"""Rows per slice of a shrink, about 3 ms. Other requests are answered between two slices."""
 
 Outgoing = tuple[bytes, Message]
 """Route and reply."""
 
 
 class Service:
-    """One server. `job`: the description of the job, which every trainer must send too. `may_return`: wait
-    for a disconnected trainer as long as for one that has not joined yet.
+    """One server. `job` describes the job, and every trainer must send the same description. With
+    `may_return`, a disconnected trainer has as much time as one that has not joined yet.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class Service:
         self._pending = PendingRequests()
         self._shrink_of: Message | None = None
         self._set_by = 0.0
-        """Seconds by which the clock was set, which the log does not have yet."""
+        """Seconds by which the clock was set and which are not in the write-ahead log yet."""
         self._shrunk: dict[Sender, tuple[int, int]] = {}
-        """The last shrink of a trainer: the sequence of its request, and how many rows were removed."""
+        """For each trainer, the sequence of its last shrink request and the number of removed rows."""
         self._collectives = Collectives(members, lambda request: self._record(request), self._refuse_if_lost)
         self._versions = Versions(
             store, steps, saving, publisher, sync=sync, record=lambda request: self._record(request)
@@ -106,18 +107,18 @@ class Service:
 
     @property
     def over(self) -> bool:
-        """Whether every trainer has left."""
+        """True if every trainer has left."""
         return self._members.everyone_left()
 
     @property
     def idle(self) -> bool:
-        """Whether time changes nothing: no request is pending, no trainer saves, and no row has a time to
-        live.
+        """True if time can pass without effect. No request is pending, no trainer saves, and rows do not
+        expire.
         """
         return not (self._pending or self._saving.requester or self._store.expires)
 
     def handle(self, route: bytes, request: Message, reachable: Reachable) -> list[Outgoing]:
-        """Replies to this request, and to pending ones that it has made possible."""
+        """Return replies to this request, and to pending requests that it has unblocked."""
         self._members.mark_connected(route, request)
         repeats = self._pending.repeats(request)
         if repeats is None:
@@ -131,14 +132,15 @@ class Service:
         else:
             self._pending.remove(request)
             reply = answer
-        # A collective request completes nothing until the last one: pending ones wait for another trainer.
+        # A collective request unblocks others only with the last one. Until then, they wait for another
+        # trainer.
         changes_nothing = request.kind in _STEP_KINDS or (request.kind in COLLECTIVE_KINDS and answer is None)
         if changes_nothing and progress == self._steps.progress:
             return [(route, reply)]
         return [(route, reply), *self.retry_pending(reachable)]
 
     def retry_pending(self, reachable: Reachable) -> list[Outgoing]:
-        """Replies to pending requests that can be answered now."""
+        """Return replies to pending requests that can be answered now."""
         replies = []
         progress = None
         while progress != self._steps.progress:  # a push that waited for its turn may complete a step
@@ -152,24 +154,24 @@ class Service:
 
     @property
     def shrinking(self) -> bool:
-        """Whether tables are being shrunk. They cannot be saved then, and `shrink_some` is to be called."""
+        """True while tables are being shrunk. They cannot be saved then, and `shrink_some` must be called."""
         return self._store.shrinking
 
     def shrink_some(self, reachable: Reachable) -> list[Outgoing]:
-        """Shrink a slice; replies to pending requests when it was the last one. Where a budget waits for the
-        end, it is recorded: a server that recovers must evict rows from the same moment on.
+        """Shrink a slice, and after the last slice return replies to pending requests. If a budget waits for
+        the end, the end is recorded, because a server that recovers must evict rows from the same moment on.
         """
         self._shrink_some()
         if self._store.shrinking and not self._store.slices_left:
-            with suppress(Refusal):  # the disk is full: again
+            with suppress(Refusal):  # the disk is full, so the next call tries again
                 self._record(Message(kind=Kind.SHRUNK))
                 self._store.release()
         return [] if self._store.shrinking else self.retry_pending(reachable)
 
     def pass_time(self, now: float, set_by: float = 0.0) -> None:
-        """It is `now`, in seconds since 1970, on a clock that was set by so many seconds since the last call.
-        Recorded where rows have a time to live, so that a server that recovers removes the same ones. If the
-        disk is full, the next call records it instead.
+        """Advance the time to `now`, in seconds since 1970. The clock was set by `set_by` seconds since the
+        last call. If rows have a time to live, the time is recorded, so a server that recovers removes the
+        same rows. If the disk is full, the next call records the time instead.
         """
         if not self._store.ready:
             return
@@ -182,7 +184,7 @@ class Service:
                 self._set_by = 0.0
 
     def tick(self, reachable: Reachable, now: float) -> list[Outgoing]:
-        """Check connections; replies to pending requests that this has decided."""
+        """Check connections, and return replies to pending requests that this has decided."""
         self._members.check_connections(reachable, now)
         self._abandon_orphaned_save()
         return [*self.retry_pending(reachable), *self._break_deadlock()]
@@ -199,18 +201,18 @@ class Service:
         ]
 
     def _needs_others(self, request: Message) -> bool:
-        """Whether a request waits for other trainers, not for a disk or for a connection to close."""
+        """Return True if a request waits for other trainers, not for a disk or for a connection to close."""
         if request.kind in OF_PUBLISHER:
             return False
         if self._members.incarnation(request.rank) != request.incarnation or request.kind is Kind.SHRINK:
-            return False  # a trainer that was replaced, or is about to replace one, waits for no other
+            return False  # a trainer that was replaced, or that replaces another, does not wait for others
         member, active = self._members.sender_of(request), self._members.active()
         return request.kind not in (Kind.SAVE, Kind.REFRESH) or not self._steps.may_pull(
             member, request.number, active
         )
 
     def replay(self, request: Message) -> None:
-        """Apply a recorded request. Raises Refusal for one that this job cannot have recorded."""
+        """Apply a recorded request. Raise Refusal if this job cannot have recorded it."""
         recording, self._record = self._record, _record_nothing
         try:
             if request.kind is Kind.HELLO:
@@ -227,7 +229,7 @@ class Service:
             elif request.kind is Kind.PUSH:
                 records, parts = _split_records(request.parts)
                 gradients = self._store.sort(parts)[0]
-                self._store.ready = True  # also in a log of former versions
+                self._store.ready = True  # also in a write-ahead log of former versions
                 self._take(self._members.sender_of(request), request, gradients, records)
             else:
                 self._handlers[request.kind](self._members.sender_of(request), request)
@@ -279,7 +281,7 @@ class Service:
         return self._members.join(route, request)
 
     def _assign(self, member: Member, request: Message) -> Message:
-        # A late copy of a message that was answered must not reset trained values.
+        # A late copy of an answered message must not reset trained values.
         loaded = request.number == LOADED
         if loaded:
             self._require_ready()
@@ -292,8 +294,8 @@ class Service:
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
-        """Recorded with the save that was loaded: a server that recovers loads it again before the first
-        snapshot, and what was pushed since follows on that save only.
+        """Record the start of training together with the save that was loaded. A server that recovers before
+        the first snapshot loads this save again. Recorded pushes are valid only on top of this save.
         """
         source = self._source
         self._record(request._replace(parts=(text_part(source),)) if source else request)
@@ -302,11 +304,11 @@ class Service:
 
     @property
     def _source(self) -> str:
-        """The save with which the tables began; "" for initial values."""
+        """The saved tables that were loaded at the start, or "" for initial values."""
         return "" if self._store.loaded is None else self._store.loaded.source
 
     def _check_source(self, recorded: str) -> None:
-        """Raises Refusal if the tables began with another save than now."""
+        """Raise Refusal if the tables started with other saved tables than now."""
         source = self._source
         if recorded != source:
             raise Refusal(
@@ -345,7 +347,7 @@ class Service:
         gradients: Sequence[Gradient],
         records: Sequence[Records] = (),
     ) -> None:
-        """Take the gradients of a push, once; of records that were counted before, the step without them."""
+        """Apply the gradients of a push once. If its records were counted before, only make the step."""
         if request.sequence in member.applied:
             return
         gradients = self._store.check(gradients)
@@ -366,7 +368,7 @@ class Service:
         member.applied.add(request.sequence)
 
     def _values(self, member: Member, request: Message, number: int, parts: Sequence[Part]) -> Message | None:
-        """The values as of step `number`; None while they are not available."""
+        """Return the values as of step `number`, or None while they are not available."""
         if not self._steps.may_pull(member, number, self._members.active()):
             self._refuse_if_lost()
             return None
@@ -378,14 +380,14 @@ class Service:
             values = self._steps.pull(member, number, parts)
         except Refusal as refusal:
             if counts and refusal.code is Code.NO_MEMORY:
-                # Some keys were counted, and no record says so: a replay would admit them later.
+                # Some keys were counted without a record, so a replay would admit them later.
                 raise FullError(str(refusal)) from refusal
             raise
         if counts:
-            # A record of its own: the push that carried these keys was recorded before they are answered.
+            # Write a separate record. The push that carried these keys was recorded before the answer.
             try:
                 self._record(request._replace(kind=Kind.PULL, number=number, parts=tuple(parts)))
-            except Refusal as refusal:  # as above
+            except Refusal as refusal:  # for the reason above
                 raise DurabilityError(str(refusal)) from refusal
             member.counted.add(request.sequence)
         return request.reply(Kind.DATA, number=self._steps.step, parts=values)
@@ -412,7 +414,7 @@ class Service:
             raise Refusal(Code.BAD_MESSAGE, f"a LOOK for {len(keys)} keys; at most {_MOST_LOOKED}")
         try:
             found = json.dumps(self._store.look(request.text, keys))
-        except OSError as error:  # of rows on disk
+        except OSError as error:  # an error of rows on disk
             raise Refusal(Code.FAILED, str(error)) from error
         return request.reply(Kind.DATA, number=self._steps.step, text=found)
 
@@ -422,10 +424,10 @@ class Service:
             self._record(request)
             self._members.finish(member)
         self._steps.close(self._members.active())
-        if self._steps.done(member) < member.step:  # its last push waits for another trainer's
+        if self._steps.done(member) < member.step:  # its last push waits for a push of another trainer
             self._refuse_if_lost()
             return None
-        # A trainer that is lost now has done the steps of those that have finished: nothing waits for it.
+        # A trainer that is lost now has done the steps of the finished trainers. They need not wait.
         if len(self._members.active()) > len(self._members.lost(may_return=self._sync and self._may_return)):
             return None
         return request.reply(Kind.DONE, number=self._steps.step)
@@ -452,13 +454,13 @@ class Service:
             given = self._turns.take(save, requester, state)
             return done_with(request, given)
         self._refuse_if_not_its_turn(requester)
-        if not self._saving.known(save.id):  # if the tables are cut, then now
+        if not self._saving.known(save.id):  # if the tables are cut, the cut is made now
             self._turns.state = state
         record = self._saving.run(save, requester, self._steps.step, list(self._store.tables.values()))
         return done_with(request, record)
 
     def _saved(self, member: Member, request: Message) -> Message:
-        """A save was committed or abandoned, or a turn to save is over."""
+        """End a save that was committed or abandoned, or end a turn to save."""
         self._turns.end(request.text, saved=request.number == 1)
         self._saving.end(request.text, saved=request.number == 1)
         return request.reply(Kind.DONE)
@@ -471,7 +473,7 @@ class Service:
         return self._versions.refresh(request)
 
     def _abandon_orphaned_save(self) -> None:
-        """The trainer of the running save is gone, so nothing will commit it."""
+        """Abandon the running save if its trainer has gone, because nobody else will commit it."""
         self._end_orphaned_turn()
         if self._saving.requester is not None and self._is_gone(self._saving.requester):
             self._saving.abandon()
@@ -481,8 +483,8 @@ class Service:
             self._turns.end(self._turns.id, saved=False)
 
     def _refuse_if_not_its_turn(self, requester: Sender) -> None:
-        """Raises Refusal. The first server was restarted during a save, and another trainer has the turn by
-        now: if each of the two waited for the other's save, on another server, neither would end.
+        """Raise Refusal if another trainer holds the turn, because the first server restarted during a save.
+        Otherwise two trainers could each wait on different servers for the other's save.
         """
         holder = self._turns.holder
         if holder not in (None, requester):
@@ -494,7 +496,7 @@ class Service:
         return self._members.incarnation(rank) != incarnation or rank in lost
 
     def _shrink(self, member: Member, request: Message) -> Message | None:
-        """A day has passed in some tables."""
+        """Let a day pass in some tables."""
         self._require_ready()
         if self._saving.tables_in_use or self._store.shrinking:
             return None
@@ -521,12 +523,12 @@ class Service:
             raise Refusal(Code.NOT_READY, "trainer 0 has not sent the initial values yet")
 
     def _refuse_if_lost(self) -> None:
-        """Raises Refusal instead of waiting for a trainer that is lost."""
+        """Raise Refusal if a trainer is lost, instead of waiting for it."""
         if self._members.lost(may_return=self._may_return):
             raise Refusal(Code.TRAINER_LOST, self._members.describe_lost(may_return=self._may_return))
 
     def _awaited(self, request: Message) -> str:
-        """What a pending request waits for, in words."""
+        """Describe the event that a pending request waits for."""
         if request.kind is Kind.OPEN:
             return "the initial values of trainer 0"
         if request.kind is Kind.HELLO:
@@ -543,8 +545,8 @@ class Service:
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request without an answer yet. `repeats`: how often it was sent again since its trainer last sent a
-    new one: a trainer that computes sends nothing, one that waits repeats its request.
+    """A request without an answer yet. `repeats` counts how often it was sent again since its trainer last
+    sent a new request. A computing trainer sends nothing, but a waiting trainer repeats its request.
     """
 
     route: bytes
@@ -553,7 +555,7 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """By sender and sequence; those of one sender in the order of their arrival."""
+    """Pending requests by sender and sequence. Requests of one sender are in the order of their arrival."""
 
     def __init__(self) -> None:
         self._all: dict[Sender, dict[int, PendingRequest]] = {}
@@ -562,8 +564,8 @@ class PendingRequests:
         return bool(self._all)
 
     def repeats(self, request: Message) -> int | None:
-        """How often this request has been repeated; a new request means that its trainer makes progress. None
-        when its trainer has too many pending requests.
+        """Return how often this request has been repeated, or None if its trainer has too many pending
+        requests. A new request means that its trainer makes progress.
         """
         mine = self._all.get(_sender(request))
         if mine is None:
@@ -579,7 +581,7 @@ class PendingRequests:
         mine[request.sequence] = PendingRequest(route, request, repeats)
 
     def remove(self, request: Message) -> None:
-        """It has been answered."""
+        """Remove a request that has been answered."""
         mine = self._all.get(_sender(request))
         if mine is not None:
             mine.pop(request.sequence, None)
@@ -587,7 +589,7 @@ class PendingRequests:
                 del self._all[_sender(request)]
 
     def drop_others(self, sender: Sender) -> None:
-        """Those of other incarnations of this sender."""
+        """Drop the requests of other incarnations of this sender."""
         for rank, incarnation in [*self._all]:
             if rank == sender[0] and incarnation != sender[1]:
                 del self._all[rank, incarnation]
@@ -598,8 +600,8 @@ class PendingRequests:
     def find_deadlock(
         self, active: Collection[Member], needs_others: Callable[[Message], bool]
     ) -> str | None:
-        """Why no trainer can continue: some wait at a barrier or in a gather, and all others for something
-        else that needs other trainers. None while at least one can.
+        """Return why no trainer can continue, or None while at least one can. In a deadlock, some trainers
+        wait at a barrier or in a gather, and all others wait for something else that needs other trainers.
         """
         barrier: set[int] = set()
         gather: set[int] = set()
@@ -608,7 +610,7 @@ class PendingRequests:
         for each in self.all():
             if each.repeats >= _WAITING_REPEATS and needs_others(each.request):
                 waiting_in.get(each.request.kind, step).add(each.request.rank)
-        step -= barrier | gather  # a trainer that waits there may have a push in flight
+        step -= barrier | gather  # a trainer in a collective may have a push in flight
         waits = [
             f"trainer {_listed(ranks)} {where}"
             for ranks, where in (
@@ -630,12 +632,11 @@ def _listed(ranks: Collection[int]) -> str:
 
 
 class Collectives:
-    """Barriers and gathers of all trainers. Every method answers one kind of request; None: later.
-    `refuse_if_lost` raises Refusal when a trainer is lost.
-
-    A gather ends when every trainer has contributed, and its answer is kept until the next one ends, for
-    trainers that did not receive it. The trainers count their gathers: after a restart of the server in the
-    middle of one, the counts of those that have completed it and of those that have not differ.
+    """Barriers and gathers of all trainers. Each method answers one kind of request, and None means later.
+    `refuse_if_lost` raises Refusal when a trainer is lost. A gather ends when every trainer has contributed.
+    Its answer is kept until the next gather ends, for trainers that did not receive it. The trainers count
+    their gathers. After a server restart during a gather, trainers that have completed it have another count
+    than trainers that have not.
     """
 
     def __init__(self, members: Members, record: Callable[[Message], None], refuse_if_lost: Callback) -> None:
@@ -648,7 +649,7 @@ class Collectives:
         self._next = 1
 
     def barrier(self, member: Member, request: Message) -> Message | None:
-        """Answered when all active trainers have reached it."""
+        """Answer when all active trainers have reached the barrier."""
         if request.number > member.barrier:
             self._record(request)
             member.barrier = request.number
@@ -658,8 +659,8 @@ class Collectives:
         return None
 
     def gather(self, member: Member, request: Message) -> Message | None:
-        """What each trainer contributed, one TEXT part each. Raises Refusal when a trainer has finished, and
-        when the sender's gather is another one than that of the others.
+        """Return the contribution of each trainer as one TEXT part each. Raise Refusal if a trainer has
+        finished, or if the sender is at another gather than the others.
         """
         if _same(self._answered.get(member.rank), request):
             return self._answer(request)
@@ -684,17 +685,17 @@ class Collectives:
         return self._answer(request)
 
     def reset(self) -> None:
-        """Drop the contributions to a gather that has not ended: no trainer waits for it any more."""
+        """Drop the contributions to an unfinished gather, because its trainers have stopped waiting."""
         self._contributions = {}
 
     def awaited(self, request: Message) -> Sequence[Member]:
-        """The trainers that this request waits for."""
+        """Return the trainers that this request waits for."""
         if request.kind is Kind.BARRIER:
             return [other for other in self._members.active() if other.barrier < request.number]
         return [other for other in self._members if not self._contributed(other)]
 
     def _contributed(self, member: Member) -> bool:
-        """A contribution of a trainer's earlier incarnation does not count."""
+        """Return True if this incarnation of the trainer has contributed."""
         contribution = self._contributions.get(member.rank)
         return contribution is not None and contribution.incarnation == member.incarnation
 
@@ -712,7 +713,7 @@ def _require_same_gather(counts: set[int]) -> None:
 
 
 def _same(one: Message | None, other: Message) -> bool:
-    """Whether both are the same request, sent twice."""
+    """Return True if both are the same request, sent twice."""
     return one is not None and (one.incarnation, one.sequence) == (other.incarnation, other.sequence)
 
 
@@ -721,7 +722,7 @@ def _sender(request: Message) -> Sender:
 
 
 def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]]:
-    """The records that the gradients of a push are of, and its other parts. Raises Refusal."""
+    """Return the stream records of a push, and its other parts. Raise Refusal."""
     if not parts or parts[0].field is not Field.RECORDS:
         return [], parts
     try:
@@ -731,7 +732,7 @@ def _split_records(parts: Sequence[Part]) -> tuple[list[Records], Sequence[Part]
 
 
 def _time_record(now: float, moved_by: float) -> Message:
-    """Record a time, and by how many seconds the times of rows move, in whole milliseconds."""
+    """Return the record of a time and of the shift of the times of rows, in whole milliseconds."""
     moved = round(moved_by * 1000)
     return Message(kind=Kind.TIME, number=int(now * 1000), parts=(text_part(str(moved)),) if moved else ())
 

@@ -1,10 +1,13 @@
-"""What a server saves for its next process: members, step and pending pushes, in snapshots and a log as the
-job's settings say; and how the job continues with other trainers. Files belong to `durable`.
+"""Save the state that a server leaves for its next process, and continue with other trainers.
+
+The state is members, step and pending pushes, in snapshots and a write-ahead log as the job's settings
+require. `durable` handles the files.
 
     blob   I length of the JSON | JSON | for each message: I frames | length, bytes of each frame
 
-The length of a frame is an I; from 4 GB on it is an I of ones and a Q. A server must be able to store what it
-acknowledged, so messages here and in the log do not have the limits of messages that are sent.
+The length of a frame is an I. From 4 GB on, it is an I of ones and a Q. A server must be able to store every
+request that it acknowledged, so messages here and in the write-ahead log may exceed the limits of sent
+messages.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from trainers.ps.tables.run import Spans
 from trainers.ps.tables.spec import FullError, torch_memory
 from trainers.ps.wire import Buffer, Code, Field, Kind, Message, Part, WireError, decode, encode, text_part
 
-# ---- Members, step and pending pushes as bytes and back.
+# ---- Convert members, step and pending pushes to bytes and back.
 
 _LENGTH = struct.Struct("<I")
 _LONG = struct.Struct("<IQ")
@@ -43,11 +46,11 @@ _PLAIN = ("rank", "incarnation", "restart_count", "step", "resumed", "barrier", 
 
 
 class StateError(ValueError):
-    """Bytes that are not a state of this version."""
+    """An error for bytes that are not a state of this version."""
 
 
 def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
-    """Everything that `restore_state` needs."""
+    """Return everything that `restore_state` needs."""
     header = {
         "version": _VERSION,
         "ready": store.ready,
@@ -70,12 +73,12 @@ def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
 
 
 def table_names(blob: bytes) -> dict[int, str]:
-    """The name of each table by its number. Raises StateError."""
+    """Return the name of each table by its number. Raise StateError."""
     return {int(number): str(name) for number, name in _header(blob)["tables"].items()}
 
 
 def restore_state(blob: bytes, members: Members, store: Store, steps: Steps) -> None:
-    """Restore what `dump_state` wrote; tables are loaded separately. Raises StateError."""
+    """Restore the result of `dump_state`. Tables are loaded separately. Raise StateError."""
     header = _header(blob)
     try:
         members.restore([_load_member(each) for each in header["members"]], header["start"])
@@ -125,7 +128,7 @@ def _load_member(content: Document) -> Member:
 
 
 def _dump_sync(steps: SyncSteps) -> list[Message]:
-    """The values before the last step, then each pending push."""
+    """Return the values before the last step, followed by each pending push."""
     before = [Part(table, Field.VALUES, values) for table, values in steps.before.dense.items()]
     for each in steps.before.rows:
         before += _parts(each)
@@ -193,7 +196,7 @@ def _packed_length(length: int) -> bytes:
 
 
 def _length_at(content: bytes, at: int) -> tuple[int, int]:
-    """Return a length, and where the bytes after it begin."""
+    """Return a length, and the position after it."""
     (length,) = _LENGTH.unpack_from(content, at)
     if length < _LONG_FROM:
         return length, at + _LENGTH.size
@@ -212,22 +215,24 @@ def _unpacked(content: bytes) -> Iterator[Message]:
         yield decode(frames, stored=True)
 
 
-# ---- The job continues with other trainers.
+# ---- Continue the job with other trainers.
 #
 # A server that kept its tables may restart in a job with more, fewer or the same number of trainers. The
-# tables stay. The former trainers are forgotten, so that nothing they may still send counts. The same number
-# of trainers continues rank by rank. With another number every trainer begins at
+# tables stay. The former trainers are forgotten, so their late messages do not count. The same number of
+# trainers continues rank by rank. With another number, every trainer starts at
 #
 #     (steps of all former trainers that are in the tables) / (new trainers), rounded down,
 #
-# and a step of sync training that only some had pushed is dropped.
+# and a step of sync training that only some trainers had pushed is dropped.
 #
-# Each server counts by itself, so one may have more steps in its tables than another when all are killed.
-# Trainers begin with the smallest count; a server ignores pushes of steps before its own.
+# Each server counts by itself. If all servers are killed, one may have more steps in its tables than another.
+# Trainers start with the smallest count, and a server ignores pushes of steps before its own.
 
 
 def new_trainers_record(count: int, start: str) -> Message:
-    """The record that from here on there are `count` trainers, of this start of the job."""
+    """Return a record for the write-ahead log. From this record on, there are `count` trainers of this start
+    of the job.
+    """
     return Message(kind=Kind.TRAINERS, number=count, parts=(text_part(start),))
 
 
@@ -244,8 +249,9 @@ def apply_new_trainers(record: Message, members: Members, steps: Steps) -> None:
 
 
 class StateSaver:
-    """Saves the state of one server in a folder and recovers it. `wake` is called in another thread when a
-    snapshot has been written.
+    """Save the state of one server in a directory, and recover it.
+
+    `wake` is called in another thread when a snapshot has been written.
     """
 
     def __init__(self, folder: Path, configs: PsConfigs, *, job: str, server: int, wake: Callback) -> None:
@@ -255,15 +261,16 @@ class StateSaver:
         self._interval = configs.snapshot_interval_s
         self._wake = wake
         self._due: float | None = None
-        self._only_snapshots = fsync is None  # then new members must be in one, or be unknown later
+        # New members must then be in a snapshot, or they are unknown after a restart.
+        self._only_snapshots = fsync is None
         self._incarnations: list[int | None] = []
         self._recovered = False
         self._cut_at: float | None = None
         self._snapshot_at: float | None = None
 
     def numbers(self) -> dict[str, float]:
-        """Bytes of the log, and as of which time (in seconds since the epoch) the last snapshot is that this
-        process has made.
+        """Return the bytes of the write-ahead log, and the time of the last snapshot that this process has
+        made, in seconds since the epoch.
         """
         numbers: dict[str, float] = {} if self._only_snapshots else {"log_bytes": self._durable.log_bytes}
         return numbers if self._snapshot_at is None else {**numbers, "snapshot_time": self._snapshot_at}
@@ -271,15 +278,18 @@ class StateSaver:
     def recover(
         self, service: Service, members: Members, store: Store, steps: Steps, *, trainers: int, start: str
     ) -> None:
-        """Restore the service from the folder, and continue with this number of trainers of this start of the
-        job. Raises FolderError when the folder cannot be used, FullError when memory is too small.
+        """Restore the service from the directory, and continue with this number of trainers of this start of
+        the job.
+
+        Raise FolderError if the directory cannot be used, or FullError if memory is too small.
         """
         self._replay(service, members, store, steps)
         former = len(members)
         if (former, members.start) == (trainers, start):
             return
-        # One record: a server that is killed here restarts either before or after it. Without a journal the
-        # next snapshot has it, and a server that restarts before that does the same again.
+        # Write one record, so a server that is killed here restarts either before or after it. Without a
+        # write-ahead log, the next snapshot contains the new trainers, and a server that restarts earlier
+        # does the same again.
         record = new_trainers_record(trainers, start)
         self._durable.append(encode(record, stored=True))
         apply_new_trainers(record, members, steps)
@@ -320,8 +330,8 @@ class StateSaver:
         )
 
     def record(self, request: Message) -> None:
-        """Append a request that changes the state to the log; when this returns, it may be acknowledged.
-        Raises Refusal when the disk is full.
+        """Append a request that changes the state to the write-ahead log. After the call, the server may
+        acknowledge the request. Raise Refusal if the disk is full.
         """
         try:
             self._durable.append(encode(request, stored=True))
@@ -329,8 +339,9 @@ class StateSaver:
             raise Refusal(Code.FAILED, str(error)) from error
 
     def update(self, members: Members, store: Store, steps: Steps, *, may_cut: bool) -> None:
-        """End a snapshot that is written, and begin one that is due. The first one is due as soon as the
-        tables have their initial values.
+        """End a snapshot that is written, and start a snapshot that is due.
+
+        The first snapshot is due as soon as the tables have their initial values.
         """
         self._end_snapshot()
         if not store.ready or self._durable.snapshotting or not may_cut:
@@ -346,22 +357,24 @@ class StateSaver:
                     self._durable.begin_snapshot(
                         steps.step, store.tables.values(), blob, done=lambda task: self._wake()
                     )
-            except (JournalFullError, FullError, MemoryError, OSError) as error:  # the old file goes on
+            except (JournalFullError, FullError, MemoryError, OSError) as error:  # the old file stays in use
                 self._log_failure(error)
 
     @property
     def recovered(self) -> bool:
-        """Whether there was a state to recover."""
+        """True if there was a state to recover."""
         return self._recovered
 
     @property
     def busy(self) -> bool:
-        """Whether the tables are being read for a snapshot."""
+        """True while a snapshot reads the tables."""
         return self._durable.snapshotting
 
     def close(self, *, over: bool) -> None:
-        """Release the folder; when the job is over, remove it. Raises DurabilityError when the last records
-        could not be made durable; once the job is over, nothing needs them.
+        """Release the directory, or remove it when the job has ended.
+
+        Raise DurabilityError if the last records could not be made durable. After the end of the job, they
+        are not needed.
         """
         if not over:
             self._durable.close()
@@ -378,8 +391,9 @@ class StateSaver:
         try:
             task.result()
             self._snapshot_at = self._cut_at
-        except RuntimeError as error:  # SaveError, or no room for a thread: the former snapshot and the log
-            # still hold everything
+        # SaveError, or no memory for a thread. The former snapshot and the write-ahead log still hold
+        # everything.
+        except RuntimeError as error:
             self._log_failure(error)
 
     def _log_failure(self, error: Exception) -> None:

@@ -1,5 +1,5 @@
-"""When a push is applied, and as of which step values are read: for all trainers at once (sync) or on arrival
-(async). Messages belong to `service`, arithmetic to `store`.
+"""Decide when a push is applied, and as of which step values are read. Pushes of all trainers are applied
+together (sync) or on arrival (async). `service` handles messages, and `store` does the arithmetic.
 """
 
 from __future__ import annotations
@@ -17,80 +17,91 @@ from trainers.ps.wire import Code, Part
 
 _LAST_PUSHES = 1024
 _MOST_PULLED = 256
-"""Steps of a trainer whose pulls are remembered."""
+"""The number of steps of a trainer whose pulls are remembered."""
 _RATE_TOLERANCE, _TINY_RATE = 1e-6, 1e-12
-"""Schedules use cosines and powers, whose last digits differ between the CPUs of a job."""
+"""The tolerance for learning rates. Schedules use cosines and powers, and their last digits differ between
+the CPUs of a job.
+"""
 
 
 class Steps(Protocol):
-    """`step` counts the updates of the tables so far. Defaults are for pushes that are applied on arrival."""
+    """The interface of both modes. The defaults are for pushes that are applied on arrival.
+
+    `step` counts the updates of the tables so far.
+    """
 
     step: int
 
     @property
     def progress(self) -> int:
-        """Grows when a push may have unblocked other trainers."""
+        """A number that grows when a push may have unblocked other trainers."""
 
     def counts(self, member: Member, number: int, new: bool | None = None) -> bool:
-        """Whether a push of step `number` would be new. `new`: whether its records of a stream are, if it has
-        any. Raises Refusal when its turn has not come, or was before these records.
+        """Return True if a push of step `number` would be new.
+
+        `new` is True if its stream records are new, or None without records. Raise Refusal if the push is too
+        early, or if its step precedes these records.
         """
 
     def may_push(self, member: Member, number: int) -> bool:
-        """Whether it is the turn of step `number`, or will never be."""
+        """Return True if it is the turn of step `number`, or if that turn will never come."""
         return True
 
     def next_of(self, member: Member) -> int:
-        """The first step in which records that are not counted yet are taken from this member."""
+        """Return the first step in which this member may push records that are not counted yet."""
         return 0
 
     def skip(self, member: Member, number: int) -> None:
-        """Its next push is of step `number`, or of a later one if that is over."""
+        """Set the member's next push to step `number`, or to a later step if that step is complete."""
         return
 
     def check_rates(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
-        """Raises Refusal for a push that has another learning rate than the pushes it is averaged with."""
+        """Raise Refusal if a push has a different learning rate than the pushes it is averaged with."""
         return
 
     def make_room(
         self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
     ) -> None:
-        """Ensure that there is memory for the rows of what this push of a member, or its end, will apply. To
-        be called before it is recorded. Raises Refusal when there is none.
+        """Ensure that there is memory for the rows that this push of a member, or its end, will apply.
+
+        Call it before the push is recorded. Raise Refusal if memory is missing.
         """
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
-        """Accept a push for which `counts` is true; None: its gradients were not finite."""
+        """Accept a push for which `counts` is true. None means that its gradients were not finite."""
 
     def close(self, active: Collection[Member]) -> None:
         """Apply pushes that waited only for members that are no longer active."""
         return
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
-        """Whether values as of step `number` are available now."""
+        """Return True if values as of step `number` are available now."""
 
     def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """The values that the parts request."""
+        """Return the values that the parts request."""
 
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
-        """Members whose pushes are missing for values as of step `number`."""
+        """Return the members whose pushes are missing for values as of step `number`."""
 
     def done(self, member: Member) -> int:
-        """How many steps of this trainer are in the tables."""
+        """Return the number of steps of this trainer that are in the tables."""
 
     def pending(self) -> Collection[int]:
-        """The ranks whose last push waits for those of others."""
+        """Return the ranks whose last push waits for pushes of others."""
         return ()
 
     def restart_at(self, step: int) -> None:
-        """Continue with other trainers, whose next step is `step`: drop what waits for the former ones."""
+        """Continue with other trainers, whose next step is `step`. Drop the pushes that wait for the former
+        trainers.
+        """
         return
 
 
 class SyncSteps(Steps):
-    """A step is applied when every active trainer has pushed or skipped it. The values before the last step
-    are kept: a trainer that died after pushing to some servers only computes that step again, and must see
-    the same values.
+    """Apply a step when every active trainer has pushed or skipped it.
+
+    The values before the last step are kept. A trainer that died after pushing to only some servers computes
+    that step again, and must read the same values.
     """
 
     def __init__(self, store: Store) -> None:
@@ -160,9 +171,9 @@ class SyncSteps(Steps):
         self.pushes.add(member.rank, gradients)
 
     def close(self, active: Collection[Member]) -> None:
-        """A trainer that has finished no longer counts, as in Paddle."""
+        """Apply complete steps. A trainer that has finished no longer counts, as in Paddle."""
         while (active or self.pushes.ranks()) and all(member.step > self.step for member in active):
-            if not self.pushes.ranks():  # all have skipped it
+            if not self.pushes.ranks():  # all trainers have skipped this step
                 self.step, self.before = min(member.step for member in active), Overlay()
                 return
             average = self.pushes.average()
@@ -192,10 +203,12 @@ class SyncSteps(Steps):
 
 
 class AsyncSteps(Steps):
-    """A push is applied on arrival. With `max_staleness` a trainer must not read while another is more than
-    that many steps behind it (stale synchronous parallel: Ho et al. 2013); None: no bound. `staleness`: of
-    the last pushes how many others were applied, and how many seconds went by, since the server answered the
-    pull of the values with which the push was computed.
+    """Apply each push on arrival.
+
+    With `max_staleness`, a trainer must not read while another trainer is more than so many steps behind
+    (stale synchronous parallel, Ho et al. 2013). None means without limit. `staleness` describes the last
+    pushes. For each, it counts the other pushes that were applied, and the seconds that passed, since the
+    server answered the pull for that push.
     """
 
     def __init__(
@@ -208,7 +221,7 @@ class AsyncSteps(Steps):
         self._max_staleness = max_staleness
         self._clock = clock
         self._pulled: dict[int, dict[int, tuple[int, float]]] = {}
-        """By rank and step of a trainer: the server's step, and the time."""
+        """The server's step and the time, by rank and step of a trainer."""
         self.staleness: deque[tuple[int, float]] = deque(maxlen=_LAST_PUSHES)
         self.step = 0
 
@@ -227,7 +240,7 @@ class AsyncSteps(Steps):
     def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
         self._store.apply(gradients or ())
         self._measure(member.rank, number)
-        member.step = max(member.step, number + 1)  # a retry may be late
+        member.step = max(member.step, number + 1)  # because a retry may be late
         self.step += 1
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
@@ -236,13 +249,13 @@ class AsyncSteps(Steps):
     def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
         pulled = self._pulled.setdefault(member.rank, {})
         if number not in pulled:
-            if len(pulled) >= _MOST_PULLED:  # of steps that were never pushed
+            if len(pulled) >= _MOST_PULLED:  # drop pulls of steps that were never pushed
                 pulled.clear()
             pulled[number] = self.step, self._clock()
         return self._store.pull(parts)
 
     def _measure(self, rank: int, number: int) -> None:
-        """A push may be for several steps: the oldest values count."""
+        """Measure staleness. A push may be for several steps, and the oldest values count."""
         pulled = self._pulled.get(rank)
         if not pulled or number not in pulled:
             return

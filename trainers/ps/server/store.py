@@ -1,7 +1,8 @@
-"""The tables of one server, made once from the trainers' specs, and the parts of messages that touch them:
-gradients of a push, their average over trainers, values of a pull.
+"""Hold the tables of one server, and handle the parts of messages that use them. These are gradients of a
+push, their average over trainers, and values of a pull.
 
-All trainers must describe the same model. `steps` decides when a push is applied.
+The tables are made once from the trainers' specs, so all trainers must describe the same model. `steps`
+decides when a push is applied.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ from trainers.storage.errors import LoadError
 
 
 class Gradient(NamedTuple):
-    """The gradient of a run of tables in a push, the first of which is `table`: of dense blocks with `sizes`,
-    where `values` is (sum of sizes,); or of sparse tables with `keys` (n,), `spans` (see `tables.run`; None:
-    all keys are of one table), `values` (n, dim) and perhaps `stats` (n, 2). `written`: the `values` replace
-    the values of dense blocks, before gradients are applied.
+    """The gradient of a run of tables in a push. `table` is the first table of the run. Dense blocks have
+    `sizes`, and `values` is (sum of sizes,). Sparse tables have `keys` (n,), `values` (n, dim), `spans` (see
+    `tables.run`, None if all keys are of one table) and perhaps `stats` (n, 2). If `written`, the `values`
+    replace the values of dense blocks before gradients are applied.
     """
 
     table: int
@@ -72,7 +73,7 @@ class Gradient(NamedTuple):
     written: bool = False
 
     def blocks(self) -> Sequence[Gradient]:
-        """One gradient for each table."""
+        """Return one gradient for each table."""
         if self.keys is None:
             if len(self.sizes) < 2:
                 return (self,)
@@ -97,40 +98,40 @@ class Gradient(NamedTuple):
         ]
 
     def tables(self) -> range:
-        """The numbers of the tables."""
+        """Return the numbers of the tables."""
         count = len(self.sizes) if self.spans is None else len(self.spans)
         return range(self.table, self.table + max(1, count))
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Equal for gradients of a run that can be added."""
+        """A value that is equal for gradients of a run that can be added."""
         if self.keys is None:
             return self.values.shape[0], self.written
         return self.stats is None, (self.each == NOT_IN).tobytes()
 
     @property
     def each(self) -> Spans:
-        """The spans, also of one table."""
+        """The spans, also for one table."""
         assert self.keys is not None
         return np.array([self.keys.shape[0]]) if self.spans is None else self.spans
 
 
 class StepPushes:
-    """The pushes of one step, one for each trainer. Kept apart until all have arrived and then added in rank
-    order, so the result does not depend on the order of arrival.
+    """The pushes of one step, one for each trainer. They stay separate until all have arrived, and are then
+    added in rank order. The result therefore does not depend on the order of arrival.
     """
 
     def __init__(self) -> None:
         self._pushes: dict[int, Sequence[Gradient]] = {}
         self.overflowed: set[int] = set()
-        """The ranks whose gradients were not finite: then the step changes nothing."""
+        """The ranks whose gradients were not finite. If there are any, the step changes nothing."""
 
     @property
     def by_rank(self) -> Mapping[int, Sequence[Gradient]]:
         return MappingProxyType(self._pushes)
 
     def add(self, rank: int, push: Sequence[Gradient] | None) -> None:
-        """None: gradients that were not finite."""
+        """Add a push. None means that its gradients were not finite."""
         if push is None:
             self.overflowed.add(rank)
         self._pushes[rank] = push or ()
@@ -139,21 +140,22 @@ class StepPushes:
         return self._pushes.keys()
 
     def average(self) -> list[Gradient]:
-        """For each table the sum over trainers divided by their number; a trainer without a gradient for it
-        counts as zero. The learning rate comes from the lowest rank with a gradient for the table: they
-        differ at most in their last digits. Written values come first, and are also those of the lowest rank.
+        """Return for each table the sum over trainers, divided by their number. A trainer without a gradient
+        for a table counts as zero. The learning rate comes from the lowest rank with a gradient for the
+        table, because rates differ at most in their last digits. Written values come first, also from the
+        lowest rank.
         """
         pushes = [self._pushes[rank] for rank in sorted(self._pushes)]
         if self.overflowed:
             pushes = [[each for each in push if each.written] for push in pushes]
         if not _same_runs(pushes):
-            # Some trainers used other tables than others, or grouped them differently.
+            # Some trainers used other tables than others, or grouped the tables differently.
             pushes = [[one for each in push for one in each.blocks()] for push in pushes]
         return sorted(_means(pushes), key=lambda each: not each.written)
 
 
 def _same_runs(pushes: Sequence[Sequence[Gradient]]) -> bool:
-    """Whether all trainers have gradients for the same runs and tables, at the same rates."""
+    """Return True if all trainers have gradients for the same runs and tables, at the same rates."""
     shapes = [[(each.table, each.lr, *each.shape) for each in push] for push in pushes]
     return all(shape == shapes[0] for shape in shapes)
 
@@ -182,7 +184,7 @@ def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
         for each in gradients
         if each.keys is not None and each.stats is not None
     ]
-    # The same keys in the same order: merge_runs numbers them by first appearance.
+    # These are the same keys in the same order, because merge_runs numbers them by first appearance.
     counted = merge_runs(stats)[2] if len(stats) == len(gradients) else None
     return Gradient(
         first.table,
@@ -194,8 +196,8 @@ def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
     )
 
 
-# ---- Which parts of a message belong together: perhaps SPANS, KEYS, then ROWS, then perhaps STATS. A VALUES
-# part may cover several dense blocks.
+# ---- Parts that belong together are perhaps SPANS, then KEYS, then ROWS, then perhaps STATS. A VALUES part
+# may cover several dense blocks.
 
 AnyTable = DenseTable | SparseTable
 
@@ -203,9 +205,10 @@ AnyTable = DenseTable | SparseTable
 def sort_parts(
     parts: Sequence[Part], table: Callable[[int], AnyTable], run: Callable[[int, int], DenseRun]
 ) -> tuple[list[Gradient], list[Part]]:
-    """The gradients - one for each run of dense blocks and each KEYS + ROWS (+ STATS) - and the parts that
-    request values: WANT, and KEYS without rows behind them. `table` finds a table by its number, `run` a run
-    by its first block and its elements; both raise Refusal, as this does for parts in the wrong order.
+    """Return the gradients of a message, and the parts that request values (WANT, and KEYS without ROWS after
+    them). There is one gradient for each run of dense blocks and for each KEYS + ROWS (+ STATS). `table`
+    finds a table by its number, and `run` finds a run by its first block and its elements. Both raise
+    Refusal. Raise Refusal for parts in the wrong order.
     """
     gradients: list[Gradient] = []
     requests: list[Part] = []
@@ -235,7 +238,7 @@ _FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
 
 
 def spans_of(part: Part, table: int, keys: Tensor) -> Spans:
-    """The spans of the keys of the run that begins with `table`. Raises Refusal."""
+    """Return the spans of the keys of the run that starts with `table`. Raise Refusal if they do not fit."""
     spans: Spans = part.data.numpy()
     if part.table != table:
         raise Refusal(Code.BAD_MESSAGE, f"the SPANS part of table {part.table} is in the wrong place")
@@ -251,7 +254,7 @@ def _with_stats(gradient: Gradient, part: Part) -> Gradient:
 
 
 def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> DenseRun:
-    """The dense blocks from `first` on that so many elements fill. Raises Refusal when they do not fit."""
+    """Return the dense blocks from `first` on that so many elements fill. Raise Refusal for other numbers."""
     blocks: list[DenseTable] = []
     left = elements
     while left or not blocks:
@@ -267,8 +270,8 @@ def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> Dense
 
 @dataclass(frozen=True)
 class Overlay:
-    """Former values, which replace the current ones in an answer: of dense blocks by number, and of rows as
-    gradients have them, in `values`.
+    """Former values that replace the current values in an answer. `dense` has blocks by number. `rows` has
+    rows in the form of gradients, with the former values in `values`.
     """
 
     dense: Mapping[int, Tensor] = field(default_factory=dict)
@@ -276,7 +279,7 @@ class Overlay:
 
     @cached_property
     def by_table(self) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """Keys and rows. Seldom needed: for a trainer that repeats a step."""
+        """The keys and rows of each table. Only a trainer that repeats a step needs them."""
         return {
             one.table: (one.keys, one.values)
             for each in self.rows
@@ -285,7 +288,7 @@ class Overlay:
         }
 
     def apply_to(self, table: int, keys: Tensor, rows: Tensor) -> None:
-        """Replace the `rows` (n, dim) of these keys (n,) that have a former value."""
+        """Replace the `rows` (n, dim) whose keys (n,) have a former value."""
         known, instead = self.by_table.get(table, (keys[:0], rows[:0]))
         if not len(known) or not len(keys):
             return
@@ -309,10 +312,10 @@ _NO_OVERLAY = Overlay()
 
 
 class Store:
-    """Tables by number. `ready` once trainer 0 has sent all initial values but those that `fill` has loaded
-    (`loaded`, which a server that recovers need not have). Rows are sent as `row_dtype`; with `skip_bad`
-    gradients that are not finite are left out and counted, otherwise their push is refused. `disk`: see
-    Budgets; `threads`: how many, see Threads.
+    """Tables by number. `ready` is set once trainer 0 has sent all initial values, except the values that
+    `fill` has loaded. A server that recovers need not have `loaded`. Rows are sent as `row_dtype`. With
+    `skip_bad`, gradients that are not finite are left out and counted, otherwise their push is refused. See
+    Budgets for `disk` and Threads for `threads`.
     """
 
     def __init__(
@@ -329,9 +332,9 @@ class Store:
         self._budgets: Sequence[Budget] = ()
         self._counting: frozenset[int] = frozenset()
         self._runs: dict[tuple[int, int], DenseRun] = {}
-        """By their first table and their elements."""
+        """Runs by their first table and their number of elements."""
         self._wanted: dict[tuple[int, int], DenseRun] = {}
-        """By their first table and how many they are."""
+        """Runs by their first table and their number of tables."""
         self._fill, self._disk, self._threads = fill, disk, Threads(threads)
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
@@ -342,9 +345,9 @@ class Store:
         self.loaded: Loaded | None = None
         self.skipped = 0
         self.changes = 0
-        """Changes of the tables, without those of steps."""
+        """The number of changes of the tables, without changes by steps."""
         self.expires = False
-        """Whether rows have a time to live."""
+        """True if rows have a time to live."""
 
     @property
     def tables(self) -> Mapping[int, AnyTable]:
@@ -352,16 +355,16 @@ class Store:
 
     @property
     def sampler(self) -> Sampler:
-        """Of the requests for sparse tables."""
+        """The sampler of requests for sparse tables."""
         return self._lines.sampler
 
     @property
     def seen(self) -> NDArray[np.uint8]:
-        """By the number of a table: see Lines."""
+        """The registers by table number, see Lines."""
         return self._lines.seen
 
     def declare(self, rank: int, parts: Sequence[Part]) -> None:
-        """Create the tables, or check that this trainer describes the existing ones."""
+        """Create the tables, or check that this trainer describes the existing tables."""
         specs = _specs(parts)
         if not self._declared:
             self._begin(specs)
@@ -406,8 +409,8 @@ class Store:
         )
 
     def assign(self, parts: Sequence[Part], *, keep_state: bool = False) -> None:
-        """Set values. `keep_state`: of a trainer whose state was loaded during training; optimizer state and
-        statistics of rows stay as they are.
+        """Set values. With `keep_state`, optimizer state and statistics of rows stay as they are.
+        `keep_state` is for values of a trainer that loaded its state during training.
         """
         self.changes += 1
         for each in self.read_assign(parts, initial=not keep_state):
@@ -415,15 +418,15 @@ class Store:
             (table.revise if keep_state else table.assign)(each.keys, each.values)
 
     def look(self, name: str, keys: Keys) -> dict[str, list[Any]]:
-        """`rows` of the sparse table of this name, one for each key (see `tables.looking`); without such a
-        table the names of those that there are, in `tables`. Changes nothing. Raises OSError for a disk that
-        cannot be read.
+        """Return `rows` of the sparse table with this name, one for each key (see `tables.looking`). Change
+        nothing. If the table does not exist, return the names of all sparse tables in `tables`. Raise OSError
+        for disk errors.
         """
         sparse = {each.spec.name: each for each in self._tables.values() if isinstance(each, SparseTable)}
         return {"rows": look(sparse[name], keys)} if name in sparse else {"tables": sorted(sparse)}
 
     def read_assign(self, parts: Sequence[Part], *, initial: bool) -> list[Gradient]:
-        """The values, checked; of initial ones without what is loaded. Changes nothing."""
+        """Return the checked values, and change nothing. From initial values, leave out loaded values."""
         found = [block for gradient in self.sort(parts)[0] for block in gradient.blocks()]
         try:
             for each in found:
@@ -433,7 +436,7 @@ class Store:
         return [kept for each in found if (kept := self._not_loaded(each)) is not None] if initial else found
 
     def _not_loaded(self, values: Gradient) -> Gradient | None:
-        """The initial values of a table without those that a save has."""
+        """Return the initial values of a table, without the values that were loaded from saved tables."""
         table = self._tables[values.table]
         if self.loaded is None or table.spec.name not in self.loaded.tables:
             return values
@@ -445,8 +448,8 @@ class Store:
         return values._replace(keys=values.keys[missing], values=values.values[missing])
 
     def pull(self, parts: Sequence[Part], overlay: Overlay | None = None) -> tuple[Part, ...]:
-        """WANT parts become VALUES, KEYS and PEEK parts ROWS, in the order of the request; values in
-        `overlay` replace those of the tables.
+        """Return VALUES for WANT parts, and ROWS for KEYS and PEEK parts, in the order of the request. Values
+        in `overlay` replace values of the tables.
         """
         overlay = overlay or _NO_OVERLAY
         if len(parts) > _MAX_REQUESTS:
@@ -463,7 +466,7 @@ class Store:
         return tuple(answers)
 
     def counts_pulls(self, parts: Sequence[Part]) -> bool:
-        """Whether answering these changes state that must survive: the counts of an entry filter."""
+        """Return True if answering these parts changes durable state (the counts of an entry filter)."""
         if not self._counting:
             return False
         count = 1
@@ -476,13 +479,11 @@ class Store:
         return False
 
     def sort(self, parts: Sequence[Part]) -> tuple[list[Gradient], list[Part]]:
-        """The gradients of a push, and the parts that request values."""
+        """Return the gradients of a push, and the parts that request values."""
         return sort_parts(parts, self._table, self._run)
 
     def check(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
-        """The gradients of a push that are to be applied, checked so that `apply` will not fail. Changes no
-        table.
-        """
+        """Return the gradients of a push to apply, checked so that `apply` will not fail. Change no table."""
         if self._skip_bad:
             gradients = [kept for gradient in gradients for kept in self._finite(gradient)]
         try:
@@ -501,9 +502,7 @@ class Store:
         return gradients
 
     def make_room(self, gradients: Sequence[Gradient], *, filtered: bool = True) -> None:
-        """Ensure that `apply` (or, not `filtered`, `assign`) of these will have memory for their rows. Raises
-        Refusal when there is none.
-        """
+        """Ensure memory for rows that `apply` (or, not `filtered`, `assign`) will need, or raise Refusal."""
         rows = [each for each in gradients if each.keys is not None]
         runs: dict[range, list[Gradient]] = {}
         for each in rows:
@@ -530,7 +529,7 @@ class Store:
                 self._rows_of(each).apply(each.each, each.keys, each.values, each.lr, each.stats)
 
     def before(self, gradients: Sequence[Gradient]) -> Overlay:
-        """The values that `apply` is about to change."""
+        """Return the values that `apply` is about to change."""
         dense: dict[int, Tensor] = {}
         rows = []
         for each in gradients:
@@ -543,19 +542,19 @@ class Store:
         return Overlay(dense, rows)
 
     def ticks_at(self, time: float) -> bool:
-        """Whether `tick` does something at this time."""
+        """Return True if `tick` changes something at this time."""
         return any(budget.ticks_at(time) for budget in self._budgets)
 
     def moves_by(self, time: float, set_by: float) -> float:
-        """Return by how many seconds the times of rows must move. It is `time` on a clock that was set by so
-        many seconds: rows keep their age, and none was used in the future.
+        """Return the number of seconds by which the times of rows must move, after the clock was set by
+        `set_by` to `time`. Rows keep their age, and no row was used in the future.
         """
         times = [budget.time for budget in self._budgets if budget.time is not None]
         return min(set_by, time - max(times)) if times else 0.0
 
     def tick(self, time: float, moved_by: float = 0.0) -> None:
-        """It is `time`, in seconds since 1970: rows whose time to live is over do not exist any more. First,
-        the times of rows move by so many seconds.
+        """Advance the time to `time`, in seconds since 1970, and remove rows whose time to live has passed.
+        The times of rows first move by `moved_by` seconds.
         """
         before = self._cost()
         for budget in self._budgets:
@@ -567,7 +566,7 @@ class Store:
         return sum(float(budget.uses.clock[TOTAL]) for budget in self._budgets)
 
     def read_shrink(self, parts: Sequence[Part]) -> list[tuple[SparseTable, ShrinkPolicy]]:
-        """The tables to shrink, and how; changes nothing."""
+        """Return the tables to shrink with their policies. Change nothing."""
         found = []
         for part in parts:
             table = self._table(part.table)
@@ -588,7 +587,7 @@ class Store:
         return found
 
     def begin_shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> None:
-        """From now on the tables are as if they had been shrunk here; `shrink_some` does it."""
+        """Start a shrink. From now on, the tables behave as if shrunk, and `shrink_some` does the work."""
         self._removed = 0
         self.changes += 1
         for table, policy in checked:
@@ -596,7 +595,7 @@ class Store:
             self._shrinking.append(table)
 
     def shrink_some(self, rows: int) -> int | None:
-        """A slice of about so many rows; how many were removed in all, once everything is done."""
+        """Shrink about so many rows. After the last slice, return the number of removed rows, else None."""
         while self._shrinking:
             if rows <= 0:
                 return None
@@ -612,16 +611,16 @@ class Store:
 
     @property
     def shrinking(self) -> bool:
-        """Whether tables are being shrunk, which cannot be cut then, or budgets wait for `release`."""
+        """True while tables are being shrunk, and cannot be cut, or while budgets wait for `release`."""
         return self.slices_left or any(budget.held for budget in self._budgets)
 
     @property
     def slices_left(self) -> bool:
-        """Whether `shrink_some` has something to do."""
+        """True if `shrink_some` has work to do."""
         return bool(self._shrinking)
 
     def release(self) -> None:
-        """The end of a shrink: budgets evict rows again."""
+        """End a shrink, so that budgets evict rows again."""
         for budget in self._budgets:
             budget.held = False
             budget.settle()
@@ -640,7 +639,7 @@ class Store:
         return run
 
     def _forget_runs(self, runs: dict[tuple[int, int], DenseRun]) -> None:
-        """If there are many, of trainers that never group blocks in the same way."""
+        """Clear the runs if there are too many, because trainers group blocks in ever new ways."""
         if len(runs) > 4 * len(self._tables):
             runs.clear()
 
@@ -648,7 +647,7 @@ class Store:
         return self._sparse_run(gradient.table, 1 if gradient.spans is None else len(gradient.spans))
 
     def _sparse_run(self, first: int, count: int) -> SparseRun:
-        """Raises Refusal for an unknown table, KeysError for a dense one."""
+        """Return the run. Raise Refusal for an unknown table, or KeysError for a dense one."""
         if count == 1 and isinstance(table := self._table(first), DenseTable):
             raise KeysError(f"table {table.spec.name!r} is dense and has no keys")
         return self._lines.run(first, count)
@@ -671,7 +670,7 @@ class Store:
         return Part(part.table, Field.ROWS, rows.to(self._row_dtype))
 
     def _values(self, part: Part, overlay: Overlay) -> Part:
-        """A copy: the reply may still be in flight when the next update comes."""
+        """Return a copy of the values, because the reply may still be in flight at the next update."""
         if part.data.shape[0] != 1:
             raise Refusal(Code.BAD_MESSAGE, f"a WANT part has {len(part.data)} numbers, not 1")
         first, count = part.table, int(part.data)
@@ -697,7 +696,7 @@ class Store:
         return table
 
     def _finite(self, gradient: Gradient) -> Sequence[Gradient]:
-        """The gradient without the rows and the dense blocks that are not finite."""
+        """Return the gradient without rows and dense blocks that are not finite."""
         if gradient.written or all_finite(gradient.values):
             return (gradient,)
         if gradient.keys is None:
@@ -705,7 +704,7 @@ class Store:
             self._skip(len(gradient.tables()) - len(kept))
             return kept
         if len(gradient.keys) != len(gradient.values):
-            return (gradient,)  # which the table will refuse
+            return (gradient,)  # the table will refuse this gradient
         good = torch.isfinite(gradient.values).all(1)
         self._skip(int((~good).sum()))
         stats, spans = gradient.stats, gradient.spans
@@ -722,7 +721,7 @@ class Store:
         )
 
     def _skip(self, count: int) -> None:
-        """Logs the first, the tenth, the hundredth, ..."""
+        """Count skipped gradients, and log the first, the tenth, the hundredth, and so on."""
         before, self.skipped = self.skipped, self.skipped + count
         if not before or len(str(self.skipped)) > len(str(before)):
             glog(f"left out {self.skipped} gradients of rows and dense blocks so far: NaN or infinity")

@@ -1,8 +1,8 @@
-"""What a server reports of its tables: every five seconds while something happens in them, to the launcher.
+"""Report numbers of a server's tables to the launcher, every five seconds while the tables are in use.
 
-Counters are kept where requests are answered anyway (`kernels.counts`); here they become numbers a second,
-over the last ten seconds or so. Other numbers come from a few requests and rows (`samples`), and take two
-milliseconds of a report: of many tables some have their turn.
+`kernels.counts` keeps counters where requests are answered anyway. Here the counters become numbers per
+second, over about the last ten seconds. Other numbers come from a few requests and rows (`samples`), and take
+two milliseconds of a report. If there are many tables, each report covers some of them in turn.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from trainers.ps.tables.sparse import SparseTable
 PERIOD = 5.0
 """Seconds between two reports."""
 _POINTS = 2
-"""Reports between whose first and last rates are measured."""
+"""The number of reports over which rates are measured, from the first to the last."""
 _AT_ONCE = 50
-"""Tables in a report; of more tables some have their turn in each."""
+"""The number of tables in a report. If there are more tables, they take turns."""
 _SAMPLES_S = 0.002
 _SAMPLED_PULLS, _SAMPLED_PUSHES = 8, 4
-"""Requests between two reports."""
+"""The number of pulls and of pushes to sample between two reports."""
 _MOST_SAMPLED = 4096
-"""Keys of a table."""
+"""The most keys to sample of a table."""
 _HOT_EVERY = 2
-"""Reports: hot keys take more bytes than all other numbers."""
+"""The number of reports from one report of hot keys to the next. Hot keys take more bytes than all other
+numbers.
+"""
 _COUNTERS = {
     "pulls": counts.PULLS,
     "pulled_keys": counts.PULLED_KEYS,
@@ -56,8 +58,8 @@ Numbers: TypeAlias = Mapping[str, float]
 
 
 class TableReport(NamedTuple):
-    """Numbers of the server, of tables by their names, and sometimes the `hot` keys of these tables: of each
-    the part of the pulls that had it.
+    """The numbers of the server, and of tables by their names. Some reports also have the `hot` keys of these
+    tables, with each key's share of the pulls.
     """
 
     server: Numbers
@@ -66,12 +68,14 @@ class TableReport(NamedTuple):
 
 
 Tell: TypeAlias = Callable[[Numbers, Mapping[str, Numbers], Mapping[str, Numbers]], bool]
-"""Takes the three of a TableReport; whether they could be sent."""
+"""A function that sends the three parts of a TableReport, and returns True if that was possible."""
 
 
 class _Course:
-    """The counters of one table at the last few reports, and what was sampled of it. Those of `base` and
-    before are not counted: requests that the server took from its log, and rows that it loaded.
+    """The counters of one table at the last few reports, and the samples of the table.
+
+    Counts up to `_base` are left out. They come from requests in the write-ahead log, and from rows that the
+    server loaded.
     """
 
     def __init__(self, table: SparseTable, seen: Flags, now: float) -> None:
@@ -84,16 +88,16 @@ class _Course:
         self._gradients, self._values = Sizes(), Sizes()
         self.hot = HotKeys()
         self.used = False
-        """Whether its last rates are not zero."""
+        """True if the last rates are not zero."""
 
     @property
     def _left(self) -> int:
-        """Rows that do not exist any more."""
+        """The number of rows that were evicted or removed."""
         row = self._table.counts.row
         return int(row[counts.EVICTED] + row[counts.REMOVED])
 
     def begin(self, now: float) -> None:
-        """Something happens again: what has happened since the last report did so just now."""
+        """Restart the rates after an idle time. Events since the last report count as recent."""
         _, last = self._points[-1]
         self._points.clear()
         self._points.append((now - PERIOD, last))
@@ -129,7 +133,7 @@ class _Course:
 
 
 class TableMeter:
-    """Of one server. `state` has numbers of the server as a whole."""
+    """The meter of one server. `state` returns numbers of the server as a whole."""
 
     def __init__(self, store: Store, steps: Steps, tell: Tell, state: Callable[[], Numbers]) -> None:
         self._store, self._steps = store, steps
@@ -141,14 +145,14 @@ class TableMeter:
         self._turn = self._sampled = self._reports = 0
         self._idle = False
         self.active = True
-        """Whether there is something to report; to be set when a request arrives."""
+        """True if there is something to report. Set it when a request arrives."""
 
     def wait(self, now: float) -> float | None:
-        """Seconds until the next report; None if there will be none before a request arrives."""
+        """Return the seconds until the next report, or None if a request must arrive first."""
         return max(0.0, self._next - now) if self.active else None
 
     def report(self, now: float) -> None:
-        """If it is time to."""
+        """Send a report if one is due."""
         if not self.active or now < self._next:
             return
         if not self._store.ready:
@@ -176,7 +180,7 @@ class TableMeter:
         return TableReport({**self._state(), **_staleness(self._steps)}, numbers, hot)
 
     def _sample(self, tables: Mapping[int, _Course], sampler: Sampler) -> None:
-        """Some tables, one after the other, until the time for it is over."""
+        """Sample some tables, one after the other, until the time for samples has passed."""
         until, numbers = time.perf_counter() + _SAMPLES_S, list(tables)
         for _ in numbers:
             number = numbers[self._sampled % len(numbers)]
@@ -198,7 +202,7 @@ class TableMeter:
 
 
 def _of_table(number: int, requests: Sequence[tuple[int, Keys, NDArray[_T]]]) -> list[NDArray[_T]]:
-    """Of those requests that have it."""
+    """Return the content for this table from the requests that contain the table."""
     found = []
     for first, starts, content in requests:
         place = number - first
@@ -208,7 +212,7 @@ def _of_table(number: int, requests: Sequence[tuple[int, Keys, NDArray[_T]]]) ->
 
 
 def _staleness(steps: Steps) -> Numbers:
-    """Of the last pushes, in async training."""
+    """Return the staleness of the last pushes in async training."""
     if not isinstance(steps, AsyncSteps) or not steps.staleness:
         return {}
     behind, seconds = zip(*steps.staleness, strict=True)

@@ -1,5 +1,5 @@
-"""What a server answers about versions of its tables: to the publisher, a client that is no trainer, and to
-trainers that want one now.
+"""Answer requests about versions of the tables. They come from the publisher, a client that is not a trainer,
+and from trainers that need a version now.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from trainers.ps.server.store import Store
 from trainers.ps.wire import Code, Field, Kind, Message, Part, text_part
 
 OF_PUBLISHER = (Kind.PUBLISH, Kind.WRITTEN, Kind.PUBLISHED, Kind.MERGE)
-"""Requests of the publisher."""
+"""The kinds of requests that the publisher sends."""
 
 
 class Versions:
-    """`record` may raise Refusal, as `answer` and `refresh` do. None as an answer: later."""
+    """Answers about versions. `record`, `answer` and `refresh` may raise Refusal. The answer None means
+    later.
+    """
 
     def __init__(
         self,
@@ -37,17 +39,17 @@ class Versions:
         self._sync = sync
         self._record = record
         self._life = 0
-        """Incarnation of the publisher that asked last."""
+        """The incarnation of the publisher that sent the last request."""
         self._refreshes: dict[tuple[int, int], tuple[int, int]] = {}
-        """The last REFRESH of a trainer: the sequence of its request, and the publisher's ticket."""
+        """For each trainer, the sequence of its last REFRESH and the publisher's ticket."""
 
     def is_of_another(self, request: Message) -> bool:
-        """Whether another publisher asks than before: that one was killed, or has begun anew."""
+        """Return True if the publisher has changed, because the former one was killed or has restarted."""
         before, self._life = self._life, request.incarnation
         return before != self._life
 
     def answer(self, request: Message) -> Message | None:
-        """To a request of OF_PUBLISHER."""
+        """Return the answer to a request of OF_PUBLISHER."""
         match request.kind:
             case Kind.PUBLISH if request.parts:
                 return self._cut(request)
@@ -62,7 +64,9 @@ class Versions:
                 return request.reply(Kind.DONE, number=self._steps.step)
 
     def refresh(self, request: Message) -> Message | None:
-        """To a trainer: a version that has everything that it has pushed, and the buffers that it sends."""
+        """Return the answer to a trainer's request for a version. The version must contain everything that
+        the trainer has pushed, and the buffers that it sends.
+        """
         if self._publisher is None:
             raise Refusal(Code.FAILED, "server 0 publishes nothing; set ps_configs publish for the servers")
         sender = request.rank, request.incarnation
@@ -82,7 +86,7 @@ class Versions:
         return request.reply(Kind.DONE, number=self._steps.step, code=code, text=str(self._store.changes))
 
     def _cut(self, request: Message) -> Message | None:
-        """Cut the tables: in sync training as of the step that is asked for, which all servers have once."""
+        """Cut the tables. In sync training, cut at the requested step, which all servers reach."""
         step, version = self._steps.step, SaveRequest.decode(request.text)
         if self._saving.known(version.id):
             return request.reply(Kind.DONE, number=request.number if self._sync else step)
@@ -102,12 +106,13 @@ class Versions:
     def _merge(self, request: Message) -> Message | None:
         try:
             return done_with(request, self._saving.merge(SaveRequest.decode(request.text)))
-        except Refusal as refusal:  # as an answer: the publisher has other requests under way
+        # Answer instead of refusing, because the publisher has other requests under way.
+        except Refusal as refusal:
             return request.reply(Kind.DONE, code=Code.FAILED, text=str(refusal))
 
 
 def done_with(request: Message, text: str | bytes | None) -> Message | None:
-    """Answer with this text; None: later."""
+    """Return an answer with this text, or None if the text is None, which means later."""
     return None if text is None else request.reply(Kind.DONE, text=text)
 
 

@@ -1,5 +1,6 @@
-"""Budgets: how much memory the rows of a table, or of several tables together, may take, and which rows are
-evicted. The stamps and floors of rows belong to `kernels.eviction`.
+"""Limit the memory for the rows of one or several tables, and decide which rows are evicted.
+
+`kernels.eviction` handles the stamps and floors of rows.
 """
 
 from __future__ import annotations
@@ -33,37 +34,44 @@ from trainers.ps.kernels.eviction import (
 from trainers.ps.tables.spec import Bound, EvictionPolicy
 
 ROW_BYTES = 16
-"""What a row takes besides its record: its flags, and its share of the index."""
+"""The bytes that a row takes besides its record, which are its flags and its share of the index."""
 
 _USES_A_UNIT = {EvictionPolicy.LRU: 8, EvictionPolicy.LFU: 2, EvictionPolicy.SCORE: 2}
-"""A unit of the clock is so many uses for each row that there is room for. In LFU and SCORE it is the
-half-life of a use: long enough to count, short enough for ids that go out of use. In LRU a longer unit orders
-rows that were used longer ago.
+"""The uses in a unit of the clock, for each row that fits.
+
+In LFU and SCORE, a unit is the half-life of a use. It is long enough to count uses, and short enough for ids
+that go out of use. In LRU, a longer unit orders rows that were used longer ago.
 """
 _RESERVE, _FREED = 32, 16
-"""Rows are evicted when less than a 32nd of the budget is free; then a 16th is."""
+"""Rows are evicted when less than a 32nd of the budget is free. Afterwards a 16th is free."""
 _SWEPT_EARLY = 8 / 7
-"""The records of evicted rows are removed while the memory that they leave is used up, a part at each
-request: at so many times the speed that this needs.
+"""The records of evicted rows are removed while new rows use up the freed memory, a part at each request.
+This factor makes the removal faster than necessary.
 """
 _SWEPT_AT_LEAST, _SWEPT_BY_TICK = 1 << 13, 1 << 18
-"""At each request, and when time passes: about 30 microseconds and a millisecond."""
+"""The work at each request, and the work when time passes. They take about 30 microseconds and 1
+millisecond.
+"""
 _SWEPT_BY_NEW = 2 * REMOVAL
-"""For each new row, where time evicts rows: these may be very many, and no bound needs their memory."""
+"""The work for each new row if time evicts rows. There may be very many such rows, and no bound needs their
+memory.
+"""
 _CANDIDATES = 4
-"""The candidates of a table that is bounded in bytes may have a 4th of these, besides."""
+"""The candidates of a table that is bounded in bytes may additionally use a 4th of its bytes."""
 _TICKS = 480
-"""Parts of a time to live by which the age of a row is known: fewer than LEVELS_BELOW."""
+"""The number of parts of a time to live in which the age of a row is measured. It is less than
+LEVELS_BELOW.
+"""
 _LONGEST = 1 << 16
-"""Units after which a clock restarts. Stamps are float32: up to 4 times as many units, neighbours are at most
-a level apart.
+"""The number of units after which a clock restarts. Stamps are float32. Up to 4 times as many units,
+neighbours are at most a level apart.
 """
 _TURN = LEVELS // LEVELS_A_UNIT
-"""Units of all levels together. A clock is set back by whole turns, so that levels stay in their cells."""
+"""The units of all levels together. A clock is set back by whole turns, so levels stay in their cells."""
 
 Clock = Sequence[float]
-"""What must be kept of a budget besides its rows: the time, the floor of each part, and then wall times, each
-with the level that began then.
+"""The state of a budget besides its rows. It is the time, the floor of each part, and wall times, each with
+the level that started then.
 """
 
 
@@ -74,31 +82,37 @@ class Evictable(Protocol):
 
     @property
     def row_cost(self) -> int:
-        """What one of its rows costs."""
+        """The cost of one row."""
 
     def begin_sweep(self) -> int:
-        """Rows were evicted, whose records are to be removed. How many records are to be looked at."""
+        """Start to remove the records of evicted rows. Return the number of records to examine."""
 
     def sweep(self, work: int) -> int:
-        """Do so much of it: a look at a record is 1, its removal REMOVAL. How much that was."""
+        """Do so much work of a sweep, and return the work done. Examining a record is 1, and removing it is
+        REMOVAL.
+        """
 
     def restart(self, units: float) -> None:
-        """Subtract this from the stamps of all rows. The floors are subtracted from after this."""
+        """Subtract `units` from the stamps of all rows. The budget adjusts the floors afterwards."""
 
 
 class Budgets:
-    """Those of several tables: one for all rows with the same shared bound, and one for their candidates."""
+    """The budgets of several tables. All rows with the same shared bound have one budget, and their
+    candidates have another.
+    """
 
     def __init__(self, disk: Path | None = None) -> None:
         self.disk = disk
-        """The folder that the rows are moved to which budgets evict; None: they are removed."""
+        """The directory to which evicted rows move. None means that evicted rows are removed."""
         self._shared: dict[tuple[Bound, bool], Budget] = {}
 
     def of_rows(self, bound: Bound) -> Budget:
         return self._of(bound, counting=False)
 
     def of_candidates(self, bound: Bound) -> Budget:
-        """As many as rows, or a part of the bytes: the least recently pulled leave first."""
+        """Return the budget of candidates. They may be as many as the rows, or use a part of the bytes. The
+        least recently pulled candidates leave first.
+        """
         share = replace(bound, bytes=-(-bound.bytes // _CANDIDATES), policy=EvictionPolicy.LRU)
         return self._of(share, counting=True)
 
@@ -112,9 +126,10 @@ class Budgets:
 
 
 class Budget:
-    """Of one or more tables of a server. Which rows it evicts depends on the uses of rows, and on the times
-    that `tick` is told, in their order, and on nothing else: a server that applies the same requests again
-    has the same rows. `on_disk`: evicted rows are moved there.
+    """The budget of one or more tables of a server. With `on_disk`, evicted rows move to the disk.
+
+    The evicted rows depend only on the uses of rows and the times of `tick`, in their order. A server that
+    applies the same requests again therefore has the same rows.
     """
 
     def __init__(self, bound: Bound, *, on_disk: bool = False) -> None:
@@ -127,23 +142,23 @@ class Budget:
         self._tables: list[Evictable] = []
         self._total = 0.0
         self._sweep_by_cost = 0.0
-        """How much is to be swept for what a new row costs."""
+        """The work to sweep per unit of cost of a new row."""
         self._times: deque[tuple[float, int]] = deque()
         self.passed = 0.0
-        """Units by which the clock has restarted since `restore`."""
+        """The units by which the clock has restarted since `restore`."""
         self.held = False
-        """Whether nothing is evicted for now: while a day passes in one of the tables, it is not known what
-        its rows will cost.
+        """True while evictions are suspended. While a day passes in a table, the future cost of its rows is
+        unknown.
         """
         pass_until(self.uses, LEVELS_BELOW / LEVELS_A_UNIT)
 
     def add(self, table: Evictable) -> None:
-        """One more table shares it."""
+        """Add a table that shares the budget."""
         self._tables.append(table)
 
     def settle(self) -> None:
-        """After a request that may have used rows: evict some if the budget is nearly used up, and remove
-        some records of those that were.
+        """Evict rows if the budget is nearly used up, and remove some records of evicted rows. Call it after
+        a request that may have used rows.
         """
         self._restart()
         new, full = self.uses.clock[TOTAL] - self._total, self._limit and self._room() < 0
@@ -152,12 +167,14 @@ class Budget:
         self._sweep(max(_SWEPT_AT_LEAST, int(new * self._sweep_by_cost)))
 
     def before_use(self) -> None:
-        """Before the rows of a request come back from disk: so that none of them leaves again before it."""
+        """Settle the budget before rows of a request come back from disk, so that these rows do not leave
+        before the request.
+        """
         if self.on_disk:
             self.settle()
 
     def tick(self, time: float) -> None:
-        """It is `time`, in seconds; rows whose time to live is over are evicted."""
+        """Advance the time to `time`, in seconds, and evict rows whose time to live has passed."""
         if not self.ticks_at(time):
             return
         clock = self.uses.clock
@@ -173,14 +190,14 @@ class Budget:
         self._restart()
 
     def ticks_at(self, time: float) -> bool:
-        """Whether `tick` does something at this time."""
+        """Return True if `tick` changes something at this time."""
         if not self.bound.ttl_s:
             return False
         return not self._times or time >= self._times[-1][0] + self.bound.ttl_s / _TICKS
 
     @property
     def time(self) -> float | None:
-        """The last time of a tick, or None."""
+        """The time of the last tick, or None."""
         return self._times[-1][0] if self._times else None
 
     def move(self, by: float) -> None:
@@ -188,21 +205,24 @@ class Budget:
         self._times = deque((time + by, level) for time, level in self._times)
 
     def clock(self) -> Clock:
-        """A copy."""
+        """Return a copy of the clock."""
         clock = self.uses.clock
         times = [number for time, level in self._times for number in (time, level)]
         return [clock[NOW].item(), *clock[FLOORS:].tolist(), *times]
 
     def restore(self, clocks: Sequence[Clock]) -> None:
-        """Continue from the clocks of one or more budgets, whose rows are loaded after this, with stamps that
-        are `later` by as much as their clock is behind the last one.
+        """Continue from the clocks of one or more budgets.
+
+        Their rows are loaded afterwards. The stamps of a clock that is behind the last clock are moved by
+        `later`.
         """
         now = max(clock[0] for clock in clocks)
         self.passed = units = _turns(now)
         pass_until(self.uses, now - units)
         floors = [later(np.array(clock[1 : 1 + PARTS]), now - clock[0]) for clock in clocks]
         self.uses.clock[FLOORS:] = np.min(floors, 0)
-        longest = max(clocks, key=len)  # the one with the most levels, so that no row leaves before its time
+        # Use the clock with the most levels, so that rows do not leave before their time.
+        longest = max(clocks, key=len)
         times, behind = longest[1 + PARTS :], round((now - longest[0]) * LEVELS_A_UNIT)
         self._times = deque(
             (time, int(level) + behind) for time, level in zip(times[::2], times[1::2], strict=True)
@@ -210,8 +230,9 @@ class Budget:
         self._set_back(units)
 
     def _restart(self) -> None:
-        """Subtract whole turns from a clock that has run for long, and from everything that it measured. So
-        stamps stay exact however long a job runs, and the same rows exist.
+        """Subtract whole turns from a clock that has run for long, and from all its measurements.
+
+        Stamps therefore stay exact in jobs of any length, and the same rows exist.
         """
         clock = self.uses.clock
         if units := _turns(clock[NOW]):
@@ -223,18 +244,20 @@ class Budget:
             self._set_back(units)
 
     def _set_back(self, units: float) -> None:
-        """Subtract this from the floors, which keep their order, and from the levels of wall times."""
+        """Subtract `units` from the floors, which keep their order, and from the levels of wall times."""
         floors = self.uses.clock[FLOORS:]
         least = ANCIENT * (0.5 + floors.argsort(kind="stable").argsort() / (2 * PARTS))
         floors[:] = np.where(floors > 0, np.maximum(floors - units, least), 0)
         self._times = deque((time, level - int(units) * LEVELS_A_UNIT) for time, level in self._times)
 
     def _room(self) -> float:
-        """What new rows may cost before others must leave."""
+        """Return the cost that new rows may have before other rows must leave."""
         return float(self._limit - self._limit // _RESERVE - self.uses.clock[TOTAL])
 
     def _begin_sweep(self, room: float, least: float = 0.0) -> None:
-        """To be over before new rows cost so much; at least so much for each of them."""
+        """Start a sweep that ends before new rows cost `room`, with at least the work `least` for each new
+        row.
+        """
         costs = [table.row_cost for table in self._tables]
         records = sum(cost * len(table) for cost, table in zip(costs, self._tables, strict=True))
         removed = (records - self.uses.clock[TOTAL]) / min(costs)
@@ -247,8 +270,10 @@ class Budget:
         self._total = self.uses.clock[TOTAL]
 
     def _evict(self) -> None:
-        """Those with the lowest stamps, in groups of a level and a part. Within a level the parts take turns:
-        the one with the lowest floor, whose rows are the oldest, comes first.
+        """Evict the rows with the lowest stamps, in groups of a level and a part.
+
+        Within a level, the parts take turns. The part with the lowest floor comes first, because its rows are
+        the oldest.
         """
         clock = self.uses.clock
         turns = clock[FLOORS:].argsort(kind="stable")
@@ -261,8 +286,10 @@ class Budget:
         self._begin_sweep(self._room())
 
     def _raise_floors(self, levels: NDArray[np.int64]) -> None:
-        """Evict the rows of each part that are below this level of it. All rows of the oldest level and of
-        those before it are counted together, so they are evicted together or not at all.
+        """Evict the rows of each part below the part's level.
+
+        All rows of the oldest level and of earlier levels are counted together, so they can only be evicted
+        together.
         """
         clock, cells = self.uses
         oldest = int(clock[LEVEL]) - LEVELS_BELOW
@@ -273,10 +300,10 @@ class Budget:
         costs[evicted] = 0
         cells.reshape(LEVELS, PARTS)[self._places()] = costs
         np.maximum(clock[FLOORS:], levels / LEVELS_A_UNIT, out=clock[FLOORS:])
-        pass_until(self.uses, clock[FLOORS:].max())  # a row that is used from now on is not below a floor
+        pass_until(self.uses, clock[FLOORS:].max())  # rows that are used from now on are not below a floor
 
     def _by_level(self) -> NDArray[np.int64]:
-        """(LEVELS, PARTS): what rows cost, from the oldest level on; a copy."""
+        """Return a copy of the costs of rows, (LEVELS, PARTS) int64, from the oldest level on."""
         return self.uses.cells.reshape(LEVELS, PARTS)[self._places()]
 
     def _places(self) -> NDArray[np.int64]:
@@ -284,10 +311,10 @@ class Budget:
 
 
 def later(stamps: NDArray[np.float64], units: float) -> NDArray[np.float64]:
-    """Return stamps of a clock that was set forward by so many units. Those of long ago stay."""
+    """Return the stamps of a clock that was set forward by so many units. Ancient stamps stay."""
     return np.where(stamps > ANCIENT, stamps + units, stamps)
 
 
 def _turns(now: float) -> float:
-    """The units by which a clock is set back at this time."""
+    """Return the units by which a clock is set back at this time."""
     return 0.0 if now < _LONGEST else float(now // _TURN - 1) * _TURN

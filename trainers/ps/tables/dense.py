@@ -1,5 +1,5 @@
-"""Dense tables: blocks of dense parameters with their optimizer state, runs of adjacent blocks whose
-gradients come as one tensor, and the kernels of the update rules.
+"""Hold blocks of dense parameters with their optimizer state. Runs of adjacent blocks receive their gradients
+as one tensor. This module also selects the kernels of the update rules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainers.ps.tables.rules import (
 from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError, TableError, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows
 
-# ---- From a rule to its kernel, and the numbers that the kernel takes.
+# ---- Select the kernel of a rule, and the numbers that the kernel needs.
 
 Kernel = Callable[[Index, Rows, Keys, Floats, Floats, Keys], int]
 BlockKernel = Callable[..., None]
@@ -51,19 +51,19 @@ _STEPS: dict[type[AnyRule], Callable[..., None]] = {
 
 
 def kernel_of(rule: AnyRule) -> Kernel | None:
-    """The kernel of a rule on rows; None for Fixed."""
+    """Return the kernel of a rule on rows, or None for Fixed."""
     step = updates.momentum if isinstance(rule, SGD) and rule.momentum else _STEPS.get(type(rule))
     return None if step is None else updates.on_rows(step)
 
 
 def run_kernel_of(rule: AnyRule) -> Callable[..., int] | None:
-    """The same over a run of tables."""
+    """Return the kernel of a rule over a run of tables, or None for Fixed."""
     kernel = kernel_of(rule)
     return None if kernel is None else runs.run_of(kernel)
 
 
 def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
-    """The arguments of a rule's kernel after the bounds, at the step-th update of the table."""
+    """Return the arguments of a rule's kernel after the bounds, at the step-th update of the table."""
     match rule:
         case SGD(momentum=0.0):
             return lr, rule.weight_decay
@@ -91,12 +91,13 @@ def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
 
 
 def block_kernel_of(rule: AnyRule) -> BlockKernel | None:
-    """The kernel of a rule on a dense block, to be called with values, gradient, each state and
-    `block_numbers_of`. None: use torch's operations.
+    """Return the kernel of a rule on a dense block, or None to use torch's operations.
+
+    Call the kernel with values, gradient, each state and `block_numbers_of`.
     """
     match rule:
         case SGD(momentum=0.0, weight_decay=0.0):
-            return None  # one torch operation, which starts faster than a kernel
+            return None  # one torch operation starts faster than a kernel
         case SGD(momentum=0.0):
             return updates.sgd_block
         case SGD():
@@ -112,7 +113,7 @@ def block_kernel_of(rule: AnyRule) -> BlockKernel | None:
 
 
 def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
-    """The last argument of a rule's kernel, at the step-th update of the block."""
+    """Return the last argument of a rule's kernel, at the step-th update of the block."""
     numbers: tuple[float, ...]
     match rule:
         case Adam():
@@ -138,7 +139,7 @@ def _momentum_numbers(rule: SGD, step: int, lr: float) -> tuple[float, ...]:
 
 
 def _decays(rule: Adam | RowWiseAdam | RowWiseAdagrad, lr: float) -> tuple[float, float]:
-    """What decoupled weight decay leaves of a value, and the other weight decay."""
+    """Return the share of a value that decoupled weight decay keeps, and the other weight decay."""
     return (1 - lr * rule.weight_decay, 0.0) if rule.decoupled else (1.0, rule.weight_decay)
 
 
@@ -148,8 +149,9 @@ def _adam_numbers(rule: Adam | RowWiseAdam, step: int, lr: float) -> tuple[float
 
 
 class DenseMemory:
-    """Values and optimizer state of a dense block, or of adjacent ones: `values` and each of `state` are
-    (n,) float32.
+    """Values and optimizer state of one dense block or of adjacent ones.
+
+    `values` and each of `state` are (n,) float32.
     """
 
     def __init__(self, rule: AnyRule, values: Tensor, state: Sequence[Tensor]) -> None:
@@ -159,12 +161,12 @@ class DenseMemory:
 
     @classmethod
     def fresh(cls, rule: AnyRule, size: int) -> DenseMemory:
-        """`size` zeros, and the state that the rule begins with."""
+        """Return `size` zeros with the initial state of the rule."""
         state = [torch.full((size,), rule.initial_state) for _ in range(rule.states)]
         return cls(rule, torch.zeros(size), state)
 
     def split(self, sizes: Sequence[int]) -> list[DenseMemory]:
-        """For blocks of these sizes, which add up to its own."""
+        """Return the memory of blocks with these sizes, which must add up to the whole."""
         shares = zip(
             *[tensor.split_with_sizes(list(sizes)) for tensor in (self.values, *self.state)], strict=True
         )
@@ -172,7 +174,7 @@ class DenseMemory:
 
     @classmethod
     def joined(cls, parts: Sequence[DenseMemory]) -> DenseMemory | None:
-        """That of adjacent parts; None: they are not, or have different rules."""
+        """Return the memory of adjacent parts, or None if they are not adjacent or have different rules."""
         first, size = parts[0], sum(len(each.values) for each in parts)
         if any(each.rule != first.rule for each in parts):
             return None
@@ -187,7 +189,7 @@ class DenseMemory:
         return cls(first.rule, whole[0], whole[1:])
 
     def update(self, grad: Floats, step: int, lr: float) -> None:
-        """The step-th update, by an aligned, contiguous (n,) gradient."""
+        """Make the step-th update with an aligned, contiguous gradient, (n,) float32."""
         if self._kernel is None:
             assert isinstance(self.rule, SGD | Adam | RMSprop | FTRL), self.rule
             self.rule.update(self.values, torch.from_numpy(grad), list(self.state), step, lr)
@@ -196,8 +198,8 @@ class DenseMemory:
 
 
 class DenseTable:
-    """A block of (size,) float32, zeros at first. The methods of SparseTable; `keys` and `stats` are None.
-    `memory`: see `make_dense`.
+    """A block of (size,) float32 that starts with zeros. It has the methods of SparseTable, with None as
+    `keys` and `stats`. See `make_dense` for `memory`.
     """
 
     def __init__(self, spec: TableSpec, memory: DenseMemory | None = None) -> None:
@@ -217,16 +219,16 @@ class DenseTable:
             )
 
     def assign(self, keys: Tensor | None, values: Tensor) -> None:
-        """New values; the optimizer state stays."""
+        """Set new values. The optimizer state stays."""
         self.check_assign(keys, values)
         self.values.copy_(values)
 
     def revise(self, keys: Tensor | None, values: Tensor) -> None:
-        """The same."""
+        """Set new values, as `assign` does."""
         self.assign(keys, values)
 
     def pull(self, keys: Tensor | None = None, *, insert: bool = True) -> Tensor:
-        """A copy: a reply may still be in flight when the next update comes."""
+        """Return a copy of the values, because a reply may still be in flight at the next update."""
         if keys is not None:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
         return self.values.clone()
@@ -242,7 +244,7 @@ class DenseTable:
         return self.memory.state
 
     def check(self, keys: Tensor | None, grad: Tensor, stats: Tensor | None = None) -> None:
-        """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
+        """Raise TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self.check_assign(keys, grad)
         if stats is not None:
             raise ShapeError(f"table {self.spec.name!r} is dense and has no statistics")
@@ -256,12 +258,12 @@ class DenseTable:
         self.step += 1
 
     def cut(self) -> DenseCut:
-        """A copy of everything as of now."""
+        """Return a copy of values, state and step."""
         rows = DenseRows(self.values.clone(), tuple(state.clone() for state in self.state))
         return DenseCut(rows, self.step)
 
     def load(self, rows: DenseRows) -> None:
-        """Set values and state, as a cut returned them. The step is set separately."""
+        """Set values and state from a cut. The step is set separately."""
         self.check_assign(None, rows.values)
         if [tuple(state.shape) for state in rows.state] != [(self.spec.size,)] * len(self.state):
             raise ShapeError(f"table {self.spec.name!r} has {len(self.state)} states of {self.spec.size}")
@@ -271,8 +273,10 @@ class DenseTable:
 
 
 def make_dense(specs: Mapping[int, TableSpec]) -> dict[int, DenseTable]:
-    """Blocks by number. The memory of those with the same rule and consecutive numbers is adjacent, so that a
-    run of them is updated at once.
+    """Return blocks by number.
+
+    Blocks with the same rule and consecutive numbers have adjacent memory, so a run of blocks is updated
+    together.
     """
     made: dict[int, DenseTable] = {}
     numbers = sorted(specs)
@@ -294,14 +298,14 @@ class DenseRun:
         self.sizes = [block.spec.size for block in blocks]
 
     def check(self, grad: Tensor) -> None:
-        """Raises TableError where a block would."""
+        """Raise TableError if a block would raise it."""
         if self._trained and all_finite(grad):
             return
         for block, share in zip(self._blocks, grad.split_with_sizes(self.sizes), strict=True):
             block.check(None, share)
 
     def apply(self, grad: Tensor, lr: float) -> None:
-        """One update of every block."""
+        """Update every block once."""
         first = self._blocks[0].step
         if self._memory is None or any(block.step != first for block in self._blocks):
             for block, share in zip(self._blocks, grad.split_with_sizes(self.sizes), strict=True):
@@ -312,7 +316,7 @@ class DenseRun:
             block.step += 1
 
     def values(self) -> Tensor:
-        """All of them, a copy: a reply may still be in flight when the next update comes."""
+        """Return a copy of all values, because a reply may still be in flight at the next update."""
         if self._memory is not None:
             return self._memory.values.clone()
         return torch.cat([block.values for block in self._blocks])

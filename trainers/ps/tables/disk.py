@@ -1,12 +1,13 @@
-"""Rows of a bounded table for which there is no room in memory: in a file of a local disk, from which they
-come back when they are used.
+"""Keep rows of a bounded table in a file on a local disk if memory has no room for them. Rows come back when
+they are used.
 
-The file is a ring of records as `Storage` has them. Rows are written one behind the other and never changed:
-one that comes back leaves its record behind. Once half of the records are such, the oldest ones that are
-still in use are written again at the end, and their place is given back to the file system. So writing is
-sequential, and only reading is not. Memory has the key and the place of each row (28 bytes).
+The file is a ring of records in the format of `Storage`. Rows are written one after another and never
+changed. A row that comes back leaves its record behind. Once half of the records are abandoned, the oldest
+used records are written again at the end, and their place is returned to the file system. Writing is
+therefore sequential, but reading is not. Memory holds the key and the place of each row (28 bytes).
 
-A server that is killed loses the file with its memory, and recovers both from what it keeps (see `durable`).
+A server that is killed loses the file with its memory, and recovers both from its saved state (see
+`durable`).
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ from trainers.ps.tables.storage import NOTHING_NEW, Closing, Cut, SparseRows, St
 _PLACE, _PAGE = 4, 4096  # bytes
 _UNREADABLE = "rows that were moved to disk_dir cannot be read from there any more"
 _LONGEST = 1 << 43
-"""Bytes of the largest file, of which most are given back: less than any file system's limit."""
+"""The bytes of the largest file, most of which are returned to the file system. It is less than the limit of
+any file system.
+"""
 _SPARE = 65_536
 _AT_ONCE = 4096
-"""Records: of abandoned ones before any is given back, and of those that are looked at together for that."""
+"""The number of abandoned records before any is returned, and the number of records that are then examined
+together.
+"""
 _FALLOC_FL_PUNCH_HOLE, _FALLOC_FL_KEEP_SIZE = 2, 1
 _COMPLAIN_S = 60.0
 
@@ -54,7 +59,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked_folder(path: str) -> Path:
-    """The folder. Raises UsageError if no file can be made there, or its beginning cannot be freed."""
+    """Return the directory. Raise UsageError if files cannot be made there, or if their beginning cannot be
+    freed.
+    """
     try:
         with tempfile.TemporaryFile(dir=path) as file:
             os.posix_fallocate(file.fileno(), 0, 2 * _PAGE)
@@ -68,7 +75,7 @@ def checked_folder(path: str) -> Path:
 
 
 def _give_back(file: int, start: int, size: int) -> None:
-    """Return bytes of a file to the file system; they read as zeros then."""
+    """Return bytes of a file to the file system. Afterwards they read as zeros."""
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     if _libc.fallocate(file, mode, ctypes.c_int64(start), ctypes.c_int64(size)):
         error = ctypes.get_errno()
@@ -76,32 +83,33 @@ def _give_back(file: int, start: int, size: int) -> None:
 
 
 class RowsOnDisk(BoundedRows):
-    """The rows of a storage that its budget evicts are in a file of `folder`. A key has a row there or in
-    memory, never both.
+    """Rows that a budget evicts from a storage to a file in `folder`.
+
+    A key has its row either on disk or in memory.
     """
 
     def __init__(self, storage: Storage, budget: Budget, folder: Path) -> None:
         super().__init__(storage, budget, lambda keys: None)
         self.most = (budget.bound.rows or budget.bound.bytes) // self.row_cost
-        """Rows in memory."""
+        """The most rows in memory."""
         self._size = _PLACE * storage.stride
         self._ring = min(1 << 32, _LONGEST // self._size)
-        """Places of the file. The record number n is at place n modulo this."""
+        """The number of places in the file. Record number n is at place n modulo this number."""
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  (as long as the table)
         weakref.finalize(self, self._file.close)
         self._head = self._tail = 0
         self.places = Storage(1, 0, 0)
-        """Of each key the place, in the bits of a float."""
+        """The place of each key, in the bits of a float."""
         self._cut: Cut | None = None
         self._complained = -_COMPLAIN_S
 
     @property
     def away(self) -> int:
-        """Rows on disk."""
+        """The number of rows on disk."""
         return len(self.places)
 
     def _leave(self, before: int, work: int) -> tuple[int, int]:
-        """See BoundedRows: they leave for the disk, if it has room."""
+        """Move evicted rows to the disk if the disk has room. See BoundedRows."""
         storage, found = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
         then, count = evicted_slots(storage.rows, storage.uses, before, work, found)
         records = storage.records(0, before)[found[:count]]
@@ -120,8 +128,10 @@ class RowsOnDisk(BoundedRows):
         return then, count
 
     def before_use(self, keys: Keys) -> None:
-        """Have the rows of these keys in memory; to come from the disk is a use. Raises FullError when there
-        is no room for them, and OSError for a disk that cannot be read: then they stay where they are.
+        """Bring the rows of these keys into memory. Coming from the disk counts as a use.
+
+        Raise FullError if memory is full, or OSError if the disk cannot be read. The rows then stay where
+        they are.
         """
         storage, (here, places) = self._storage, self._look_up(keys)
         if not here.any():
@@ -138,31 +148,31 @@ class RowsOnDisk(BoundedRows):
         self._count(mine)
 
     def look(self, keys: Keys) -> list[tuple[int, Floats]]:
-        """Of those of the keys whose rows are on disk the place among them, and the record (1, stride)."""
+        """Return the place and the record (1, stride) of each key whose row is on disk."""
         here, places = self._look_up(keys)
         some = np.flatnonzero(here)
         records = self._read(places[some], keys[some])
         return [(place, records[number : number + 1]) for number, place in enumerate(some.tolist())]
 
     def uncount(self, keys: Keys) -> None:
-        """See BoundedRows."""
+        """Stop counting these rows. See BoundedRows."""
         self.before_use(keys)
         super().uncount(keys)
 
     def count_loaded(self, slots: Keys) -> None:
-        """See BoundedRows. Those below a floor leave for the disk at once."""
+        """Count loaded rows. See BoundedRows. Rows below a floor leave for the disk immediately."""
         super().count_loaded(slots)
         self.begin_sweep()
         self._unswept, _ = self._leave(len(self), (1 + REMOVAL) * len(slots))
 
     def restart(self, units: float) -> None:
-        """See BoundedRows. The records on disk keep their stamps: see `_read`."""
+        """Restart the clock. See BoundedRows. The records on disk keep their stamps, see `_read`."""
         super().restart(units)
         for _ in all_will_change(self.places):
             pass
 
     def cut(self, memory: Cut, row_states: int, changed: int, mark: int) -> TieredCut:
-        """With these rows behind those that are in memory. Closes that cut where this fails."""
+        """Return a cut with the rows on disk after the rows in memory. Close the cut of memory on failure."""
 
         def ended(saved: bool) -> None:
             settle_flags(self.places.rows.flags[: len(self.places)], mark if saved else 0)
@@ -177,12 +187,13 @@ class RowsOnDisk(BoundedRows):
         return TieredCut(self._storage, memory, self._cut, self._read, row_states)
 
     def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
-        slots = self.places.insert(keys, NOTHING_NEW)  # before `column`: it may grow
+        slots = self.places.insert(keys, NOTHING_NEW)  # before `column`, because this may grow the storage
         self.places.column(0).view(np.uint32)[slots] = places
 
     def _read(self, places: NDArray[np.uint32], keys: Keys) -> Floats:
-        """(n, stride): the records at these places, which have these keys. In any thread: while there is a
-        cut, no place is given back.
+        """Return the records (n, stride) at these places, which belong to these keys.
+
+        This may run in any thread, because places are not returned while there is a cut.
         """
         records = np.empty((len(places), self._storage.stride), np.float32)
         order, target = np.argsort(places, kind="stable"), records.ctypes.data
@@ -191,11 +202,12 @@ class RowsOnDisk(BoundedRows):
             raise OSError(_UNREADABLE)
         stamps, evicted = records[:, -1].copy(), np.empty(len(keys), np.bool_)
         find_evicted(keys, stamps, self.budget.uses.clock[FLOORS:], evicted)
-        records[~evicted, -1] = GONE  # written before the clock restarted: rows here are below the floor
+        # Such a stamp is from before the clock restarted, because all rows here are below the floor.
+        records[~evicted, -1] = GONE
         return records
 
     def _write(self, records: Floats) -> NDArray[np.uint32]:
-        """Behind the last ones; their places."""
+        """Write records after the last ones, and return their places."""
         count, start = len(records), self._tail % self._ring
         if self._tail + count - self._head > self._ring:
             raise OSError(errno.EFBIG, "its file is full")
@@ -210,7 +222,7 @@ class RowsOnDisk(BoundedRows):
         return ((start + np.arange(count)) % self._ring).astype(np.uint32)
 
     def _clean(self, records: int) -> None:
-        """Look at so many of the oldest records if most are abandoned: write those again that are not."""
+        """If most records are abandoned, examine so many of the oldest, and write the used ones again."""
         while records > 0 and self._cut is None and self._tail - self._head > 2 * self.away + _SPARE:
             start = self._head % self._ring
             count = min(records, _AT_ONCE, self._tail - self._head, self._ring - start)
@@ -227,7 +239,7 @@ class RowsOnDisk(BoundedRows):
             records -= count
 
     def _write_again(self, records: Floats, places: Keys) -> bool:
-        """Those that are in use; whether there was room."""
+        """Write the used records again. Return False if the disk is full."""
         keys = keys_of(records)
         used, current = self._look_up(keys)
         used &= current == places
@@ -240,7 +252,7 @@ class RowsOnDisk(BoundedRows):
         return True
 
     def _look_up(self, keys: Keys) -> tuple[Mask, NDArray[np.uint32]]:
-        """Whether each key is here, and where."""
+        """Return a mask of the keys that are here, and their places."""
         storage, here = self.places, np.ones(len(keys), np.bool_)
         found, missing = np.zeros((len(keys), 1), np.float32), np.empty(len(keys), np.int64)
         here[missing[: pull(*storage.arrays, keys, found, missing)]] = False
@@ -253,7 +265,7 @@ class RowsOnDisk(BoundedRows):
 
 
 class TieredCut(Closing):
-    """A cut of a table with rows in memory and on disk: as Cut, the slots of the latter behind the others."""
+    """A cut of a table with rows in memory and on disk. Slots on disk come after slots in memory."""
 
     def __init__(
         self,
@@ -268,7 +280,7 @@ class TieredCut(Closing):
         self.rows, self.step, self.removed = memory.rows + disk.rows, memory.step, memory.removed
 
     def read(self, start: int, stop: int) -> SparseRows:
-        """See Cut.read."""
+        """Read slots. See Cut.read."""
         border = self._memory.rows
         if stop <= border:
             return self._memory.read(start, stop)
@@ -279,7 +291,7 @@ class TieredCut(Closing):
         return on_disk if start >= border else _joined(self._memory.read(start, border), on_disk)
 
     def close(self, *, saved: bool = True) -> None:
-        """See Cut.close."""
+        """Close both cuts. See Cut.close."""
         self._memory.close(saved=saved)
         self._disk.close(saved=saved)
 

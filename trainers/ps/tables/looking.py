@@ -1,5 +1,5 @@
-"""What a table has of some keys, read so that nothing changes: no row is made, no use is counted, and none
-comes back from disk.
+"""Read the entries of some keys without any change to the table. This makes no row, counts no use, and leaves
+rows on disk.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ Looked = Document
 
 
 def look(table: SparseTable, keys: Keys) -> list[Looked]:
-    """For each key its `state` (`row`, `row on disk`, `evicted`, `candidate`, `no row`), and of a row the
-    `values`, the states of its `optimizer`, and `shows`, `clicks` and `unseen_days` if there are statistics.
+    """Return the entry of each key.
+
+    An entry has the `state`, which is `row`, `row on disk`, `evicted`, `candidate` or `no row`. For a row, it
+    also has the `values`, the states of its `optimizer`, and `shows`, `clicks` and `unseen_days` if the table
+    has statistics.
     """
     storage, candidates, disk = table.kept
     found: list[Looked] = [{"state": "no row"} for _ in keys]
@@ -40,7 +43,7 @@ def look(table: SparseTable, keys: Keys) -> list[Looked]:
 
 
 def _alive(storage: Storage, keys: Keys, slots: Keys) -> Keys:
-    """The places of keys with a slot, without those that have been evicted."""
+    """Return the places of keys with a slot, without the evicted ones."""
     here = np.flatnonzero(slots >= 0)
     if not storage.evicts or not len(here):
         return here
@@ -51,7 +54,7 @@ def _alive(storage: Storage, keys: Keys, slots: Keys) -> Keys:
 
 
 def described(state: str, rows: SparseRows, place: int = 0) -> Looked:
-    """One of these rows, as `look` has it."""
+    """Return the entry of one of these rows for `look`."""
     row: Looked = {"state": state, "values": rows.values[place].float().tolist()}
     if rows.state:
         row["optimizer"] = [each[place].tolist() for each in rows.state]

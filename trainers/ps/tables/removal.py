@@ -1,4 +1,6 @@
-"""How rows leave a storage in slices between requests: a day passes in them, or a budget has evicted them."""
+"""Remove rows from a storage in slices between requests, because a day passes or because a budget evicted
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ from trainers.ps.tables.budget import ROW_BYTES, Budget
 from trainers.ps.tables.storage import Storage, keys_of
 
 Gone = Callable[[Keys], None]
-"""Is told the keys whose records were removed."""
+"""A function that receives the keys of removed records."""
 
 
 class PassingDay:
-    """A day passes in the rows of a storage, some at a time. A row that is used before its turn has its day
-    first: so the rows are at any time as if the whole day had passed when this was made. Then no cut may be
-    open before `over`. `removed`: how many rows so far.
+    """A day that passes in the rows of a storage, some at a time.
+
+    A row that is used before its turn has its day first. The rows are therefore always as if the whole day
+    had passed at the start. A cut must not be open until `over` is true. `removed` counts the rows removed so
+    far.
     """
 
     def __init__(self, storage: Storage, policy: Floats, gone: Gone) -> None:
@@ -45,7 +49,7 @@ class PassingDay:
         return self._next >= len(self._storage)
 
     def pass_some(self, rows: int) -> None:
-        """For so many rows more; at the end, memory is returned to the system."""
+        """Let the day pass for so many more rows. At the end, return memory to the system."""
         storage = self._storage
         gone = np.empty(min(rows, len(storage)), np.int64)
         self._next, removed, count = shrink(
@@ -57,16 +61,16 @@ class PassingDay:
             storage.give_back()
 
     def pass_for(self, keys: Keys) -> None:
-        """For the rows of these keys, which are about to be used."""
+        """Let the day pass for the rows of these keys, which are about to be used."""
         storage, gone = self._storage, np.empty(len(keys), np.int64)
         count = shrink_keys(*storage.arrays, storage.uses, self._policy, keys, gone)
         self.removed += count
         self._gone(gone[:count])
 
     def pass_for_last(self, rows: int) -> None:
-        """For so many last rows, which are about to take the places of others."""
+        """Let the day pass for so many last rows, which are about to move to the places of other rows."""
         before = -1
-        while before != self.removed:  # others are the last then
+        while before != self.removed:  # each removal makes other rows the last ones
             before, count = self.removed, len(self._storage)
             self.pass_for(self._storage.keys(max(0, count - rows), count))
 
@@ -84,8 +88,9 @@ def all_will_change(storage: Storage) -> Iterator[Floats]:
 
 
 class BoundedRows:
-    """The rows of a storage in a budget, which evicts them. `day`: the one that passes in them, if any. Then
-    nothing is swept: rows that have not had it would take the places of others.
+    """The rows of a storage in a budget, which evicts them. `day` is the day that passes in them, if any.
+
+    Rows are not swept meanwhile, because rows without their day would take the places of other rows.
     """
 
     def __init__(self, storage: Storage, budget: Budget, gone: Gone) -> None:
@@ -106,13 +111,13 @@ class BoundedRows:
         return int(self._storage.rows.numbers[COST])
 
     def begin_sweep(self) -> int:
-        """See Evictable."""
+        """Start a sweep. See Evictable."""
         self._sweep_again = self._unswept > 0
         self._unswept = self._unswept or len(self)
         return self._unswept + (len(self) if self._sweep_again else 0)
 
     def sweep(self, work: int) -> int:
-        """See Evictable."""
+        """Continue a sweep. See Evictable."""
         if not self._unswept or work <= 0 or self.day is not None:
             return 0
         before = min(self._unswept, len(self))
@@ -123,7 +128,9 @@ class BoundedRows:
         return done
 
     def restart(self, units: float) -> None:
-        """See Evictable. All rows count as changed: a delta must not follow stamps of the earlier clock."""
+        """Restart the clock. See Evictable. All rows count as changed, because an incremental save must not
+        follow stamps of the earlier clock.
+        """
         for records in all_will_change(self._storage):
             stamps = records[:, -1].copy()
             evicted = np.empty(len(stamps), np.bool_)
@@ -132,14 +139,14 @@ class BoundedRows:
             records[:, -1] = np.where(stamps > 0, np.maximum(np.float64(stamps) - units, least), 0)
 
     def _leave(self, before: int, work: int) -> tuple[int, int]:
-        """See the kernel `sweep`."""
+        """Remove evicted rows. See the kernel `sweep`."""
         storage, gone = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
         then, count = sweep(*storage.arrays, storage.uses, before, work, gone)
         self._gone(gone[:count])
         return then, count
 
     def before_use(self, keys: Keys) -> None:
-        """Remove the records of those of these keys that have been evicted."""
+        """Remove the records of evicted rows among these keys."""
         if not self._unswept:
             return
         if self.day is not None:
@@ -149,7 +156,7 @@ class BoundedRows:
         self._gone(gone[:count])
 
     def count_uses(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
-        """The rows of these keys were used."""
+        """Count uses of the rows of these keys."""
         self._count(keys, stats)
         self.budget.settle()
 
@@ -157,9 +164,9 @@ class BoundedRows:
         count_uses(*self._storage.arrays, self._storage.uses, keys, stats)
 
     def uncount(self, keys: Keys) -> None:
-        """The rows of these keys are about to be overwritten or removed."""
+        """Stop counting the rows of these keys, which are about to be overwritten or removed."""
         uncount_keys(*self._storage.arrays, self._storage.uses, keys)
 
     def count_loaded(self, slots: Keys) -> None:
-        """These were loaded with their stamps."""
+        """Count rows that were loaded with their stamps."""
         count_loaded(self._storage.rows, self._storage.uses, slots, self.budget.passed)

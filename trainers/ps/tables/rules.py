@@ -1,12 +1,12 @@
-"""Update rules: how a gradient changes values, in place on float32 tensors, by torch.optim's formulas.
+"""Update rules change values by a gradient, in place on float32 tensors, by torch.optim's formulas.
 
 `update` works element by element, so a slice of a parameter or a selection of rows gets the same result as
-the whole. The order of operations is that of torch's single-tensor
-implementations (torch/optim/{sgd,adagrad,adam}.py and torch/optim/_functional.py), so that results agree bit
-for bit on most inputs.
+the whole. The order of operations is the same as in torch's single-tensor implementations
+(torch/optim/{sgd,adagrad,adam}.py and torch/optim/_functional.py). Results therefore agree bit for bit on
+most inputs.
 
-On rows all rules are lazy: a step changes the values and the state of the rows of its gradient only, weight
-decay included, and `step` counts the updates of the whole table (as torch.optim.SparseAdam and FBGEMM do).
+On rows, all rules are lazy. A step changes only the values and the state of the rows of its gradient, also
+with weight decay. `step` counts the updates of the whole table (as torch.optim.SparseAdam and FBGEMM do).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 class _Rule:
-    """`row_states`: states of one number a row, which only rules for sparse tables have."""
+    """The base of all rules. `row_states` is the number of states with one number per row, for sparse tables
+    only.
+    """
 
     __slots__ = ()
     row_states: ClassVar[int] = 0
@@ -39,7 +41,7 @@ class _Rule:
 
 @frozen
 class Fixed(_Rule):
-    """Values that are not trained."""
+    """The rule of values that are not trained."""
 
     code: ClassVar[int] = 0
     states: ClassVar[int] = 0
@@ -47,7 +49,7 @@ class Fixed(_Rule):
 
 @frozen
 class SGD(_Rule):
-    """torch.optim.SGD."""
+    """The rule of torch.optim.SGD."""
 
     code: ClassVar[int] = 1
     momentum: float = 0.0
@@ -60,14 +62,14 @@ class SGD(_Rule):
         return 1 if self.momentum else 0
 
     def update(self, values: Tensor, grad: Tensor, state: State, step: int, lr: float) -> None:
-        """Without momentum and weight decay: one operation of torch starts faster than a kernel."""
+        """Update without momentum and weight decay. One operation of torch starts faster than a kernel."""
         values.add_(grad, alpha=-lr)
 
 
 @frozen
 class Adagrad(_Rule):
-    """torch.optim.Adagrad; on rows the same formula for the touched rows, as torch does for sparse
-    gradients.
+    """The rule of torch.optim.Adagrad. On rows, the same formula applies to the touched rows, as in torch for
+    sparse gradients.
     """
 
     code: ClassVar[int] = 2
@@ -80,7 +82,7 @@ class Adagrad(_Rule):
 
 @frozen
 class Adam(_Rule):
-    """torch.optim.Adam, and torch.optim.AdamW with `decoupled`."""
+    """The rule of torch.optim.Adam, or of torch.optim.AdamW with `decoupled`."""
 
     code: ClassVar[int] = 3
     beta1: float = 0.9
@@ -112,8 +114,8 @@ class Adam(_Rule):
 
 @frozen
 class SparseAdam(_Rule):
-    """torch.optim.SparseAdam: moments of the touched rows only; the bias correction counts the table's
-    updates.
+    """The rule of torch.optim.SparseAdam. Only the touched rows change their moments. The bias correction
+    counts the table's updates.
     """
 
     code: ClassVar[int] = 4
@@ -125,7 +127,10 @@ class SparseAdam(_Rule):
 
 @frozen
 class RMSprop(_Rule):
-    """torch.optim.RMSprop. State: the mean square, the mean if `centered`, the buffer with momentum."""
+    """The rule of torch.optim.RMSprop.
+
+    The state is the mean square, the mean if `centered`, and the buffer with momentum.
+    """
 
     code: ClassVar[int] = 6
     alpha: float = 0.99
@@ -155,13 +160,13 @@ class RMSprop(_Rule):
 
 @frozen
 class RowWiseAdagrad(_Rule):
-    """Adagrad with one sum of squares for each row, of the mean square of its gradient: FBGEMM's
-    EXACT_ROWWISE_ADAGRAD (`rowwise_adagrad` in fbgemm_gpu/codegen/genscript/optimizers.py), TorchRec's
+    """Adagrad with one sum for each row, of the mean square of its gradient. This is FBGEMM's
+    EXACT_ROWWISE_ADAGRAD (`rowwise_adagrad` in fbgemm_gpu/codegen/genscript/optimizers.py) and TorchRec's
     RowWiseAdagrad.
 
         G' = G + mean(g^2);  w' = w - lr / (sqrt(G') + eps) * g
 
-    where weight decay adds weight_decay * w to g or, `decoupled`, multiplies w by 1 - lr * weight_decay.
+    Weight decay adds weight_decay * w to g or, if `decoupled`, multiplies w by 1 - lr * weight_decay.
     """
 
     code: ClassVar[int] = 7
@@ -176,13 +181,13 @@ class RowWiseAdagrad(_Rule):
 
 @frozen
 class RowWiseAdam(_Rule):
-    """Adam with one second moment for each row, of the mean square of its gradient: FBGEMM's
-    PARTIAL_ROWWISE_ADAM, whose weight decay is `decoupled`.
+    """Adam with one second moment for each row, of the mean square of its gradient. This is FBGEMM's
+    PARTIAL_ROWWISE_ADAM, with `decoupled` weight decay.
 
         m' = b1 m + (1 - b1) g;  v' = b2 v + (1 - b2) mean(g^2)
         w' = w - lr * (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps)
 
-    Weight decay as in RowWiseAdagrad.
+    Weight decay works as in RowWiseAdagrad.
     """
 
     code: ClassVar[int] = 8
@@ -197,15 +202,15 @@ class RowWiseAdam(_Rule):
 
 @frozen
 class FTRL(_Rule):
-    """FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1):
-    sparse weights by l1. State: n, the sum of squared gradients, and z, the linear term.
+    """FTRL-proximal with sparse weights by l1 (McMahan et al. 2013, "Ad click prediction: a view from the
+    trenches", algorithm 1). The state is n, the sum of squared gradients, and z, the linear term.
 
         n' = n + g^2;  sigma = (n'^p - n^p) / lr;  z += g - sigma * w,  where p = -lr_power
         w = 0 if |z| <= l1, else -(z - sign(z) * l1) / ((beta + n'^p) / lr + 2 * l2)
 
-    A step at lr 0 changes nothing, and a first gradient whose square is 0 in float32 does not change w: there
-    the formula has no value. With lr_power -0.5, p is the paper's square root. As in Paddle's `ftrl` and
-    TensorFlow's, l2 counts twice; the paper's lambda_2 is 2 * l2.
+    A step at lr 0 changes nothing. A first gradient whose square is 0 in float32 does not change w, because
+    the formula has no value there. With lr_power -0.5, p is the paper's square root. As in Paddle's `ftrl`
+    and in TensorFlow, l2 counts twice, so the paper's lambda_2 is 2 * l2.
     """
 
     code: ClassVar[int] = 5
@@ -234,9 +239,10 @@ def ftrl_lr(lr: float) -> float:
 
 
 AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL | RMSprop | RowWiseAdagrad | RowWiseAdam
-"""`states` is the number of state tensors that are as large as the values. `update` changes values and state
-of a dense block in place, where `dense.block_kernel_of` has no kernel; `step` counts the updates of the whole
-table, this one included.
+"""Any update rule. `states` is the number of state tensors that are as large as the values.
+
+`update` changes values and state of a dense block in place if `dense.block_kernel_of` has no kernel. `step`
+counts the updates of the whole table, including this one.
 """
 
 RULES: dict[int, type[AnyRule]] = {
@@ -244,16 +250,16 @@ RULES: dict[int, type[AnyRule]] = {
     for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam, FTRL, RMSprop, RowWiseAdagrad, RowWiseAdam)
 }
 ON_ROWS = "SGD, Adagrad, RowWiseAdagrad, SparseAdam, Adam, RowWiseAdam, RMSprop or FTRL"
-"""The rules that a sparse table may be given by name."""
+"""The names of the rules that a sparse table may have."""
 
 
 def state_widths(rule: AnyRule, dim: int) -> tuple[int, ...]:
-    """Of each state of a row, how many numbers it has."""
+    """Return how many numbers each state of a row has."""
     return (dim,) * rule.states + (1,) * rule.row_states
 
 
 def options_of(rule: AnyRule) -> tuple[float, ...]:
-    """The rule's options in the order of its fields, for the wire."""
+    """Return the rule's options in the order of its fields, for the wire."""
     return tuple(map(float, astuple(rule)))
 
 
@@ -263,7 +269,8 @@ _ANY_SIGN = frozenset({"dampening", "lr_power"})
 
 def wrong_option(rule: AnyRule) -> str:
     """Return the name and value of an option with which the rule would divide by zero or give NaN, or "".
-    These are the limits of torch.optim, and those that it does not check.
+
+    These are the limits of torch.optim, and further limits that torch does not check.
     """
     for each in fields(rule):
         value = getattr(rule, each.name)
@@ -274,7 +281,7 @@ def wrong_option(rule: AnyRule) -> str:
 
 
 def same_state(one: AnyRule, other: AnyRule) -> bool:
-    """Whether the state that one rule has left means the same to the other."""
+    """Return True if the state of one rule has the same meaning for the other."""
     return _meaning(one) == _meaning(other)
 
 

@@ -1,5 +1,5 @@
-"""Runs of sparse tables: tables with consecutive numbers, of the same size and rule, whose rows are read and
-updated by one call. What a table does by itself, a run does for all its tables, with the same result.
+"""Read and update a run of sparse tables by one call. The tables of a run have consecutive numbers and the
+same size and rule. The result is the same as with one call for each table.
 """
 
 from __future__ import annotations
@@ -34,50 +34,56 @@ from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError
 from trainers.ps.tables.storage import MAX_ROWS
 
 NOT_IN = -1
-"""Instead of a number of keys: the table is not in the push, so it does not count a step."""
+"""A value instead of a number of keys. The table is not in the push, so it does not count a step."""
 
 _NO_STATS = np.empty((0, 2), np.float32)
 
 _SAMPLED_ROWS = 32
-"""Of each table in a push that a Sampler keeps."""
+"""The rows of each table that a Sampler keeps from a push."""
 
 Spans = NDArray[np.int64]
-"""How many keys each table of a run has, (tables,)."""
+"""The number of keys of each table of a run, (tables,) int64."""
 
 
 def starts_of(spans: Spans) -> Keys:
-    """(tables + 1,) int64: the keys of table t are at [starts[t], starts[t + 1])."""
+    """Return the starts of the tables, (tables + 1,) int64. The keys of table t are at [starts[t], starts[t +
+    1]).
+    """
     starts = np.empty(len(spans) + 1, np.int64)
     accumulate(spans, starts)
     return starts
 
 
 def fitting_starts(spans: Spans, keys: int) -> Keys | None:
-    """The same of spans that may be anything; None unless they are valid and add up to so many keys."""
+    """Return the starts for unchecked spans, or None unless they are valid and add up to so many keys."""
     starts = np.empty(len(spans) + 1, np.int64)
     return starts if accumulate(spans, starts) and starts[-1] == keys else None
 
 
 def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
-    """Where the missing keys of `pull_run` are among all keys."""
+    """Return the positions of the missing keys of `pull_run` among all keys."""
     return np.concatenate(
         [missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)]
     )
 
 
 _WORTH = 1 << 16
-"""Values of rows for each thread, below which one thread does it: to start another takes 30 microseconds."""
+"""The row values per thread below which one thread does the work. Starting another takes 30 microseconds."""
 
 Work = Callable[[Keys | slice, Keys, Keys], int]
-"""A kernel, for tables by number (some of them for a part of their keys), the bounds of their keys, and where
-it says how many keys of each have no row; returns how many that are in all.
+"""A kernel that returns the number of keys without a row.
+
+Its arguments are tables by number (some with only a part of their keys), the bounds of their keys, and an
+array for the number of keys of each table without a row.
 """
 
 
 class Threads:
-    """Several threads for the kernels of one request (`server_threads`), the calling one included; kernels
-    run without the GIL. Each has a part of the keys: whole tables, and some keys of a table that begins
-    in one part and ends in another. No key is in two parts, so the result is that of one thread, to the bit.
+    """Several threads for the kernels of one request (`server_threads`), including the calling thread.
+
+    Kernels run without the GIL. Each thread has a part of the keys, which consists of whole tables and of
+    some keys of tables that span several parts. Parts share no key, so the result is equal to the result of
+    one thread, to the bit.
     """
 
     def __init__(self, count: int = 1) -> None:
@@ -85,8 +91,10 @@ class Threads:
         self._pool = ThreadPoolExecutor(count - 1, "rows") if count > 1 else None
 
     def do(self, work: Work, starts: Keys, missing: Keys, counts: Keys, size: int) -> int:
-        """As `work` does it in one thread: the missing keys of table t, at [starts[t], starts[t + 1]) of all,
-        are at `missing[starts[t]]` and behind it, counts[t] of them. `size`: values of a row.
+        """Run `work` in several threads, with the result of one thread.
+
+        The missing keys of table t, which has the keys [starts[t], starts[t + 1]), are in `missing` from
+        starts[t] on, and there are counts[t] of them. `size` is the number of values per row.
         """
         total = int(starts[-1])
         count = min(self.count, total * size // _WORTH)
@@ -104,7 +112,7 @@ class Threads:
         others = [self._pool.submit(part, number) for number in range(1, count)]
         result = part(0) + sum(other.result() for other in others)
         counts[:] = 0
-        for place in np.flatnonzero(found):  # those of a table one behind the other, as of its first key
+        for place in np.flatnonzero(found):  # join the parts of a table, relative to its first key
             owner, bound, some = owners[place], bounds[place], found[place]
             begin = starts[owner] + counts[owner]
             missing[begin : begin + some] = missing[bound : bound + some] + (bound - starts[owner])
@@ -123,7 +131,7 @@ class Lines:
         self._lines = np.zeros((max(tables, default=-1) + 1, COLUMNS), np.int64)
         self._counts = np.zeros((len(self._lines), COUNTERS), np.int64)
         self.seen = np.zeros((len(self._lines), REGISTERS), np.uint8)
-        """By number, which keys were pulled: see `kernels.counts`."""
+        """The registers of pulled keys by table number, see `kernels.counts`."""
         self.sampler = Sampler()
         for number, table in tables.items():
             table.publish(self._lines[number])
@@ -131,7 +139,9 @@ class Lines:
         self._runs: dict[tuple[int, int], SparseRun] = {}
 
     def run(self, first: int, count: int) -> SparseRun:
-        """Raises KeysError for tables that cannot be used together."""
+        """Return the run of `count` tables from `first` on. Raise KeysError if these tables cannot be used
+        together.
+        """
         run = self._runs.get((first, count))
         if run is None:
             if not 0 < count <= len(self._tables):
@@ -142,7 +152,7 @@ class Lines:
                 raise KeysError(
                     f"tables {first} to {first + count - 1} are not all sparse tables of this server"
                 )
-            if len(self._runs) > 4 * len(self._tables):  # a sender that never groups them in the same way
+            if len(self._runs) > 4 * len(self._tables):  # for a sender that groups tables in ever new ways
                 self._runs.clear()
             some = slice(first, first + count)
             use = Use(first, self._counts[some], self.seen[some], self.sampler)
@@ -151,8 +161,10 @@ class Lines:
 
 
 class Sampler:
-    """Keeps the next few requests for those who look at them: `pulls` and `pushes`, each with the number of
-    the first table, the starts, and the keys or some rows of gradients, copies.
+    """Keep copies of the next few requests for measurements.
+
+    `pulls` and `pushes` hold the number of the first table, the starts, and the keys or some rows of
+    gradients.
     """
 
     def __init__(self) -> None:
@@ -161,16 +173,14 @@ class Sampler:
         self.pushes: list[tuple[int, Keys, Floats]] = []
 
     def want(self, pulls: int, pushes: int) -> None:
-        """Of each so many, instead of those that were kept."""
+        """Sample so many pulls and pushes, and drop the former samples."""
         self.wanted_pulls, self.wanted_pushes = pulls, pushes
         self.pulls, self.pushes = [], []
 
 
 @frozen
 class Use:
-    """Where a run counts its requests: its rows of the arrays of all tables, of which it has those from
-    number `first` on.
-    """
+    """The counters of a run, in the arrays of all tables from number `first` on."""
 
     first: int
     counts: Keys
@@ -184,7 +194,7 @@ class Use:
             self.sampler.pulls.append((self.first, starts, keys.copy()))
 
     def pushed(self, starts: Keys, grad: Floats) -> None:
-        """(n, dim): of each table, some gradients are kept."""
+        """Count a push, and sample some gradients of each table from `grad`, (n, dim) float32."""
         count_pushes(self.counts, starts)
         if self.sampler.wanted_pushes:
             self.sampler.wanted_pushes -= 1
@@ -195,8 +205,10 @@ class Use:
 
 
 class SparseRun:
-    """Some tables, and their lines. `spans` (tables,): how many of the keys belong to each table, one after
-    the other. `use`: where requests are counted, if they are. Errors are those of SparseTable.
+    """Some tables and their lines. The methods raise the same errors as SparseTable.
+
+    `spans` (tables,) int64 gives how many of the keys belong to each table, one after another. `use` holds
+    the counters of requests, or None.
     """
 
     def __init__(
@@ -220,7 +232,7 @@ class SparseRun:
         self.size = first.size
         bounded = {table.budget is not None for table in tables}
         self._together = all(table.plain for table in tables) and len(bounded) == 1
-        """Whether one call may do it: the tables have no statistics and admit every key."""
+        """True if one call can handle all tables, because they have no statistics and admit every key."""
         self._budgets = list({id(table.budget): table.budget for table in tables if table.budget}.values())
         fresh = [table.fresh for table in tables]
         self._run = Run(
@@ -232,7 +244,7 @@ class SparseRun:
         self._bounds = np.array([table.bounds for table in tables], np.float32)
 
     def pull(self, spans: Spans, keys: Tensor, *, insert: bool) -> Tensor:
-        """(n, size) float32, a fresh tensor: see SparseTable.pull."""
+        """Return rows in a fresh tensor, (n, size) float32. See SparseTable.pull."""
         starts = self._starts(spans, keys)
         if insert and self._use is not None:
             self._use.pulled(starts, array_of(keys))
@@ -258,7 +270,7 @@ class SparseRun:
         return torch.from_numpy(rows)
 
     def check(self, spans: Spans, keys: Tensor, grad: Tensor, stats: Tensor | None = None) -> None:
-        """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
+        """Raise TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self._starts(spans, keys)
         wanted = (keys.shape[0], self.size)
         if grad.shape != wanted or grad.dtype is not torch.float32:
@@ -272,8 +284,10 @@ class SparseRun:
             raise NotFiniteError(f"a gradient for tables {self._name} has NaN or infinity")
 
     def make_room(self, pieces: Sequence[tuple[Spans, Tensor]], *, filtered: bool = True) -> None:
-        """Ensure that `apply` (or, not `filtered`, `assign`) of these spans and keys, all of them, will have
-        memory for their rows. Raises FullError.
+        """Ensure memory for the rows that `apply` of all these spans and keys will need, or `assign` if not
+        `filtered`.
+
+        Raise FullError if memory is missing.
         """
         starts = [self._starts(spans, keys) for spans, keys in pieces]
         lacking = np.zeros(len(self._tables), np.bool_)
@@ -293,7 +307,7 @@ class SparseRun:
         lr: float,
         stats: Tensor | None = None,
     ) -> None:
-        """One update of every table that is in the push: see SparseTable.apply."""
+        """Update every table of the push once. See SparseTable.apply."""
         starts = self._starts(spans, keys)
         if self._use is not None:
             self._use.pushed(starts, array_of(grad))
@@ -313,7 +327,7 @@ class SparseRun:
         def work(tables: Keys | slice, bounds: Keys, found: Keys) -> int:
             return update(lines[tables], bounds, updated, gradients, options[tables], missing, found)
 
-        # One counter says where images of rows go that a cut has not read.
+        # Use one thread during a cut, because one counter assigns the images of unread rows.
         threads = ONE_THREAD if any(table.is_cut for table in self._tables) else self._threads
         if threads.do(work, starts, missing, counts, self.size):
             self._insert(starts, updated, missing, counts)
@@ -335,7 +349,7 @@ class SparseRun:
                     table.bounded.before_use(keys[start:stop])
 
     def _options(self, spans: Spans, lr: float) -> Floats:
-        """Counts a step of every table in the push, and what the kernel takes for each."""
+        """Count a step of every table in the push, and return the kernel's options for each table."""
         by_step: dict[int, tuple[float, ...]] = {}
         lines: list[tuple[float, ...]] = []
         for table, span in zip(self._tables, spans.tolist(), strict=True):

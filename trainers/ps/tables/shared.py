@@ -1,8 +1,9 @@
-"""A table for serving in two mapped files: one process writes versions of it, any number of others read the
-one that they are told, while the next is written. `kernels.shared` has the layout and says why that is safe.
+"""Store a table for serving in two mapped files. One process writes versions, and any number of processes
+read the version given to them while the next one is written. `kernels.shared` describes the layout and
+explains why this is safe.
 
-The files belong to the caller, who makes them (`TableFiles`) and removes those that the last version does
-not name any more.
+The files belong to the caller. The caller makes them (`TableFiles`) and removes files that the last version
+no longer names.
 """
 
 from __future__ import annotations
@@ -32,24 +33,28 @@ from trainers.storage.safetensors import bytes_of
 
 _SMALLEST = 1024
 _ROOM = 8
-"""A file of records has addresses for so many times its first rows, and space for those that it has."""
+"""The address space of a file of records, as a multiple of its first rows. Only existing rows have disk
+space.
+"""
 
 
 class TableFiles(Protocol):
-    """Where the files are. Both raise LoadError when there is no space."""
+    """The functions that make the files. Both raise LoadError if there is no space."""
 
     def make(self, size: int) -> tuple[str, NDArray[np.uint8]]:
-        """A new file of zeros without space: its name, and its bytes, writable."""
+        """Return the name and the writable bytes of a new sparse file of zeros."""
         ...
 
     def reserve(self, name: str, stop: int) -> None:
-        """Bytes before `stop` have space: without it, writing there would kill the process."""
+        """Allocate space for the bytes before `stop`. Without space, a write there would kill the process."""
         ...
 
 
 @frozen(kw_only=True)
 class SharedVersion:
-    """What a reader needs. `number`: of the version; `secret`: of the hash."""
+    """The data that a reader needs. `number` is the number of the version, and `secret` is the secret of the
+    hash.
+    """
 
     spec: str
     index: str
@@ -59,12 +64,12 @@ class SharedVersion:
 
 
 def words_of(spec: TableSpec) -> int:
-    """Of 8 bytes, for the values of a row."""
+    """Return the number of 8-byte words for the values of a row."""
     return -(-spec.size * spec.rows.dtype.dtype.itemsize // 8)
 
 
 class SharedTable:
-    """The side that writes. `expected`: rows."""
+    """The writing side of a table. `expected` is the expected number of rows."""
 
     def __init__(self, spec: TableSpec, expected: int, files: TableFiles) -> None:
         self.spec = spec
@@ -83,12 +88,13 @@ class SharedTable:
 
     @property
     def slots(self) -> int:
-        """That have been used, for rows of any version."""
+        """The number of slots used so far, for rows of any version."""
         return self._used
 
     def put(self, number: int, keys: Tensor, values: Tensor) -> None:
-        """Rows of this version: keys (n,) int64, values (n, dim). Raises LoadError
-        when there is no space for them; readers have lost nothing then.
+        """Write rows of this version, with keys (n,) int64 and values (n, dim).
+
+        Raise LoadError if there is no space. Readers keep all their rows in that case.
         """
         count = len(keys)
         self._make_room(count)
@@ -105,7 +111,7 @@ class SharedTable:
         self._replaced.append((number, replaced[:before]))
 
     def remove(self, number: int, keys: Tensor) -> None:
-        """Rows that this version does not have."""
+        """Remove rows that this version does not have."""
         self._make_room(len(keys))
         self._latest = number
         slots, replaced = self._take(len(keys)), np.empty(len(keys), np.int64)
@@ -115,7 +121,7 @@ class SharedTable:
         self._removed.append((number, slots[:count]))
 
     def forget(self, number: int) -> None:
-        """No reader will read a version before this one any more."""
+        """Free the rows of versions before this one. Call it when all readers have left these versions."""
         freed = [slots for version, slots in self._replaced if version <= number]
         self._replaced = [each for each in self._replaced if each[0] > number]
         for version, slots in self._removed:
@@ -140,7 +146,7 @@ class SharedTable:
         return self._index, self._records, self._secret, self._stride
 
     def _take(self, count: int) -> Keys:
-        """Slots that no reader knows; there are so many."""
+        """Return `count` slots that readers cannot reach. There must be enough of them."""
         again, self._free = self._free[:count], self._free[count:]
         fresh = np.arange(self._used, self._used + count - len(again))
         self._used += len(fresh)
@@ -150,7 +156,8 @@ class SharedTable:
         needed = self._used + count - len(self._free)
         moved = needed * self._stride > len(self._records)
         if moved or 2 * (self._entries + count) > len(self._index):
-            # With the records: readers of the old ones must not find slots that only the new ones have.
+            # Renew the index with the records. Readers of the old index must not find slots that exist only
+            # in the new records.
             name, index = self._new_index(self._entries + count)
             self._entries = index_again(*self._arrays(), index)
             self._index_name, self._index = name, index
@@ -166,7 +173,7 @@ class SharedTable:
             self._reserved = slots
 
     def _new_index(self, rows: int) -> tuple[str, Words]:
-        """For twice as many entries, at least, and a quarter more."""
+        """Make an index for at least twice the entries, and a quarter more."""
         size = 1 << max(_SMALLEST, 2 * rows + rows // 2).bit_length()
         name, content = self._files.make(8 * size)
         self._files.reserve(name, 8 * size)
@@ -178,8 +185,10 @@ class SharedTable:
 
 
 class SharedRows:
-    """The side that reads one version. `mapped`: a file's bytes, writable although nothing is written: it is
-    what kernels are compiled for. `before`: the reader of another version, whose files are not mapped again.
+    """The reading side of one version.
+
+    `mapped` returns a file's bytes. They are writable, although nothing is written, because kernels are
+    compiled for writable arrays. `before` is the reader of another version, whose files are not mapped again.
     """
 
     def __init__(
@@ -206,7 +215,9 @@ class SharedRows:
             self._records = mapped(version.records).view(np.int64)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """(n, dim) of the table's type, for ids (n,) int64; initial values where there is no row."""
+        """Return rows (n, dim) of the table's type for ids (n,) int64. Ids without a row get initial
+        values.
+        """
         spec, dtype = self.spec, self.spec.rows.dtype.dtype
         keys, count = ids.contiguous().numpy(), len(ids)
         out = np.empty(count * (self._stride - HEAD), np.int64)

@@ -1,8 +1,8 @@
-"""Sparse tables: rows of float32 by int64 key, with update rule, entry filter and statistics; and
-`make_table`, from a spec to a table of either kind.
+"""Sparse tables of rows by int64 key, with update rule, entry filter and statistics. `make_table` makes a
+table of either kind from a spec.
 
-Memory belongs to `storage`, arithmetic to the kernels. A call that is refused (TableError) leaves the table
-as it was.
+`storage` handles the memory, and the kernels do the arithmetic. A call that is refused (TableError) leaves
+the table unchanged.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ from trainers.ps.tables.spec import (
 )
 from trainers.ps.tables.storage import NOTHING_NEW, Candidates, Cut, SparseRows, Storage
 
-# ---- Entry filters: which keys get a row.
+# ---- Entry filters decide which keys get a row.
 
 
 class EntryFilter(Protocol):
-    """Decides which keys without a row get one. `pulled`: when read in training; `pushed`: when updated."""
+    """Select keys without a row that get one, when they are read in training (`pulled`) or updated
+    (`pushed`).
+    """
 
     def pulled(self, keys: Keys) -> Mask | None: ...
 
@@ -70,7 +72,7 @@ class EntryFilter(Protocol):
 
 
 class AdmitAll:
-    """None means all, without a mask of ones."""
+    """Admit all keys. None means all, without a mask of ones."""
 
     def pulled(self, keys: Keys) -> Mask | None:
         return None
@@ -80,7 +82,7 @@ class AdmitAll:
 
 
 class AdmitByProbability:
-    """Admits a key or not, forever, by a pure function of seed and key."""
+    """Admit or refuse a key permanently, by a pure function of seed and key."""
 
     def __init__(self, chance: float, seed: int) -> None:
         self._chance, self._seed = float(chance), np.uint64(seed)
@@ -95,14 +97,13 @@ class AdmitByProbability:
 
 
 class AdmitByCount:
-    """Admits a key that was pulled in training `needed` times; until then it is counted here, in about 30
-    bytes, and forgotten when it was not pulled for some days, or when the budget evicts it. A push admits no
-    key.
+    """Admit a key that was pulled `needed` times in training. Until then, about 30 bytes here count the key.
+    The key is forgotten if it was not pulled for some days, or if the budget evicts it. A push admits no key.
     """
 
     def __init__(self, needed: float, budget: Budget | None) -> None:
         self._needed = np.float32(needed)
-        # How often it was pulled, and days since then.
+        # The number of pulls, and the days since the last pull.
         self.storage = Storage(2, 0, 0 if budget is None else 1)
         self.bounded = None if budget is None else BoundedRows(self.storage, budget, lambda keys: None)
         self._day: PassingDay | None = None
@@ -116,7 +117,7 @@ class AdmitByCount:
             self.bounded.before_use(keys)
         if self._day is not None:
             self._day.pass_for(keys)
-        slots = self.storage.insert(keys, _UNINITIALIZED)  # before `rows`: it may grow
+        slots = self.storage.insert(keys, _UNINITIALIZED)  # before `rows`, because this may grow the storage
         count_up(self.storage.rows, slots, self._needed, admitted)
         if self.bounded is not None:
             self.bounded.count_uses(keys)
@@ -132,11 +133,11 @@ class AdmitByCount:
         return np.zeros(len(keys), np.bool_)
 
     def begin_day(self, policy: Floats) -> None:
-        """See PassingDay."""
+        """Start a day for the candidates. See PassingDay."""
         self._begin(PassingDay(self.storage, policy, lambda keys: None))
 
     def pass_some(self, rows: int) -> bool:
-        """Part of a day for so many candidates; whether it is over."""
+        """Let the day pass for so many candidates. Return True when the day has ended."""
         if self._day is not None:
             self._day.pass_some(rows)
             if self._day.over:
@@ -149,8 +150,8 @@ class AdmitByCount:
             self.bounded.day = day
 
     def counts(self) -> tuple[Keys, Floats, Floats, Floats | None]:
-        """The candidates (n,) int64, how often each was pulled, its unseen days, and its stamp if they are
-        bounded, (n,) float32: copies.
+        """Return copies of the candidates (n,) int64, and their pulls, unseen days and stamps (n,) float32.
+        The stamps are None if the candidates are not bounded.
         """
         keys = self.storage.keys(0, len(self))
         columns = [self.storage.column(place).copy() for place in range(2 if self.bounded is None else 3)]
@@ -162,7 +163,7 @@ class AdmitByCount:
         return keys[~evicted], counts, days, stamps
 
     def load(self, keys: Keys, counts: Floats, days: Floats, stamps: Floats | None) -> None:
-        """Candidates as `counts` gave them."""
+        """Load candidates from the result of `counts`."""
         if self.bounded is not None:
             self.bounded.uncount(keys)
         slots = self.storage.insert(keys, _UNINITIALIZED)
@@ -170,7 +171,7 @@ class AdmitByCount:
         self.storage.column(1)[slots] = days
         if self.bounded is None:
             return
-        if stamps is None:  # those of a table without a bound
+        if stamps is None:  # candidates of a table without a bound
             self.bounded.count_uses(keys)
         else:
             self.storage.column(2)[slots] = stamps
@@ -178,7 +179,7 @@ class AdmitByCount:
 
 
 class RemovedKeys:
-    """Keys whose rows were removed since the last save, or snapshot, after which a delta may follow."""
+    """Keys whose rows were removed since the last save or snapshot that an incremental save may follow."""
 
     def __init__(self) -> None:
         self._since: list[Keys] | None = None
@@ -192,20 +193,20 @@ class RemovedKeys:
             self.count += len(keys)
 
     def forget(self) -> None:
-        """There are too many of them to be kept: no delta can follow."""
+        """Drop the keys, because there are too many to keep. An incremental save cannot follow."""
         self._since, self._cut, self.count, self.complete = None, [], 0, False
 
     def keys(self) -> Keys:
-        """Return a copy of those until now."""
+        """Return a copy of the keys until now."""
         return np.concatenate([np.empty(0, np.int64), *(self._since or ())])
 
     def begin_cut(self) -> None:
-        """Keep those from now on apart: a cut has the others."""
+        """Keep keys from now on separate, because the cut contains the earlier keys."""
         self._kept, self._cut, self._since = self._since is not None, self._since or [], []
 
     def end_cut(self, marked: bool) -> None:
-        """`marked`: the next delta follows that cut."""
-        if self._since is None:  # forgotten
+        """End the cut. With `marked`, the next incremental save follows this cut."""
+        if self._since is None:  # the keys were forgotten
             return
         if marked:
             self.complete = True
@@ -219,6 +220,7 @@ _UNINITIALIZED = NOTHING_NEW._replace(kind=UNIFORM)
 
 
 def filter_of(options: RowOptions, budgets: Budgets) -> EntryFilter:
+    """Return the entry filter for these row options."""
     match options.entry.kind:
         case EntryKind.PROBABILITY:
             return AdmitByProbability(options.entry.a, options.init.seed)
@@ -230,8 +232,8 @@ def filter_of(options: RowOptions, budgets: Budgets) -> EntryFilter:
 
 
 def bounds_of(options: RowOptions) -> tuple[float, float]:
-    """Low and high; of rows in 16 bits the nearest values of their type in between, so that no value is
-    rounded beyond a bound.
+    """Return the low and high bounds. For rows in 16 bits, return the nearest values of their type in
+    between, so that no value is rounded beyond a bound.
     """
     low, high = options.low, options.high
     if options.dtype is RowType.FLOAT32:
@@ -242,20 +244,21 @@ def bounds_of(options: RowOptions) -> tuple[float, float]:
 
 
 def _near(bound: float, options: RowOptions) -> list[float]:
-    """The value of the rows' type that is the nearest to a bound, and its neighbours."""
+    """Return the value of the rows' type that is nearest to a bound, and its neighbours."""
     bits = torch.tensor(bound, dtype=torch.float64).to(options.dtype.dtype).view(torch.int16)
     near: list[float] = torch.stack([bits - 1, bits, bits + 1]).view(options.dtype.dtype).tolist()
     return near
 
 
 _AT_ONCE = 4096
-"""Rows that are inserted and then written: few enough to be in the caches still."""
+"""The rows that are inserted and then written together. They are few enough to stay in the caches."""
 
 _MANY = 1 << 40
 
 _MOST_REMOVED, _REMOVED_OF = 1 << 16, {UNSAVED: 1, NOT_IN_SNAPSHOT: 4, UNPUBLISHED: 4}
-"""Removed keys that are kept for a delta, besides as many as there are rows, or one for so many: this memory
-is not in any bound, and a whole snapshot writes not much more then.
+"""The most removed keys to keep for an incremental save. The limit adds _MOST_REMOVED to the number of rows
+divided by _REMOVED_OF. No bound includes this memory, and beyond the limit a full snapshot writes little
+more.
 """
 
 _NO_STATE = np.empty((0, 0, 0), np.float32)
@@ -265,19 +268,18 @@ _NO_STATS = np.empty((0, 2), np.float32)
 
 
 class SparseTable:
-    """Rows of (dim,) values, which are float32 wherever they are read or given, whatever the type in which
-    they are kept: what an update changes is rounded at random (see `kernels.rounding`), what `assign` and
-    `load` get to the nearest. `keys` is (n,) int64, any values in any order. For one thread; a Cut may be
-    read by another.
+    """Rows of (dim,) values. They are float32 wherever they are read or given. The stored type may differ.
+    Updates round values at random (see `kernels.rounding`), but `assign` and `load` round to the nearest.
+    `keys` is (n,) int64, any values in any order. Use a table in one thread. Another thread may read a Cut.
 
-    A key that occurs several times in a request is not merged: it is read, or updated, several times in the
+    A key that occurs several times in a request is not merged. It is read or updated several times, in the
     order given.
     """
 
     def __init__(self, spec: TableSpec, budgets: Budgets | None = None) -> None:
         self.spec = spec
         self.step = 0
-        """Updates so far."""
+        """The number of updates so far."""
         self.counts = TableCounts()
         self._update: Kernel | None = kernel_of(spec.rule)
         rows = spec.rows
@@ -286,7 +288,7 @@ class SparseTable:
         states, floats = sum(state_widths(spec.rule, spec.size)), self._counts + bounded
         self._storage = Storage(spec.size, states, floats, dtype=rows.dtype, seed=rows.init.seed)
         self.bounds = bounds_of(rows)
-        """Of every value after an update."""
+        """The bounds of every value after an update."""
         budgets = budgets or Budgets()
         self.bounded: BoundedRows | None = None
         if rows.bound is not None:
@@ -313,13 +315,13 @@ class SparseTable:
 
     @property
     def kept(self) -> tuple[Storage, Storage | None, RowsOnDisk | None]:
-        """Where its rows are, where its candidates, and what is on disk; for readers that change nothing."""
+        """The storages of rows and candidates, and the rows on disk, for readers that change nothing."""
         candidates = self._filter.storage if isinstance(self._filter, AdmitByCount) else None
         return self._storage, candidates, self._disk
 
     @property
     def on_disk(self) -> int:
-        """Rows on disk."""
+        """The number of rows on disk."""
         return 0 if (disk := self._disk) is None else disk.away
 
     @property
@@ -328,7 +330,7 @@ class SparseTable:
 
     @property
     def plain(self) -> bool:
-        """Whether it has no statistics and admits every key, so that kernels may run for several tables at
+        """True if the table has no statistics and admits every key, so kernels may run for several tables at
         once.
         """
         return not self._counts and isinstance(self._filter, AdmitAll)
@@ -339,31 +341,31 @@ class SparseTable:
 
     @property
     def budgets(self) -> Sequence[Budget]:
-        """Those of its rows and of its candidates."""
+        """The budgets of its rows and its candidates."""
         return [each.budget for each in (self.bounded, self._counting) if each is not None]
 
     @property
     def _counting(self) -> BoundedRows | None:
-        """The candidates."""
+        """The candidates, or None if they are not bounded."""
         return self._filter.bounded if isinstance(self._filter, AdmitByCount) else None
 
     def publish(self, line: Keys) -> None:
-        """See Storage.publish."""
+        """Publish the line of the table. See Storage.publish."""
         self._storage.publish(line)
 
     def grow(self, needs: int, rows: int) -> None:
-        """See Storage.grow."""
+        """Grow the storage. See Storage.grow."""
         self._storage.grow(needs, rows)
 
     def begin_update(self, rows: int) -> None:
-        """Count an update, of so many rows, that is about to be made."""
+        """Count an update of so many rows that is about to be made."""
         self.step += 1
         self._storage.begin_update(self.step)
         if self._cut is not None:
             self._cut.expect(rows)
 
     def check_assign(self, keys: Tensor | None, values: Tensor) -> None:
-        """Raises TableError for arguments that `assign` would refuse."""
+        """Raise TableError for arguments that `assign` would refuse."""
         wanted = (self._checked(keys).shape[0], self.spec.size)
         if values.shape != wanted or values.dtype is not torch.float32:
             raise ShapeError(
@@ -372,25 +374,25 @@ class SparseTable:
             )
 
     def assign(self, keys: Tensor | None, values: Tensor) -> None:
-        """Insert or overwrite rows; state and statistics are reset. Entry filters do not apply."""
+        """Insert or overwrite rows, and reset their state and statistics. Entry filters do not apply."""
         self.check_assign(keys, values)
         self._write(self._array(keys), array_of(values), _NO_STATE, _NO_ROW_STATE, _NO_STATISTICS)
 
     def revise(self, keys: Tensor | None, values: Tensor) -> None:
-        """As `assign`, but state and statistics stay."""
+        """Insert or overwrite values as `assign` does, but keep state and statistics."""
         self.check_assign(keys, values)
         found = self._array(keys)
         self._before_use(found)
         if self._cut is not None:
             self._cut.expect(len(found))
-        slots = self._storage.insert(found, self.fresh)  # before `rows`: it may grow
+        slots = self._storage.insert(found, self.fresh)  # before `rows`, because this may grow the storage
         revise(self._storage.rows, slots, array_of(values))
         self._count_uses(found)
 
     def pull(self, keys: Tensor | None, *, insert: bool = True) -> Tensor:
-        """Return (n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and a push
-        makes its row. Where an entry counts lookups, the key gets a row here, if `insert` and the entry
-        admits it. Raises FullError when there is no room for it.
+        """Return rows in a fresh tensor, (n, dim) float32. A key without a row reads as its initial value,
+        and a push makes its row. If an entry filter counts lookups, the key gets its row here, provided that
+        `insert` is true and the filter admits it. Raise FullError if memory for the row is missing.
         """
         wanted = self._array(keys)
         self._before_use(wanted)
@@ -404,15 +406,15 @@ class SparseTable:
         return torch.from_numpy(out)
 
     def check(self, keys: Tensor | None, grad: Tensor, stats: Tensor | None = None) -> None:
-        """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
+        """Raise TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self.check_assign(keys, grad)
         self._update_of(grad, stats)
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
             raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
 
     def make_room(self, keys: Sequence[Tensor], *, filtered: bool) -> None:
-        """Ensure that these keys get their rows in an `apply` or, not `filtered`, in an `assign`: where the
-        memory for them is not certain, the rows are made now. Raises FullError when there is none.
+        """Ensure that these keys get their rows in an `apply`, or in an `assign` if not `filtered`. If memory
+        is not certain, make the rows now. Raise FullError if memory is missing.
         """
         if self._storage.has_room(sum(map(len, keys))):
             return
@@ -427,19 +429,20 @@ class SparseTable:
             self._insert_pushed(some, missing[:count])
 
     def apply(self, keys: Tensor | None, grad: Tensor, lr: float, stats: Tensor | None = None) -> None:
-        """One update of the table, even without keys: torch counts the steps of the whole table, wherever its
-        rows are. A key without a row gets one first, or is dropped if the entry filter does not admit it.
+        """Update the table once, even without keys, because torch counts the steps of the whole table on any
+        server. A key without a row gets one first, or is dropped if the entry filter does not admit it.
 
-        stats: (n, 2) float32, shows and clicks to add; for tables with statistics. Raises TableError for
-        other shapes, and FullError when there is no room for new rows, which `make_room` rules out: then part
-        of the push was applied.
+        `stats` (n, 2) float32 holds shows and clicks to add, for tables with statistics. Raise TableError for
+        other shapes. Raise FullError if memory for new rows is missing. Part of the push is applied in this
+        case. `make_room` rules this case out.
         """
         self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
         updated, gradients = self._array(keys), array_of(grad)
         missing = np.empty(len(updated), np.int64)
         self._before_use(updated)
-        self.begin_update(len(updated))  # only now: an update that finds no memory or no disk is no step
+        # Count the update only now, because an update that finds no memory or no disk is not a step.
+        self.begin_update(len(updated))
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((*self.bounds, *numbers), np.float32)
         count = update(*self._storage.arrays, updated, gradients, options, missing)
@@ -451,7 +454,7 @@ class SparseTable:
         self._count_uses(updated, shown)
 
     def remove(self, keys: Tensor) -> None:
-        """Remove the rows of these keys, if there are any."""
+        """Remove the existing rows of these keys."""
         gone, storage = self._array(keys), self._storage
         if self.bounded is not None:
             self.bounded.uncount(gone)
@@ -459,7 +462,7 @@ class SparseTable:
         self._note_removed(gone)
 
     def clocks(self) -> tuple[Clock, Clock]:
-        """Of the budgets of its rows and of its candidates; empty if they are not bounded."""
+        """Return the clocks of the budgets of rows and candidates, each empty if they are not bounded."""
         rows, candidates = self.bounded, self._counting
         return (
             () if rows is None else rows.budget.clock(),
@@ -495,9 +498,8 @@ class SparseTable:
             self.bounded.count_uses(keys, stats)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
-        """A day has passed (see ShrinkPolicy); returns how many rows were removed. Their memory is returned
-        to the system. Raises TableError without statistics and candidates, and while a cut is open: slots
-        move.
+        """Let a day pass (see ShrinkPolicy), return memory to the system, and return the number of removed
+        rows. Raise TableError without statistics and candidates, and while a cut is open, because slots move.
         """
         self.begin_shrink(policy)
         while (removed := self.shrink_some(_MANY)) is None:
@@ -506,9 +508,9 @@ class SparseTable:
         return removed
 
     def begin_shrink(self, policy: ShrinkPolicy) -> None:
-        """As `shrink`, in slices: `shrink_some` is to be called until it returns the number of removed rows.
-        Meanwhile the table may be used, and is as if everything had been done here; but not cut. Its budgets
-        evict nothing until `release`, for which a server that recovers needs the same moment.
+        """Start a `shrink` in slices. Call `shrink_some` until it returns the number of removed rows. You may
+        use but not cut the table meanwhile, and it behaves as if the shrink were complete. Its budgets evict
+        nothing until `release`. A server that recovers must call `release` at the same moment.
         """
         if not self.spec.ages:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
@@ -523,19 +525,21 @@ class SparseTable:
             self._begin(PassingDay(self._storage, numbers, self._note_shrunk))
 
     def sweep(self) -> int:
-        """Remove the records of all evicted rows; return how many rows were evicted so far."""
+        """Remove the records of all evicted rows. Return the number of rows evicted so far."""
         while self.bounded is not None and self.bounded.sweep(_MANY):
             pass
         return int(self.counts.row[EVICTED])
 
     def release(self) -> None:
-        """After a shrink: its budgets evict again."""
+        """Let the budgets evict again after a shrink."""
         for budget in self.budgets:
             budget.held = False
             budget.settle()
 
     def shrink_some(self, rows: int) -> int | None:
-        """A slice of so many rows; how many rows were removed in all, once everything is done."""
+        """Shrink a slice of so many rows. After the last slice, return the number of all removed rows, else
+        None.
+        """
         if isinstance(self._filter, AdmitByCount) and not self._filter.pass_some(rows):
             return None
         removed = 0
@@ -555,16 +559,16 @@ class SparseTable:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is being saved."""
+        """True while the table is being saved."""
         return self._cut is not None
 
     def cut(self, *, changed_only: bool = False, mark: bool = False, of: int = UNSAVED) -> Cut | TieredCut:
-        """A view as of now, for saving while training continues; one at a time.
+        """Return a view as of now, for saving while training continues. There may be one cut at a time.
 
-        changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if there
-        was none), and `Cut.removed`. mark: see Cut.close. of: UNSAVED, or the other flag of CHANGED whose
-        cuts count. Raises TableError when there is another cut, during a shrink, and with `changed_only` when
-        more rows have been removed than can be reported.
+        With `changed_only`, the cut has only rows that changed since the last saved cut with `mark` (all rows
+        if there was none), and `Cut.removed`. See Cut.close for `mark`. `of` is UNSAVED, or the other flag of
+        CHANGED whose cuts count. Raise TableError if there is another cut, during a shrink, and with
+        `changed_only` if more rows were removed than can be reported.
         """
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
@@ -586,27 +590,29 @@ class SparseTable:
 
         gone, row_states = removed.keys(), rule.row_states
         self._cut = Cut(self._storage, rule.states, row_states, self.step, changed, gone, ended)
-        removed.begin_cut()  # only now: without memory for the cut, its keys would be lost
+        removed.begin_cut()  # not earlier, because without memory for the cut its keys would be lost
         if (disk := self._disk) is None:
             return self._cut
         return disk.cut(self._cut, row_states, changed, marked)
 
     def follow_removed(self, of: int) -> None:
-        """As if a cut with `mark` had been saved now, but for the flags of rows."""
+        """Act as if a cut with `mark` had been saved now, except for the flags of rows."""
         self._removed[of].begin_cut()
         self._removed[of].end_cut(True)
 
     def reports_removed(self, of: int) -> bool:
-        """Whether a cut of changed rows is possible: it has the keys of all rows that were removed."""
+        """Return True if a cut of changed rows is possible, because the keys of all removed rows are
+        there.
+        """
         return self._removed[of].complete
 
     def expect(self, rows: int) -> None:
-        """Prepare for loading `rows` rows in all, which is faster with this."""
+        """Prepare for loading `rows` rows in all, which makes loading faster."""
         self._storage.expect(rows if (disk := self._disk) is None else min(rows, disk.most))
 
     def load(self, chunk: SparseRows) -> None:
-        """Insert or overwrite rows with state and statistics, as a cut returned them; values of another type
-        are rounded to the nearest. The step is set separately. Raises ShapeError for rows of another table.
+        """Insert or overwrite rows with state and statistics from a cut. Values of another type are rounded
+        to the nearest. The step is set separately. Raise ShapeError for rows of another table.
         """
         wide = chunk.values.float()
         self.check_assign(chunk.keys, wide)
@@ -628,7 +634,7 @@ class SparseTable:
             self._write(keys[some], values[some], stacked, joined, statistics[some])
 
     def candidates(self) -> Candidates:
-        """Keys that wait for admission by an entry filter of kind COUNT. Copies; none for other filters."""
+        """Return copies of keys that wait for an entry filter of kind COUNT. Other filters have none."""
         if not isinstance(self._filter, AdmitByCount):
             return Candidates(torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
         keys, counts, days, stamps = self._filter.counts()
@@ -636,7 +642,7 @@ class SparseTable:
         return Candidates(torch.from_numpy(keys), torch.from_numpy(counts), torch.from_numpy(days), kept)
 
     def load_candidates(self, found: Candidates) -> None:
-        """Load candidates as `candidates` returned them."""
+        """Load candidates from the result of `candidates`."""
         if any(column.shape != found.keys.shape for column in found.columns):
             lengths = list(map(len, found.columns))
             raise ShapeError(f"keys, counts, .. of candidates of {self.spec.name!r} have lengths {lengths}")
@@ -678,9 +684,10 @@ class SparseTable:
             self.counts.filtered(admitted)
             self._fill_initial(keys, positions[~admitted], out)
             positions = positions[admitted]
-        slots = self._storage.insert(keys[positions], self.fresh)  # before `rows`: it may grow
+        # Insert before reading `rows`, because the storage may grow.
+        slots = self._storage.insert(keys[positions], self.fresh)
         gather(self._storage.rows, slots, positions, out)
-        self._count_uses(keys[positions])  # a push admits none
+        self._count_uses(keys[positions])  # a push admits no key
 
     def _fill_initial(self, keys: Keys, positions: Keys, out: Floats) -> None:
         dtype = self._storage.rows.numbers[DTYPE]
@@ -694,7 +701,7 @@ class SparseTable:
         self._update(*self._storage.arrays, some, grad[positions], options, missing)
 
     def _insert_pushed(self, keys: Keys, positions: Keys) -> Keys:
-        """Make the rows that a push makes of keys without one; those of `positions` that now have one."""
+        """Insert the rows that a push makes. Return those of `positions` that now have a row."""
         admitted = self._filter.pushed(keys[positions])
         if admitted is not None:
             positions = positions[admitted]
@@ -717,19 +724,19 @@ class SparseTable:
         write(storage.rows, slots, values, state, of_row, statistics, self.fresh.state)
         if self.bounded is not None and len(statistics):
             self.bounded.count_loaded(slots)
-            keys = keys[statistics[:, -1] == 0]  # of a save without stamps
+            keys = keys[statistics[:, -1] == 0]  # rows of saved tables without stamps
         self._count_uses(keys)
 
 
 def make_table(spec: TableSpec, budgets: Budgets | None = None) -> DenseTable | SparseTable:
-    """An empty table."""
+    """Return an empty table."""
     return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec, budgets)
 
 
 def make_tables(
     specs: Mapping[int, TableSpec], disk: Path | None = None
 ) -> dict[int, DenseTable | SparseTable]:
-    """Empty tables; those with the same shared bound have one budget. `disk`: see Budgets."""
+    """Return empty tables. Tables with the same shared bound have one budget. See Budgets for `disk`."""
     budgets = Budgets(disk)
     dense = make_dense({number: each for number, each in specs.items() if each.kind is TableKind.DENSE})
     return {

@@ -1,7 +1,7 @@
-"""The spec of a table and its encoding, which servers hold a table, which rows `shrink` removes,
+"""Define the spec of a table and its encoding, the servers that hold a table, the rows that `shrink` removes,
 and the errors of invalid requests.
 
-Imports no kernels: a process without tables imports this too.
+This module imports no kernels, because processes without tables import it too.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ _BOUND = struct.Struct("<BBHIQQd")
 
 
 class SpecError(ValueError):
-    """Bytes that do not describe a table."""
+    """An error for bytes that do not describe a table."""
 
 
 class TableKind(IntEnum):
+    """The kind of a table, dense blocks or sparse rows."""
+
     DENSE = 1
     SPARSE = 2
 
 
 class InitKind(IntEnum):
-    """How the values of a new row are drawn. Each kind says what `a` and `b` of Initializer are."""
+    """The distribution of the values of a new row. Each kind explains `a` and `b` of Initializer."""
 
-    UNIFORM = 1  # from a up to b
-    NORMAL = 2  # mean a, standard deviation b
+    UNIFORM = 1  # uniform from a up to b
+    NORMAL = 2  # normal with mean a and standard deviation b
 
 
 @frozen
 class Initializer:
-    """The values of a row as a pure function of (seed, key, column). Zeros: UNIFORM from 0 to 0."""
+    """The values of a row as a pure function of (seed, key, column). For zeros, use UNIFORM from 0 to 0."""
 
     kind: InitKind = InitKind.UNIFORM
     a: float = 0.0
@@ -61,7 +63,7 @@ class Initializer:
 
 
 class RowType(IntEnum):
-    """The type of a row's values; its optimizer state and statistics are float32."""
+    """The type of a row's values. Optimizer state and statistics are float32."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -69,7 +71,7 @@ class RowType(IntEnum):
 
     @classmethod
     def of(cls, name: str) -> RowType:
-        """By the name of torch's dtype."""
+        """Return the type with this name of a torch dtype."""
         return cls[name.upper()]
 
     @property
@@ -79,41 +81,43 @@ class RowType(IntEnum):
 
 
 class EntryKind(IntEnum):
-    """Which keys get a row. Each kind says what `a` of Entry is."""
+    """The keys that get a row. Each kind explains `a` of Entry."""
 
     ALL = 0
-    PROBABILITY = 1  # a key has a row with probability a: decided once, by (seed, key)
-    COUNT = 2  # once a key has been pulled in training a times
-    SHOW_CLICK = 3  # as ALL, and pushes bring the shows and clicks of their keys
+    PROBABILITY = 1  # a key has a row with probability a, decided once by (seed, key)
+    COUNT = 2  # a key gets a row after a pulls in training
+    SHOW_CLICK = 3  # like ALL, and pushes contain the shows and clicks of their keys
 
 
 @frozen
 class Entry:
-    """An entry filter: a key without a row reads as its initial value, and gradients for it are dropped."""
+    """An entry filter. A key without a row reads as its initial value, and gradients for it are dropped."""
 
     kind: EntryKind = EntryKind.ALL
     a: float = 0.0
 
 
 class EvictionPolicy(IntEnum):
-    """Which rows leave a full table first."""
+    """The rows that leave a full table first."""
 
-    LRU = 1  # those that were updated least recently
-    LFU = 2  # those with the fewest updates, where older ones count less
-    SCORE = 3  # as LFU, but updates count as many shows, and ten times as many clicks, as they bring
+    LRU = 1  # the least recently updated rows
+    LFU = 2  # rows with the fewest updates, where older updates count less
+    SCORE = 3  # like LFU, but an update counts its shows, and a show with a click counts ten times
 
 
 @frozen(kw_only=True)
 class Bound:
-    """How much the table may have on one server: rows, or bytes of memory; 0: any number. Rows that were not
-    updated for `ttl_s` seconds are removed; 0: never. `shared`: all tables with this bound have it together.
-    """
+    """The limit of a table on one server."""
 
     rows: int = 0
+    """The most rows, or 0 for any number."""
     bytes: int = 0
+    """The most bytes of memory, or 0 for any number."""
     policy: EvictionPolicy = EvictionPolicy.LRU
     ttl_s: float = 0.0
+    """Rows without an update for so many seconds are removed. 0 means never."""
     shared: bool = False
+    """All tables with this bound share the limit."""
 
     @classmethod
     def of(
@@ -124,8 +128,9 @@ class Bound:
         evict: str | None,
         ttl_s: float | None,
     ) -> Bound | None:
-        """From the settings of a user, for all servers together; None: no bound. Raises UsageError, which
-        names the settings of `where`.
+        """Return the bound from a user's settings for all servers together, or None without a bound.
+
+        Raise UsageError for wrong settings. The message names the settings of `where`.
         """
         if max_rows is None and max_bytes is None and ttl_s is None:
             if evict is not None:
@@ -148,7 +153,7 @@ class Bound:
         return cls(rows=max_rows or 0, bytes=max_bytes or 0, policy=policy, ttl_s=float(ttl_s or 0))
 
     def on(self, servers: int) -> Bound:
-        """The share of one of so many servers."""
+        """Return the share of one of so many servers."""
         return replace(self, rows=-(-self.rows // servers), bytes=-(-self.bytes // servers))
 
 
@@ -157,42 +162,50 @@ EVICTIONS = tuple(policy.name.lower() for policy in EvictionPolicy)
 
 @frozen(kw_only=True)
 class RowOptions:
-    """What only sparse tables have. `low` and `high` bound every value after an update. `statistics`: each
-    row counts shows, clicks and unseen days. `dtype`: the type of the values. `bound`: how many rows there
-    may be. `servers`: how many servers share the rows; 0: all of them.
-    """
+    """The options that only sparse tables have."""
 
     init: Initializer = Initializer()
     entry: Entry = Entry()
     low: float = -math.inf
+    """The lower bound of every value after an update."""
     high: float = math.inf
+    """The upper bound of every value after an update."""
     statistics: bool = False
+    """Each row counts shows, clicks and unseen days."""
     dtype: RowType = RowType.FLOAT32
+    """The type of the values."""
     bound: Bound | None = None
+    """The limit of rows."""
     servers: int = 0
+    """The number of servers that share the rows, or 0 for all servers."""
 
 
 @frozen(kw_only=True)
 class TableSpec:
-    """`size` is the number of elements of a dense block, or the row length of a sparse table."""
+    """The description of a table."""
 
     kind: TableKind
     name: str
     size: int
+    """The number of elements of a dense block, or the row length of a sparse table."""
     rule: AnyRule
     rows: RowOptions = RowOptions()
 
     @property
     def ages(self) -> bool:
-        """Whether a `shrink` changes the table: it has statistics, or candidates that wait for a row."""
+        """True if a `shrink` changes the table, because it has statistics or candidates that wait for a
+        row.
+        """
         kinds = (EntryKind.SHOW_CLICK, EntryKind.COUNT)
         return self.kind is TableKind.SPARSE and (self.rows.statistics or self.rows.entry.kind in kinds)
 
     def encode(self) -> bytes:
-        """B kind | B rule | H options | Q size | row options | d for each rule option | bound | name, UTF-8.
+        """Return the encoded spec.
 
-        Row options: B init kind | B entry kind | B statistics | B row type | Q seed | d init a | d init b |
-        d entry a | d low | d high | d twice the servers, and 1 more if there is a bound. Bound: B policy |
+            B kind | B rule | H options | Q size | row options | d for each rule option | bound | name, UTF-8
+
+        Row options are B init kind | B entry kind | B statistics | B row type | Q seed | d init a | d init b
+        | d entry a | d low | d high | d twice the servers, plus 1 if there is a bound. A bound is B policy |
         B shared | H, I zero | Q rows | Q bytes | d seconds to live.
         """
         options = options_of(self.rule)
@@ -205,7 +218,7 @@ class TableSpec:
 
     @classmethod
     def decode(cls, content: bytes) -> TableSpec:
-        """Raises SpecError when the bytes are not exactly what `encode` writes."""
+        """Return the spec. Raise SpecError if the bytes are not exactly what `encode` writes."""
         if len(content) < _HEAD.size + _ROWS.size:
             raise SpecError(f"a table spec has only {len(content)} bytes")
         kind, rule_code, count, size = _HEAD.unpack_from(content)
@@ -225,7 +238,7 @@ class TableSpec:
             name = content[end + bounded * _BOUND.size :].decode()
         except UnicodeDecodeError:
             raise SpecError("the table name is not UTF-8") from None
-        made = rule(*options)  # earlier versions saved fewer options: the others had their defaults
+        made = rule(*options)  # earlier versions saved fewer options, and the others had their defaults
         if wrong := wrong_option(made):
             raise SpecError(f"{rule.__name__} has {wrong}")
         if kind == TableKind.DENSE and (made.row_states or isinstance(made, SparseAdam)):
@@ -247,7 +260,7 @@ def _decode_bound(content: bytes, start: int) -> Bound:
 
 
 def _decode_rows(content: bytes) -> tuple[RowOptions, bool]:
-    """The row options, and whether a bound follows."""
+    """Return the row options, and True if a bound follows."""
     init, entry, statistics, dtype, seed, a, b, filter_a, low, high, last = _ROWS.unpack_from(
         content, _HEAD.size
     )
@@ -274,20 +287,22 @@ def _decode_rows(content: bytes) -> tuple[RowOptions, bool]:
 
 
 def start_of(trainers: Sequence[str]) -> str:
-    """A short identifier of one start of a job: a hash of its trainers' endpoints."""
+    """Return a short identifier of one start of a job, a hash of its trainers' endpoints."""
     return xxhash.xxh3_64_hexdigest(",".join(trainers).encode())[:8]
 
 
 def describe_job(
     sync: bool, trainers: int, servers: int, index: int, settings: str = "", *, start: str = ""
 ) -> str:
-    """How both sides describe the job, this server's index, and the settings that both must have."""
+    """Return the description of the job with this server's index and the settings that both sides must
+    share.
+    """
     count = f"{trainers} trainers ({start})" if start else f"{trainers} trainers"
     return _description(sync, count, f"server {index} of {servers}", settings)
 
 
 def describe_kept_job(sync: bool, servers: int, index: int, settings: str = "") -> str:
-    """What must not change between starts of a job that keeps its tables."""
+    """Return the settings that must not change between starts of a job that keeps its tables."""
     return _description(sync, f"server {index} of {servers}", settings)
 
 
@@ -296,31 +311,32 @@ def _description(sync: bool, *more: str) -> str:
 
 
 class TableError(ValueError):
-    """A request that is invalid for the table."""
+    """An error for a request that is invalid for the table."""
 
 
 class ShapeError(TableError):
-    """Values of another shape than the table's."""
+    """An error for values whose shape differs from the table's shape."""
 
 
 class KeysError(TableError):
-    """Keys for a dense table, no keys for a sparse one, or keys that are not (n,) int64."""
+    """An error for keys of a dense table, missing keys of a sparse table, or keys that are not (n,) int64."""
 
 
 class NotFiniteError(TableError):
-    """NaN or infinity among the gradients."""
+    """An error for NaN or infinity among the gradients."""
 
 
 class FullError(TableError):
-    """No room for more rows."""
+    """An error for missing memory for more rows."""
 
-    restart_helps = False  # as of a FleetError
+    restart_helps = False  # like the attribute of a FleetError
 
 
 @contextlib.contextmanager
 def torch_memory() -> Iterator[None]:
-    """Raises MemoryError, as Python and numpy do, where torch finds no memory of the host: its own error is a
-    RuntimeError that says so.
+    """Raise MemoryError, as Python and numpy do, if torch finds no host memory.
+
+    torch itself raises a RuntimeError whose text gives the reason.
     """
     try:
         yield
@@ -332,14 +348,16 @@ def torch_memory() -> Iterator[None]:
 
 @frozen(kw_only=True)
 class ShrinkPolicy:
-    """Each `shrink` is a day: shows and clicks are multiplied by `show_click_decay_rate`, and the unseen
-    days of a row (0 after a push) grow by 1. Then a row is removed whose score,
+    """The policy of `shrink`. Each call is a day.
 
-        nonclk_coeff * (show - click) + click_coeff * click,
+    Shows and clicks are multiplied by `show_click_decay_rate`, and the unseen days of a row (0 after a push)
+    grow by 1. A row is then removed if its score
 
-    is below `delete_threshold`, or which was unseen for more than `delete_after_unseen_days`; and a key that
-    an entry filter counts is forgotten when training has not pulled it for so many. Names and defaults are
-    those of Paddle's ctr accessor.
+        nonclk_coeff * (show - click) + click_coeff * click
+
+    is below `delete_threshold`, or if it was unseen for more than `delete_after_unseen_days`. A key that an
+    entry filter counts is forgotten after so many days without a pull in training. Names and defaults are the
+    same as in Paddle's ctr accessor.
     """
 
     show_click_decay_rate: float = 0.98
@@ -349,18 +367,19 @@ class ShrinkPolicy:
     delete_after_unseen_days: float = 30.0
 
     def numbers(self) -> NDArray[np.float32]:
-        """In the order of the kernel's arguments."""
+        """Return the numbers in the order of the kernel's arguments, (5,) float32."""
         coefficients = self.show_click_decay_rate, self.nonclk_coeff, self.click_coeff
         return np.array([*coefficients, self.delete_threshold, self.delete_after_unseen_days], np.float32)
 
 
-# ---- Which servers hold the rows of a sparse table, and which server holds which dense block.
+# ---- Assign the rows of sparse tables and the dense blocks to servers.
 
 
 def holders(spec: TableSpec, servers: int) -> tuple[int, ...]:
-    """The servers, ascending, that share the rows of a sparse table: those with the largest hashes of server
-    and name (rendezvous hashing). So the choice does not depend on other tables. A key is on the holder
-    number (hash of the key) modulo their number.
+    """Return the servers, ascending, that share the rows of a sparse table.
+
+    They have the largest hashes of server and name (rendezvous hashing), so the choice does not depend on
+    other tables. A key is on the holder with the number (hash of the key) modulo (number of holders).
     """
     return _holders(spec.name, spec.rows.servers, servers)
 
@@ -374,7 +393,7 @@ def _holders(name: str, count: int, servers: int) -> tuple[int, ...]:
 
 
 def servers_for(values: int, mb_per_server: float, servers: int) -> int:
-    """How many servers share a table of so many float32 values: see RowOptions.servers."""
+    """Return the number of servers that share a table of so many float32 values. See RowOptions.servers."""
     if not mb_per_server:
         return 0
     count = max(1, math.ceil(4 * values / (mb_per_server * 2**20)))
@@ -382,19 +401,18 @@ def servers_for(values: int, mb_per_server: float, servers: int) -> int:
 
 
 SLICE_ABOVE = 8192
-"""Dense parameters with more elements than this are sliced (Paddle's `slice_var_up` with its
-`min_block_size`).
-"""
+"""Dense parameters with more elements are sliced (Paddle's `slice_var_up` with its `min_block_size`)."""
 
 
 def block_slices(
     elements: int, row: int, servers: int, slice_up: bool, largest: int
 ) -> list[tuple[int, int]]:
-    """`[start, stop)` of the blocks of a dense parameter of `elements`, whose rows have `row` elements.
+    """Return the ranges `[start, stop)` of the blocks of a dense parameter of `elements`, with rows of `row`
+    elements.
 
-    One block for up to 8192 elements; above, as many as there are servers while each keeps at least 8192
-    elements (the rule of Paddle's slice_variable), cut between rows where rows are short enough. No block
-    is larger than `largest`.
+    There is one block for up to 8192 elements. Larger parameters have one block per server, as long as each
+    block keeps at least 8192 elements (the rule of Paddle's slice_variable). Cuts are between rows if rows
+    are short enough. Blocks have at most `largest` elements.
     """
     if not elements:
         return []
@@ -407,7 +425,7 @@ def block_slices(
 
 
 def place_blocks(names: Sequence[str], servers: int, method: str) -> list[int]:
-    """The server of each dense block: in turn (RoundRobin), or by a hash of its name (HashName)."""
+    """Return the server of each dense block, in turn (RoundRobin) or by a hash of its name (HashName)."""
     if method == "HashName":
         return [zlib.crc32(name.encode()) % servers for name in names]
     return [index % servers for index in range(len(names))]

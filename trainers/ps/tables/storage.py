@@ -1,5 +1,5 @@
-"""Memory of sparse rows and of their index: how it grows in place, and how it is read as of one moment while
-training continues. The meaning of the numbers belongs to the table.
+"""Hold the memory of sparse rows and of their index. The memory grows in place, and can be read as of one
+moment while training continues. The table gives the numbers their meaning.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ from trainers.ps.kernels.rows import (
 from trainers.ps.kernels.runs import COLUMNS, NEEDS_ROOM, ROOM, line_of
 from trainers.ps.tables.spec import FullError, RowType, TableError
 
-# ---- Touching memory before it is written.
+# ---- Touch memory before it is written.
 #
-# The system clears a page at its first use. On a virtual machine the host may have to find one first, which
-# takes longer than everything else about a new row: up to 3 ms per MiB.
+# The system clears a page at its first use. On a virtual machine, the host may have to find a page first.
+# This takes longer than everything else about a new row, up to 3 ms per MiB.
 
 
 def touch_in_background(words: NDArray[np.int64], start: int, stop: int) -> Future[None]:
-    """Touch bytes [start, stop), in one thread for all; others may read and write them meanwhile."""
+    """Touch bytes [start, stop) in one thread for all arenas. Others may read and write the bytes
+    meanwhile.
+    """
     return _thread().submit(touch_pages, words, start // 8, stop // 8)
 
 
@@ -75,12 +77,14 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "memory")
 
 
-# ---- A large address space is reserved at the start and costs nothing: memory comes page by page when it is
-# first written, so its content never moves. Where the system refuses such a reservation (`ulimit -v`,
-# vm.overcommit_memory=2), the block starts small and is copied to one of twice the size when it is full.
+# ---- Memory that grows in place.
+#
+# A large address space is reserved at the start and costs nothing. Memory comes page by page at the first
+# write, so the content never moves. If the system refuses such a reservation (`ulimit -v`,
+# vm.overcommit_memory=2), the block starts small. When it is full, it is copied to a block of twice the size.
 
-_NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python 3.11 does not name
-_SMALL = 4 << 20  # bytes in pages of 4 KiB before larger ones, so that a small table stays small
+_NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python 3.11 does not define
+_SMALL = 4 << 20  # bytes in pages of 4 KiB before larger pages, so that a small table stays small
 _HUGE = 2 << 20  # bytes of a larger page
 _AHEAD = 32 << 20  # bytes
 _FIRST = 1 << 20  # bytes of an arena without reservation
@@ -89,7 +93,9 @@ _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 @cache
 def reservation() -> int:
-    """Bytes of address space for one arena: the machine's memory, or 0 where address space is limited."""
+    """Return the bytes of address space for one arena, which is the node's memory, or 0 if address space is
+    limited.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     try:
         strict = _OVERCOMMIT.read_text().strip() == "2"
@@ -101,14 +107,14 @@ def reservation() -> int:
 
 
 class Arena:
-    """One block of zeroed memory that grows in place. `words` is the memory as int64. After `grow` it may be
-    another array; old views keep the old memory.
+    """A block of zeroed memory that grows in place.
 
-    `reserve` bytes of address space are requested; with 0, or when that is refused, the arena grows by
+    `reserve` bytes of address space are requested. With 0, or if the system refuses, the arena grows by
     copying.
     """
 
     words: NDArray[np.int64]
+    """The memory as int64. After `grow` it may be another array, and old views keep the old memory."""
 
     def __init__(self, reserve: int) -> None:
         self._touched = self._used = 0
@@ -122,11 +128,11 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """Usable bytes."""
+        """The number of usable bytes."""
         return self.words.nbytes
 
     def grow(self, size: int) -> None:
-        """Make room for `size` bytes. Raises FullError."""
+        """Make room for `size` bytes. Raise FullError if memory is missing."""
         if size <= self.size:
             return
         old = self.words
@@ -139,9 +145,11 @@ class Arena:
         self.words[: len(old)] = old
 
     def expect(self, size: int, scale: int | None = None) -> None:
-        """The first `size` bytes are about to be used: get memory for them and some more in the background,
-        at most 32 MiB and an eighth of `scale` (default: `size`), so that a large arena that grows steadily
-        finds its memory ready. Only with a reservation: the thread needs address space of its own.
+        """Get memory for the first `size` bytes, which are about to be used, and for more in the background.
+
+        The additional memory is at most 32 MiB and an eighth of `scale` (default `size`). A large arena that
+        grows steadily thus finds its memory ready. Only arenas with a reservation do this, because the thread
+        needs address space of its own.
         """
         begin, more = max(self._touched, self._used), min((scale or size) // 8, _AHEAD)
         self._used = size
@@ -149,12 +157,12 @@ class Arena:
             return
         stop = min(size + more, self.size) // _HUGE * _HUGE
         if stop - begin >= _HUGE and (self._touching is None or self._touching.done()):
-            with contextlib.suppress(RuntimeError):  # no thread starts while the interpreter exits
+            with contextlib.suppress(RuntimeError):  # threads cannot start while the interpreter exits
                 self._touching = touch_in_background(self.words, begin, stop)
                 self._touched = stop
 
     def give_back(self, size: int) -> None:
-        """Return the memory behind the first `size` bytes to the system; it reads as zeros from now on."""
+        """Return the memory after the first `size` bytes to the system. From now on it reads as zeros."""
         self._touched, self._used = min(self._touched, size), size
         start = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if start < self.size:
@@ -169,9 +177,11 @@ class Arena:
 
 
 MAX_ROWS = 2_000_000_000
-"""Rows of one table on one server. The directory of an index ends at 2**DEEPEST segments, and hashes fill the
-densest of them at about 2.14e9 rows: a little earlier or later in each process, as each has its own secret.
-So the limit is a good deal below, where every process finds room for what another had.
+"""The most rows of one table on one server.
+
+The directory of an index ends at 2**DEEPEST segments. Hashes fill the densest segment at about 2.14e9 rows, a
+little earlier or later in each process, because each process has its own secret. The limit is well below this
+number, so every process finds room for the rows that another process had.
 """
 _ROWS_AHEAD = 1024
 _WORD = 8
@@ -183,21 +193,23 @@ NOTHING_NEW = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.floa
 
 
 def typed(places: Tensor, dtype: torch.dtype, dim: int) -> Tensor:
-    """(n, dim) of this type: the values in places (n, width)."""
-    if not len(places):  # torch does not view nothing as another type
+    """Return the values in places (n, width) as a tensor (n, dim) of this type."""
+    if not len(places):  # torch cannot view an empty tensor as another type
         return torch.empty(0, dim, dtype=dtype)
     return places.view(dtype)[:, :dim].contiguous()
 
 
 def keys_of(records: Floats) -> Keys:
-    """(n,) int64: the keys of records (n, stride), a copy."""
+    """Return a copy of the keys of records (n, stride), (n,) int64."""
     return records[:, :VALUES].copy().view(np.int64).reshape(-1)
 
 
 class Storage:
-    """Records of `dim` values of a type, `states` floats of optimizer state and `statistics` floats, by key.
-    Slots are numbered from 0 without gaps, in the order of insertion. `rows`, `index` and `uses` are what
-    kernels take. `seed`: of the random rounding of values that are not float32.
+    """Records by key, with `dim` values of a type, `states` floats of optimizer state and `statistics`
+    floats.
+
+    Slots are numbered from 0 without gaps, in the order of insertion. Kernels use `rows`, `index` and `uses`.
+    `seed` determines the random rounding of values that are not float32.
     """
 
     rows: Rows
@@ -206,7 +218,7 @@ class Storage:
     dim: int
     statistics: int
     stride: int
-    """Places of 4 bytes of a record."""
+    """Places of 4 bytes per record."""
 
     def __init__(
         self,
@@ -243,18 +255,19 @@ class Storage:
         self._view_rows(numbers, *_NO_IMAGES)
 
     def bound(self, uses: Uses, cost: int, *, evicts: bool) -> None:
-        """From now on the last of the statistics is a stamp, and a row costs so much of this budget.
-        `evicts`: those with a stamp below their floor do not exist any more.
+        """Put the rows in a budget. From now on, the last statistic is a stamp, and a row costs so much.
+
+        With `evicts`, rows with a stamp below their floor no longer exist.
         """
         self.uses, self.rows.numbers[COST], self.evicts = uses, cost, evicts
         self.publish(self._line)
 
     def floors(self) -> NDArray[np.float64]:
-        """(PARTS,): the stamps below which rows do not exist, a copy."""
+        """Return a copy of the stamps below which rows do not exist, (PARTS,) float64."""
         return self.uses.clock[FLOORS:].copy() if self.evicts else np.zeros(PARTS)
 
     def publish(self, line: Keys) -> None:
-        """From now on keep the line of this table (see `kernels.runs`) here."""
+        """Keep the line of this table (see `kernels.runs`) here from now on."""
         self._line = line
         self._line[:] = line_of(*self.arrays, self.uses, self._room)
 
@@ -263,39 +276,40 @@ class Storage:
 
     @property
     def bytes(self) -> int:
-        """In use: of the rows, their flags and their index."""
+        """The bytes in use by rows, their flags and their index."""
         segments = int(self.index.numbers[SEGMENTS])
         return len(self) * (self.stride * _PLACE + 1) + segments * SEGMENT * _WORD
 
     @property
     def arrays(self) -> tuple[Index, Rows]:
-        """As kernels take them."""
+        """The arrays in the form for kernels."""
         return self.index, self.rows
 
     def begin_update(self, step: int) -> None:
-        """Values that are rounded at random from now on are those of this step."""
+        """Use this step for the random rounding of values from now on."""
         self.rows.numbers[STEP] = step
 
     def records(self, start: int, stop: int) -> Floats:
-        """(stop - start, stride) places: those of these slots, a view."""
+        """Return a view of the records of these slots, (stop - start, stride) places."""
         return self.rows.floats[start * self.stride : stop * self.stride].reshape(-1, self.stride)
 
     def keys(self, start: int, stop: int) -> Keys:
-        """(stop - start,) int64: those of these slots, a copy."""
+        """Return a copy of the keys of these slots, (stop - start,) int64."""
         return keys_of(self.records(start, stop))
 
     def column(self, place: int) -> NDArray[np.float32]:
-        """(rows,): of each record the number at this place behind the key; a view."""
+        """Return a view of the number at this place after the key, (rows,) float32."""
         return self.rows.floats[VALUES + place : len(self) * self.stride : self.stride]
 
     def insert(self, keys: Keys, fresh: Fresh) -> Keys:
-        """The slots of `keys`, (n,); a key without a row gets one. Raises FullError; rows inserted before
-        that stay.
+        """Return the slots of `keys`, (n,) int64. A key without a row gets one.
+
+        Raise FullError if memory is missing. Rows inserted before the error stay.
         """
         slots = np.empty(len(keys), np.int64)
         try:
             self._make_room(len(self) + len(keys))
-        except FullError:  # most of them may have a row
+        except FullError:  # most keys may have a row already
             self._make_room(len(self) + without_row(*self.arrays, keys, slots))
         done = 0
         while done < len(keys):
@@ -305,7 +319,7 @@ class Storage:
         return slots
 
     def find(self, keys: Keys) -> Keys:
-        """The slots of `keys`, (n,); -1 for a key without a row."""
+        """Return the slots of `keys`, (n,) int64, with -1 for a key without a row."""
         missing, slots = np.empty(len(keys), np.int64), np.full(len(keys), -1)
         here = np.ones(len(keys), np.bool_)
         here[missing[: without_row(*self.arrays, keys, missing)]] = False
@@ -315,20 +329,21 @@ class Storage:
         return slots
 
     def grow(self, needs: int, rows: int) -> None:
-        """What the kernels need to insert `rows` more rows. Raises FullError."""
+        """Provide what the kernels need to insert `rows` more rows. Raise FullError if memory is missing."""
         if needs == NEEDS_DIRECTORY:
             self._double_directory()
         elif needs == NEEDS_ROOM:
             total = len(self) + rows
             self._make_room(total)
             fit = min(self._flags.size, self._records.size // (self.stride * _PLACE), MAX_ROWS)
-            self._make_room(max(total, min(total + _ROWS_AHEAD, fit)))  # so that it is rarely asked for
+            self._make_room(max(total, min(total + _ROWS_AHEAD, fit)))  # so that growth is rarely needed
         else:
             self._more_segments()
 
     def has_room(self, rows: int) -> bool:
-        """Whether so many new rows certainly fit into the memory that is reserved. Each splits a segment of
-        the index at worst.
+        """Return True if so many new rows certainly fit into the reserved memory.
+
+        In the worst case, each row splits a segment of the index.
         """
         total, segments = len(self) + rows, int(self.index.numbers[SEGMENTS]) + rows
         return (
@@ -338,8 +353,8 @@ class Storage:
         )
 
     def expect(self, rows: int) -> None:
-        """Prepare for `rows` rows in all: get memory in the background and, if the table is empty, lay out
-        the index so that no segment needs to be split meanwhile.
+        """Prepare for `rows` rows in all. Get memory in the background. If the table is empty, lay out the
+        index so that segments need no split meanwhile.
         """
         rows = min(rows, MAX_ROWS)
         if not len(self):
@@ -350,16 +365,16 @@ class Storage:
         self._make_room(rows)
 
     def begin_cut(self, images: NDArray[np.float32], image_of: NDArray[np.uint32]) -> None:
-        """From now on rows are copied to an image before they change."""
+        """Copy rows to an image before they change, from now on."""
         cut = np.array([1, len(self), 0, 0], np.int64)
         self._view_rows(self.rows.numbers, images, image_of, cut)
 
     def end_cut(self) -> None:
-        """Stop keeping images; existing ones are freed once unused."""
+        """Stop keeping images. Existing images are freed once unused."""
         self._view_rows(self.rows.numbers, *_NO_IMAGES)
 
     def give_back(self) -> None:
-        """Return memory behind the last row to the system."""
+        """Return memory after the last row to the system."""
         self._records.give_back(len(self) * self.stride * _PLACE)
         self._flags.give_back(len(self))
         self._room = self._line[ROOM] = len(self)
@@ -419,26 +434,29 @@ class Storage:
         self._set_index(entries=entries, fill=fill, depths=depths)
 
 
-# ---- Cuts: a table as of one moment, read while training continues.
+# ---- Cuts show a table as of one moment, while training continues.
 
 
 @frozen(eq=False)
 class SparseRows:
-    """Rows of a sparse table: keys (n,) int64; values (n, dim) float32, or of the type that the table has; a
-    (n, dim) float32 for each state, then a (n, 1) for each row-wise state; statistics (n, columns) float32
-    (show, click, unseen days if it counts them, stamp if it is bounded) or None. `removed`: keys of rows that
-    do not exist any more.
-    """
+    """Rows of a sparse table."""
 
     keys: Tensor
+    """(n,) int64."""
     values: Tensor
+    """(n, dim) float32, or the type of the table."""
     state: tuple[Tensor, ...]
+    """(n, dim) float32 for each state, then (n, 1) float32 for each row-wise state."""
     statistics: Tensor | None = None
+    """(n, columns) float32, or None. The columns are show, click and unseen days if the table counts them,
+    and the stamp if the table is bounded.
+    """
     removed: Tensor | None = None
+    """The keys of rows that no longer exist."""
 
 
 def split_records(storage: Storage, records: Floats, row_states: int) -> SparseRows:
-    """(n, stride) places of a storage with so many row-wise states: copies."""
+    """Return copies of the parts of records (n, stride), which have so many row-wise states."""
     numbers = storage.rows.numbers
     width, dim, states = int(numbers[WIDTH]), int(numbers[DIM]), int(numbers[STATES])
     places = torch.from_numpy(records[:, VALUES : VALUES + width].copy())
@@ -455,18 +473,20 @@ def split_records(storage: Storage, records: Floats, row_states: int) -> SparseR
 
 @frozen(eq=False)
 class Candidates:
-    """Keys (n,) int64 without a row yet, how often each was pulled, days since then, and the stamps of a
-    bounded table, (n,) float32.
-    """
+    """Keys that do not have a row yet."""
 
     keys: Tensor
+    """(n,) int64."""
     counts: Tensor
+    """The number of pulls of each key, (n,) float32."""
     days: Tensor
+    """The days since the last pull, (n,) float32."""
     stamps: Tensor | None = None
+    """The stamps of a bounded table, (n,) float32, or None."""
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """All that there are."""
+        """All columns that exist."""
         columns = (self.keys, self.counts, self.days)
         return columns if self.stamps is None else (*columns, self.stamps)
 
@@ -476,10 +496,12 @@ class Candidates:
 
 @frozen(eq=False)
 class DenseRows:
-    """A dense table: values (size,) float32, and a (size,) float32 for each state."""
+    """The content of a dense table."""
 
     values: Tensor
+    """(size,) float32."""
     state: tuple[Tensor, ...]
+    """(size,) float32 for each state."""
 
 
 @frozen(eq=False)
@@ -491,10 +513,10 @@ class DenseCut:
 
 
 class Closing:
-    """A cut that a `with` block closes, as saved unless the block fails."""
+    """A cut that a `with` block closes. It counts as saved unless the block fails."""
 
     def close(self, *, saved: bool = True) -> None:
-        """See Cut.close."""
+        """Close the cut. See Cut.close."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -507,13 +529,12 @@ class Closing:
 
 
 class Cut(Closing):
-    """Copy-on-write view of a sparse table as of the moment when `SparseTable.cut` was called.
+    """A copy-on-write view of a sparse table as of the call of `SparseTable.cut`.
 
-    `rows` slots must be read upwards from 0; `step` is the table's at that moment, and `removed` are the keys
-    of rows that were removed before it, since the last cut with `mark`; some may have a row again. `changed`:
-    only rows with this flag; 0: all. `read` may
-    run in another thread than the table's, `close` must run in the table's thread; leaving a `with` block
-    closes too.
+    Read the `rows` slots upwards from 0. `step` is the table's step at that moment. `removed` holds the keys
+    of rows removed earlier, since the last cut with `mark`. Some of these keys may have a row again. If
+    `changed` is not 0, the cut contains only rows with this flag. `read` may run in any thread, but `close`
+    must run in the table's thread. Leaving a `with` block also closes the cut.
     """
 
     def __init__(
@@ -537,16 +558,19 @@ class Cut(Closing):
         self.expect(0)
 
     def expect(self, changes: int) -> None:
-        """Get memory for the images of so many rows that are about to change. In the table's thread."""
+        """Get memory for the images of so many rows that are about to change. Call it in the table's
+        thread.
+        """
         record = _PLACE * self._storage.stride
         taken = min(int(self._storage.rows.cut[TAKEN]) + changes, self.rows)
         self._images.expect(taken * record, self.rows * record)
 
     def read(self, start: int, stop: int) -> SparseRows:
-        """Slots [start, stop) as of the cut; a cut of changed rows returns only those, so perhaps fewer.
+        """Return the slots [start, stop) as of the cut. A cut of changed rows returns only these, so perhaps
+        fewer.
 
-        Must go upwards: rows that were read are no longer kept. Raises TableError for a step back, a range
-        outside the cut, and after `close`.
+        Read upwards, because images of earlier rows are no longer kept. Raise TableError for a step back, for
+        a range outside the cut, and after `close`.
         """
         rows = self._storage.rows
         if not self._open:
@@ -585,8 +609,10 @@ class Cut(Closing):
         )
 
     def close(self, *, saved: bool = True) -> None:
-        """End the cut and free its images. With `saved`, and if every row was read, a cut with `mark` marks
-        all rows as unchanged that have not changed since. Closing twice is allowed.
+        """End the cut and free its images. You may close a cut twice.
+
+        If it is `saved` and every row was read, a cut with `mark` marks rows as unchanged that have not
+        changed since.
         """
         if self._open:
             self._open = False
@@ -594,7 +620,7 @@ class Cut(Closing):
 
 
 def _room_for(rows: int, stride: int) -> tuple[Arena, Arena]:
-    """Address space for an image of every row, and for the number of each row's image."""
+    """Return address space for an image of every row, and for the number of each row's image."""
     sizes = (_PLACE * rows * stride, 4 * rows)
     arenas = tuple(Arena(size if reservation() else 0) for size in sizes)
     for arena, size in zip(arenas, sizes, strict=True):

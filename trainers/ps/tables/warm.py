@@ -1,8 +1,9 @@
-"""Warm-up: calls kernels on a few rows, so that they are compiled before a request needs them.
+"""Warm up kernels by calls on a few rows, so that they are compiled before a request needs them.
 
-A kernel that is not cached on this machine is compiled, by one process while others go on to the next (see
-`kernels.compiled`). So the order here distributes the work of a first start: a server begins with new rows, a
-trainer with batches and then its own tables. Kernels that few jobs need are left to their first call.
+One process compiles a kernel that is not cached on this node, while other processes continue with the next
+(see `kernels.compiled`). The order here therefore distributes the work of a first start. A server starts with
+new rows, and a trainer starts with batches and then its own tables. Kernels that few jobs need are compiled
+at their first call.
 """
 
 from __future__ import annotations
@@ -61,14 +62,17 @@ _ONE_TABLE = np.array([3])
 
 
 def warm_up_server() -> None:
-    """The kernels that every server needs: its tables are not known yet."""
+    """Compile the kernels that every server needs. The tables are not known yet."""
     use_rows()
     use_batches()
 
 
 def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool, bags: bool) -> None:
-    """The kernels that a trainer needs, and those with which servers on this machine will train its tables.
-    `geo`: also those for its own rows. `bags`: for EmbeddingBags.
+    """Compile the kernels of a trainer, and the kernels with which servers on this node will train its
+    tables.
+
+    With `geo`, also compile kernels for the trainer's own rows. With `bags`, compile kernels for
+    EmbeddingBags.
     """
     use_batches()
     if bags:
@@ -79,7 +83,7 @@ def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool, bags: bool) -> Non
 
 
 def use_batches() -> None:
-    """The kernels of a trainer's batch."""
+    """Compile the kernels of a trainer's batch."""
     merge_runs([(np.array([len(_KEYS)]), _KEYS, _ROWS)])
     order_by_server(_KEYS, np.arange(2), 2)
     all_finite(_ROWS)
@@ -93,7 +97,7 @@ def use_batches() -> None:
 
 
 def use_bags() -> None:
-    """The kernels of an EmbeddingBag in a trainer."""
+    """Compile the kernels of an EmbeddingBag in a trainer."""
     rows, none, weights = _ROWS.numpy().copy(), np.empty(0, np.int64), np.empty(0, np.float32)
     pool_bags(rows, none, none, -1, none, weights, False, rows)
     scatter_bags(rows, none, none, -1, none, weights, False, rows)
@@ -101,7 +105,7 @@ def use_bags() -> None:
 
 
 def use_rows() -> None:
-    """A server's kernels of rows, independent of entry filter and rule."""
+    """Compile a server's kernels of rows, which are independent of entry filter and rule."""
     table = _table(Fixed())
     table.assign(_KEYS, _ROWS)
     run = Lines({0: table}).run(0, 1)
@@ -109,11 +113,12 @@ def use_rows() -> None:
     run.make_room([(_ONE_TABLE, _KEYS)])
     touch_pages(np.zeros(1, np.int64), 0, 1)
     storage, none = Storage(1, 0, 0), np.empty(0, np.int64)
-    without_row(*storage.arrays, none, none)  # called when memory is short: too late to compile
+    # Call without_row too. Otherwise its first call comes when memory is short, too late to compile it.
+    without_row(*storage.arrays, none, none)
 
 
 def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
-    """A push and a pull of each kind of table."""
+    """Compile a push and a pull of each kind of table."""
     for spec in dict.fromkeys(map(_small, specs)):
         table, rows = make_table(spec), _ROWS[: len(keys)]
         if isinstance(table, DenseTable):
@@ -133,6 +138,7 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
 
 
 def use_every_table() -> None:
+    """Compile the kernels of every rule, entry filter and bound."""
     blocks = (SGD(weight_decay=0.5), SGD(momentum=0.5), Adagrad(), Adam(), FTRL())
     use_tables(TableSpec(kind=TableKind.DENSE, name="", size=1, rule=rule) for rule in blocks)
     rows: tuple[AnyRule, ...] = (
@@ -145,7 +151,7 @@ def use_every_table() -> None:
 
 
 def use_saves() -> None:
-    """The kernels of saving and loading, and of a trainer's rows in geo training."""
+    """Compile the kernels of saving and loading, and of a trainer's rows in geo training."""
     table = _table(SGD())
     table.assign(_KEYS, _ROWS)
     with table.cut(mark=True) as cut:
@@ -153,7 +159,7 @@ def use_saves() -> None:
 
 
 def use_rest() -> None:
-    """The kernels of shrink and of evaluation."""
+    """Compile the kernels of shrink and of evaluation."""
     table = _table(SGD(), EntryKind.SHOW_CLICK)
     table.pull(_KEYS)
     table.begin_shrink(ShrinkPolicy())
@@ -173,7 +179,7 @@ EVERYTHING: tuple[Callback, ...] = (
 
 
 def _small(spec: TableSpec) -> TableSpec:
-    """A spec of size 1 that needs the same kernels."""
+    """Return a spec of size 1 that needs the same kernels."""
     rows = RowOptions(entry=Entry(spec.rows.entry.kind, 1.0), statistics=spec.rows.statistics)
     small = TableSpec(kind=spec.kind, name="warm", size=1, rule=spec.rule, rows=rows)
     return small if spec.rows.bound is None else _bounded(small)

@@ -1,1 +1,1 @@
-"""A trainer's side of the parameter servers: model and optimizer to tables and back."""
+"""A trainer's side of the parameter servers. It maps model and optimizer to tables and back."""

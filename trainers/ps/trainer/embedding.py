@@ -1,8 +1,8 @@
-"""Forward and backward of embeddings whose rows are on servers.
+"""Forward and backward passes of embeddings whose rows are on servers.
 
-The module keeps its class, name and options; only its `forward` is replaced while training: the unique ids of
-a batch are pulled as one small leaf tensor and looked up by position, and the gradient of that leaf is
-already summed by id. Transport belongs to a `RowSource`.
+The module keeps its class, name and options. Only its `forward` is replaced while training. The unique ids of
+a batch are pulled as one small leaf tensor, and looked up by position. The gradient of that leaf is therefore
+summed by id already. A `RowSource` handles the transport.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from trainers.ps.trainer.weight import (
     without_overrides,
 )
 
-# ---- Rows by position, with a backward pass that sums gradients in one go: on a CPU, torch's own embedding
-# backward takes seven times as long.
+# ---- Look up rows by position, with a backward pass that sums gradients in one pass. On a CPU, torch's own
+# embedding backward takes seven times as long.
 
 
 class _Gather(torch.autograd.Function):
@@ -60,15 +60,15 @@ class _Gather(torch.autograd.Function):
         grad = grads[0].detach().resolve_neg()
         dim = grad.shape[-1]
         out = np.zeros((ctx.count, dim), np.float32)
-        # The first gradient of a row is copied, so places must come in the order of their first appearance:
-        # with several lookups over the same keys they may not, and all are added to zeros.
+        # The first gradient of a row is copied if places come in the order of their first appearance. With
+        # several lookups over the same keys they may not, so all gradients are added to zeros.
         add_rows(ctx.place.reshape(-1).numpy(), grad.reshape(-1, dim).contiguous().numpy(), ctx.count, out)
         return None, torch.from_numpy(out)
 
 
 class _Embed(torch.autograd.Function):
-    """The rows of several calls in one go. A backward pass that reaches some of them adds their gradients to
-    the batch's, all at once.
+    """The rows of several calls, computed together. A backward pass that reaches some calls adds their
+    gradients to the batch's gradients in one operation.
     """
 
     @staticmethod
@@ -86,15 +86,18 @@ class _Embed(torch.autograd.Function):
 
 
 _apart: Any = torch.ops.aten._unsafe_view.default
-"""The same memory with a node of its own, as torch's embedding has one: hooks of an output of several are
-called, with None, when a backward pass reaches another one. To torch it is no view, so that hooks stay when
-the script changes the tensor in place.
+"""Return the same memory with a separate node, as torch's embedding has one.
+
+torch calls the hooks of an output among several, with None, when a backward pass reaches another output.
+torch does not treat the result as a view, so hooks stay when the script changes the tensor in place.
 """
 
 
 def embed(batch: Batch, call: Call, weight: Tensor) -> Tensor:
-    """Return the rows of a call, (*ids.shape, dim), which a backward pass trains if the weight wants a
-    gradient. Rows of all calls of the batch that can be computed like that are computed with the first.
+    """Return the rows of a call, (*ids.shape, dim). A backward pass trains them if the weight needs a
+    gradient.
+
+    The first call computes the rows of all calls of the batch for which this is possible.
     """
     with without_overrides():
         if not weight.requires_grad:
@@ -110,7 +113,9 @@ def embed(batch: Batch, call: Call, weight: Tensor) -> Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """The distinct rows of a call; `collect` gets their gradient and returns the weight's."""
+    """The distinct rows of a call. `collect` receives their gradient, and returns the gradient of the
+    weight.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weight: Tensor, rows: Tensor, collect: _Collect) -> Tensor:
@@ -124,7 +129,9 @@ class _Rows(torch.autograd.Function):
 
 
 def gathered(place: Tensor, rows: Tensor) -> Tensor:
-    """rows[place]: (...) int64 positions and (n, dim) -> (..., dim), differentiable in the rows."""
+    """Return rows[place], (..., dim), for positions (...) int64 and rows (n, dim). It is differentiable in
+    the rows.
+    """
     if rows.is_cpu and rows.dtype is torch.float32:
         result: Tensor = _Gather.apply(place, rows)  # type: ignore[no-untyped-call]  # torch's
         return result
@@ -132,10 +139,11 @@ def gathered(place: Tensor, rows: Tensor) -> Tensor:
 
 
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function; torch.compile leaves it out of its graphs, because it talks to servers.
+    """Return the function so that torch.compile leaves it out of its graphs, because it communicates with
+    servers.
 
-    As torch.compiler.disable, but without its import (a second) and its cost of each call where nothing is
-    compiled.
+    This works like torch.compiler.disable, without its import (a second), and without its cost per call if
+    nothing is compiled.
     """
     disabled: Callable[..., Any] | None = None
 
@@ -156,39 +164,41 @@ _Collect = Callable[[Tensor], Tensor | None]
 
 
 class RowSource(WeightGradient, Protocol):
-    """Where rows come from, and where their gradients go."""
+    """The source of rows, and the destination of their gradients."""
 
     @property
     def anchor(self) -> Tensor:
-        """All outputs depend on it, for autograd."""
+        """A tensor on which all outputs depend, for autograd."""
 
     def call(self, ids: Tensor) -> Call | None:
-        """The call of these ids in training, for `embed` or `pool`; None: use `look_up`."""
+        """Return the call of these ids in training, for `embed` or `pool`, or None to use `look_up`."""
         return None
 
     def look_up(self, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
-        """The distinct keys of a batch, and their rows, (u, dim) float32. Raises IndexError for an id out of
-        range.
+        """Return the distinct keys of a batch, and their rows, (u, dim) float32. Raise IndexError for an id
+        out of range.
         """
 
     def pull_all(self) -> Tensor | None:
-        """Every row of the module, (num_embeddings, dim) float32; None when it is unbounded."""
+        """Return every row of the module, (num_embeddings, dim) float32, or None if the module is
+        unbounded.
+        """
 
     def collect(self, keys: Tensor, grad: Tensor) -> Tensor | None:
-        """Collect the gradient of these rows in a backward pass. Return it instead where autograd is to have
-        it.
-        """
+        """Collect the gradient of these rows in a backward pass, or return it if autograd must get it."""
 
     def add_stats(self, keys: Tensor, stats: Tensor) -> None:
         """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""
 
 
 class _Given:
-    """Rows in a state dict. In torch they would be the weight itself, and what a script writes into them."""
+    """Rows in a state dict. In torch they would be the weight itself, including values that a script
+    writes.
+    """
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = weakref.ref(rows)
-        self._counter = rows.detach()  # shares the counter of changes
+        self._counter = rows.detach()  # this shares the counter of changes
         self._counter.data = rows.new_empty(0)
         self._version = self._counter._version
         self._sum = _checksum(rows)
@@ -196,11 +206,13 @@ class _Given:
 
     @property
     def alive(self) -> bool:
-        """Whether somebody has them."""
+        """True while anything refers to the rows."""
         return self._rows() is not None
 
     def written(self) -> bool:
-        """Whether they have changed since. A change by numpy or `.data` is seen at calls 1, 2, 4, 8, ..."""
+        """Return True if the rows have changed since. Calls 1, 2, 4, 8, ... also detect changes by numpy or
+        `.data`.
+        """
         rows = self._rows()
         self._looks += 1
         if rows is not None and self._looks.bit_count() == 1 and _checksum(rows) != self._sum:
@@ -213,11 +225,11 @@ def _checksum(rows: Tensor) -> int:
 
 
 _COPYING = ("__deepcopy__", "__reduce_ex__")
-"""What copy.deepcopy and pickle call."""
+"""The methods that copy.deepcopy and pickle call."""
 
 
 class ServedEmbedding:
-    """One embedding module that is served: from construction until `end`. `called` is told of its calls."""
+    """One embedding module that is served from construction until `end`. `called` receives its calls."""
 
     def __init__(
         self,
@@ -236,34 +248,38 @@ class ServedEmbedding:
         self._called = called
         self._zeros = zeros
         self._given: list[_Given] = []
-        """The rows in state dicts that the script has."""
+        """The rows in state dicts that the script holds."""
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
         self._pools = pools(module) and not statistics
         self._device = device_of(module)
         self._dtype = module.weight.dtype
         self._weight = serve_weight(weight_of(module), name, rows, bounded=self._bound is not None)
-        module.__dict__["forward"] = self._forward()  # on the instance, while it is served
+        module.__dict__["forward"] = self._forward()  # on the instance, as long as it is served
         module.__dict__.update(dict.fromkeys(_COPYING, self._refuse_copy))
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            # Not a bound method: torch sets an attribute on the function.
+            # Use a lambda instead of a bound method, because torch sets an attribute on the function.
             lambda module, state, prefix, metadata: self._add_weight(state, f"{prefix}weight")
         )
 
     @property
     def _in_place(self) -> bool:
-        """Whether the module has the weight that is served: torch.func.functional_call, a parametrization or
-        an assignment puts another one there, with which torch's own forward computes.
+        """True if the module has the weight that is served.
+
+        torch.func.functional_call, a parametrization or an assignment replaces the weight. torch's own
+        forward then computes with the replacement.
         """
         return self._module._parameters.get("weight") is self._weight
 
     def check(self) -> None:
-        """Raises UsageError if the script has replaced the weight, or written into the rows of a state."""
+        """Raise UsageError if the script has replaced the weight, or written into the rows of a state
+        dict.
+        """
         self.check_place()
         self.check_given()
 
     def check_place(self) -> None:
-        """Raises UsageError if the script has put another weight in the place of the served one."""
+        """Raise UsageError if the script has replaced the served weight."""
         if not self._in_place:
             raise UsageError(
                 f"the weight of embedding {self._name!r} was replaced by another one, and the servers train "
@@ -272,7 +288,7 @@ class ServedEmbedding:
             )
 
     def check_given(self) -> None:
-        """Raises UsageError if the script has written into the rows of a state dict."""
+        """Raise UsageError if the script has written into the rows of a state dict."""
         if any(each.written() for each in self._given):
             raise UsageError(
                 f"the script has written into the rows of {self._name!r} in a state dict, which are a copy "
@@ -281,19 +297,20 @@ class ServedEmbedding:
         self._given = [each for each in self._given if each.alive]
 
     def forget_given(self) -> None:
-        """The script loads other rows."""
+        """Forget the rows in state dicts, because the script loads other rows."""
         self._given.clear()
 
     @property
     def weight(self) -> ServedWeight:
-        """A view of the weight: torch loads it from a state dict in the place of rows."""
+        """A view of the weight, which torch loads from a state dict instead of rows."""
         view: Any = self._weight.detach()
         assert isinstance(view, ServedWeight)
         return view
 
     def rows_of(self, given: Tensor) -> Tensor | None:
-        """(num_embeddings, dim) float32: the rows of a weight in a state dict; None for another shape, which
-        torch then reports. Raises UsageError for an unbounded table.
+        """Return the rows of a weight in a state dict, (num_embeddings, dim) float32.
+
+        Return None for another shape, which torch then reports. Raise UsageError for an unbounded table.
         """
         if self._bound is None:
             raise UsageError(
@@ -306,15 +323,16 @@ class ServedEmbedding:
         return given.detach().to("cpu", torch.float32)
 
     def end(self, weight: Tensor | None) -> None:
-        """Make it an ordinary module again, with these values."""
+        """Make the module an ordinary module again, with these values."""
         end_serving(self._weight, None if weight is None else weight.to(self._device, self._dtype))
-        for name in ("forward", *_COPYING):  # restores those of the class
+        for name in ("forward", *_COPYING):  # this restores the methods of the class
             del self._module.__dict__[name]
         self._hook.remove()
 
     def end_without_rows(self) -> None:
-        """Make it a module without rows: another trainer has them, or the servers have saved them. Its calls,
-        and those of `state_dict()`, are refused.
+        """Make it a module without rows, because another trainer has them, or the servers have saved them.
+
+        Its calls and its `state_dict()` are refused.
         """
         end_serving(self._weight, torch.empty(0, self._module.embedding_dim, dtype=self._dtype))
         for name in _COPYING:
@@ -372,7 +390,9 @@ class ServedEmbedding:
         )
 
     def _check_transform(self, given: Tensor | None) -> None:
-        """Raises UsageError for the served weight inside of vmap, grad and others of torch.func."""
+        """Raise UsageError if the served weight is used inside vmap, grad and other transforms of
+        torch.func.
+        """
         while given is not None and is_functorch_wrapped_tensor(given):
             given = get_unwrapped(given)
         if isinstance(given, ServedWeight):
@@ -382,7 +402,7 @@ class ServedEmbedding:
             )
 
     def _sparse(self, ids: Tensor, clicks: Tensor | None = None) -> Tensor:
-        """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
+        """Return the rows. `clicks` (ids.shape[0],) gives for each example whether it was clicked."""
         self._tell(ids)
         call = self._call(ids)
         if call is not None:
@@ -427,23 +447,23 @@ class ServedEmbedding:
         )
 
     def _typed(self, rows: Tensor) -> Tensor:
-        """In the type of the module: they come and are trained in float32."""
+        """Return the rows in the type of the module. They arrive and are trained in float32."""
         return rows if self._dtype is torch.float32 else rows.to(self._dtype)
 
     def _call(self, ids: Tensor) -> Call | None:
-        """The call of these ids in training: gradients decide, not `module.training`."""
+        """Return the call of these ids in training. Gradients decide this, not `module.training`."""
         return self._rows.call(ids) if self._embeds and torch.is_grad_enabled() else None
 
     def _tell(self, ids: Tensor) -> None:
-        """Report a call, once, before anything is requested for it."""
+        """Report a call once, before any request for it."""
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
-        # A forward pass without gradients amid training says nothing about later ones.
+        # A forward pass without gradients amid training does not predict later ones.
         if self._called is not None and (torch.is_grad_enabled() or not self._module.training):
             self._called(self._module, ids)
 
     def _look_up(self, ids: Tensor, clicks: Tensor | None = None) -> tuple[Lookup, Tensor, int | None]:
-        """The keys, their rows, and the position of the padding key."""
+        """Return the keys, their rows, and the position of the padding key."""
         training = torch.is_grad_enabled()
         lookup, rows = self._rows.look_up(ids, insert=training)
         padding = _place_of(self._module.padding_idx, lookup.keys)
@@ -460,7 +480,7 @@ class ServedEmbedding:
     def _collect(
         self, keys: Tensor, padding: int | None, stats: list[Tensor], given: Tensor
     ) -> Tensor | None:
-        """Collect the gradient of these rows; shows and clicks count with the first one."""
+        """Collect the gradient of these rows. Shows and clicks count with the first gradient."""
         grad = given.detach().resolve_neg().to("cpu", torch.float32)
         if padding is not None:  # torch excludes the padding row from the gradient
             keys, grad = _without(keys, padding), _without(grad, padding)
@@ -478,10 +498,12 @@ class ServedEmbedding:
                 "parameter servers: call state_dict(), or take the parameter from named_parameters()"
             )
         weight = self._rows.pull_all()
-        # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
+        # Without a bound, use an ordinary tensor without rows, because the state may be saved and read
+        # elsewhere.
         own = state[name].as_subclass(Tensor).detach()
         state[name] = own if weight is None else weight.to(own.dtype)
-        if not (weight is None or state[name].is_inference()):  # torch counts no changes of those
+        # torch does not count changes of inference tensors.
+        if not (weight is None or state[name].is_inference()):
             self._given = [each for each in self._given if each.alive or each.written()]
             self._given.append(_Given(state[name]))
 
@@ -494,7 +516,7 @@ def _place_of(padding: int | None, keys: Tensor) -> int | None:
 
 
 def _stats(lookup: Lookup, clicks: Tensor | None) -> Tensor:
-    """(u, 2): how often each key was shown, and clicked."""
+    """Return how often each key was shown and clicked, (u, 2) float32."""
     stats = torch.stack([lookup.counts.float(), torch.zeros(len(lookup.keys))], dim=1)
     if clicks is not None:
         each = clicks.detach().cpu().float().view(-1, *[1] * (lookup.place.dim() - 1))

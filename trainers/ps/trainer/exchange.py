@@ -1,7 +1,8 @@
-"""When a trainer's gradients leave and new values come: step by step with the others (sync) or on its own
-(async); and the dense parameters of both, as blocks on servers, with what the script writes into them.
+"""Decide when a trainer's gradients leave and when new values arrive, step by step with the others (sync) or
+independently (async). Handle the dense parameters of both modes as blocks on servers, including values that
+the script writes.
 
-Also how gradients of several steps become one push. Sparse tables belong to `remote`.
+This module also merges gradients of several steps into one push. `remote` handles sparse tables.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from trainers.ps.trainer.turn import On, Turn, records_part
 from trainers.ps.wire import LOADED, Field, Kind, Message, Part
 
 _MAX_RUN = 1 << 25
-"""Elements of one part: 128 MB."""
+"""The elements of one part, 128 MB."""
 
 
 @frozen(eq=False)
@@ -58,9 +59,10 @@ class _Piece:
 class DenseParameters:
     """All dense parameters of one model. A run is some blocks of one server with consecutive numbers.
 
-    Values that the script writes are found by comparison with the values of the last exchange: writes through
-    `.data` or numpy count in no version of a tensor. In sync training the servers get them. In async training
-    a write to a trained parameter is refused. In geo training it is a part of this trainer's changes.
+    Values that the script writes are found by comparison with the values of the last exchange. Writes through
+    `.data` or numpy do not change the version of a tensor. In sync training, the servers get these values. In
+    async training, a write to a trained parameter is refused. In geo training, the write is a part of this
+    trainer's changes.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class DenseParameters:
         self._last: dict[str, Tensor] = {}
         """The values of each parameter after the last exchange, on its device."""
         self._unsent: dict[str, Tensor] = {}
-        """Values that the script has written, flat."""
+        """Flat values that the script has written."""
         self._rules = {dense.name: dense.rule for dense in parameters}
         self._pieces: list[list[_Piece]] = [[] for _ in range(servers)]
         for dense in parameters:
@@ -90,22 +92,26 @@ class DenseParameters:
         self.trained_wants = [
             _wants([piece for piece in pieces if piece.dense.group is not None]) for pieces in self._pieces
         ]
-        """For each server the parts that request every trained value."""
+        """For each server, the parts that request every trained value."""
 
     def rule(self, name: str) -> AnyRule:
-        """The update rule of this parameter."""
+        """Return the update rule of this parameter."""
         return self._rules[name]
 
     def assigned(self, number: int, *, but: Container[str] = ()) -> Iterator[list[Request]]:
-        """The values here for the servers, a parameter at a time, without those named by `but`; `number`:
-        INITIAL or LOADED.
+        """Yield the requests that send the values here to the servers, a parameter at a time, without those
+        in `but`.
+
+        `number` is INITIAL or LOADED.
         """
         for dense in (each for each in self._parameters if each.name not in but):
             yield _assign(dense, _flat(dense.parameter), number)
 
     def notice(self) -> None:
         """Find the values that the script has written since the last exchange, for the next push or for
-        `send_written`. Raises FleetError for values that the servers cannot take.
+        `send_written`.
+
+        Raise FleetError for values that the servers cannot accept.
         """
         written = self._written()
         for each in written:
@@ -128,14 +134,14 @@ class DenseParameters:
             self._last[each.name], self._unsent[each.name] = copy, flat
 
     def send_written(self, client: Client) -> None:
-        """Send what `notice` has found, apart from a push."""
+        """Send the values that `notice` has found, without a push."""
         found, self._unsent = self._unsent, {}
         for dense in self._parameters if found else ():
             if dense.name in found:
                 client.ask(_assign(dense, found[dense.name], LOADED))
 
     def add_written(self, push: Sequence[list[Part]]) -> None:
-        """Append what `notice` has found to each server's push."""
+        """Append the values that `notice` has found to each server's push."""
         found, self._unsent = self._unsent, {}
         self.add_push(push, found, 0.0, field=Field.WRITTEN)
 
@@ -152,14 +158,16 @@ class DenseParameters:
         for staging, places in self._by_device([each.parameter for each in some]):
             here = [some[place].parameter for place in places]
             last = [self._last[some[place].name].to(here[0].device) for place in places]
-            # On a device one comparison of all is faster than one of each.
+            # On a device, one comparison of all tensors is faster than one for each.
             if staging is None or not same_bits(_joined_flat(here), _joined_flat(last)):
                 pairs = zip(places, here, last, strict=True)
                 written += [some[place] for place, now, then in pairs if not same_bits(now, then)]
         return written
 
     def gradients(self) -> dict[str, Tensor]:
-        """By name, flat and float32; a parameter without a gradient is skipped, as by torch.optim."""
+        """Return flat float32 gradients by name. A parameter without a gradient is skipped, as by
+        torch.optim.
+        """
         trained = [each for each in self._parameters if each.group is not None and _has_gradient(each)]
         here = self._here([each.parameter.grad for each in trained if each.parameter.grad is not None])
         return {
@@ -168,7 +176,7 @@ class DenseParameters:
         }
 
     def _here(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Flat, in this process's memory; what is on a device comes in one copy."""
+        """Return the tensors flat in this process's memory. Tensors on a device arrive in one copy."""
         found = list(tensors)
         for staging, places in self._by_device(tensors):
             if staging is None:
@@ -180,14 +188,16 @@ class DenseParameters:
         return found
 
     def _by_device(self, tensors: Sequence[Tensor]) -> list[tuple[Staging | None, list[int]]]:
-        """How each device is copied from and to, and the places of its tensors."""
+        """Return for each device its staging and the places of its tensors."""
         found: dict[torch.device, list[int]] = {}
         for place, tensor in enumerate(tensors):
             found.setdefault(tensor.device, []).append(place)
         return [(self._staging_for(device), places) for device, places in found.items()]
 
     def changes(self) -> dict[str, Tensor]:
-        """How far each trained parameter is from the values of the last exchange, by name, flat."""
+        """Return the difference of each trained parameter from the values of the last exchange, flat, by
+        name.
+        """
         return {
             dense.name: _flat(dense.parameter) - _flat(self._last[dense.name])
             for dense in self._parameters
@@ -195,7 +205,7 @@ class DenseParameters:
         }
 
     def rates(self) -> dict[str | int, float]:
-        """The current learning rate of each trained parameter, by name."""
+        """Return the current learning rate of each trained parameter, by name."""
         return {each.name: float(each.group["lr"]) for each in self._parameters if each.group is not None}
 
     def add_push(
@@ -206,16 +216,19 @@ class DenseParameters:
         *,
         field: Field = Field.VALUES,
     ) -> None:
-        """Append gradients to each server's push; `lr`: a rate, or that of each, instead of their own."""
+        """Append gradients to each server's push. `lr` is one rate, or a rate by name, to replace their own
+        rates.
+        """
         for parts, pieces in zip(push, self._pieces, strict=True):
             with_gradient = [piece for piece in pieces if piece.dense.name in flats]
             for rate, run in _runs(with_gradient, lr):
-                # A copy, of one piece too: the message may be sent again when the gradient has changed.
+                # Copy even a single piece, because the message may be sent again after the gradient has
+                # changed.
                 joined = torch.cat([piece.of(flats[piece.dense.name]) for piece in run])
                 parts.append(Part(run[0].block.table, field, joined, rate))
 
     def pulls(self, step: int, *, trained_only: bool) -> list[Request]:
-        """Requests for the values as of `step`."""
+        """Return the requests for the values as of `step`."""
         wants = self.trained_wants if trained_only else self._all
         return [
             Request(server=server, kind=Kind.PULL, number=step, parts=parts)
@@ -224,7 +237,7 @@ class DenseParameters:
         ]
 
     def take(self, answers: Iterable[tuple[int, Message]]) -> None:
-        """Put values into the parameters: (server, its answer)."""
+        """Put the values of the servers' answers into the parameters."""
         found = self.read(answers)
         taken = [dense for dense in self._parameters if dense.name in found]
         for staging, places in self._by_device([dense.parameter for dense in taken]):
@@ -236,7 +249,7 @@ class DenseParameters:
                 parameter.data.copy_(value)
 
     def read(self, answers: Iterable[tuple[int, Message]]) -> dict[str, Tensor]:
-        """The values in answers, flat, of the parameters that are complete in them."""
+        """Return the flat values of the parameters that are complete in these answers."""
         blocks: dict[str, list[tuple[int, Tensor]]] = {}
         for server, reply in answers:
             by_table = self._by_table[server]
@@ -289,7 +302,9 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two float32 tensors of one shape are equal bit by bit; ten times as fast as torch.equal."""
+    """Return True if two float32 tensors of one shape are equal bit by bit. Ten times as fast as
+    torch.equal.
+    """
     if left.is_cpu and left.is_contiguous() and right.is_contiguous():
         return not _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes)
     bits = [each.detach().reshape(-1).view(torch.int32) for each in (left, right)]
@@ -297,7 +312,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def _runs(pieces: Sequence[_Piece], lr: float | Numbers | None) -> Iterator[tuple[float, list[_Piece]]]:
-    """Consecutive pieces with the same learning rate, up to the largest run."""
+    """Yield runs of consecutive pieces with the same learning rate, up to the largest run."""
     run: list[_Piece] = []
     rate, total = 0.0, 0
     for piece in pieces:
@@ -328,13 +343,14 @@ def _flat(tensor: Tensor | None) -> Tensor:
 
 
 class GradientMerger:
-    """Merges the gradients of several steps into one push. Plain SGD gets their sum, which equals the single
-    steps but for weight decay, which counts once; every other rule gets their mean, as in Paddle's
-    AsyncCommunicator. Of several steps it keeps copies: `zero_grad(set_to_none=False)` and the next
-    `backward` write into the gradients of a step.
+    """Merge the gradients of several steps into one push.
 
-    Each step counts with its own learning rates. For plain SGD without weight decay its gradients are scaled;
-    with every other rule steps of different rates do not merge.
+    Plain SGD gets their sum, which equals the single steps, except that weight decay counts once. Every other
+    rule gets their mean, as in Paddle's AsyncCommunicator. The merger copies gradients if it merges several
+    steps, because `zero_grad(set_to_none=False)` and the next `backward` write into the gradients of a step.
+
+    Each step counts with its own learning rates. For plain SGD without weight decay, its gradients are
+    scaled. With every other rule, steps of different rates do not merge.
     """
 
     def __init__(self, parameters: DenseParameters, groups: Sequence[TableGroup], most: int = 1) -> None:
@@ -343,14 +359,16 @@ class GradientMerger:
         self._most = most
         self._dense: list[dict[str, Tensor]] = []
         self._sparse: dict[int, list[tuple[int, GroupGradient]]] = {}
-        """By group; the number of the step with each."""
+        """For each group, the gradients with the number of their step."""
         self._rates: list[Mapping[str | int, float]] = []
-        """Of each step by the name of a parameter, and by the number of a group."""
+        """For each step, the rates by the name of a parameter and by the number of a group."""
         self.steps = 0
-        """Those whose gradients were not finite are counted too."""
+        """The number of steps, including those whose gradients were not finite."""
 
     def add(self, dense: dict[str, Tensor]) -> None:
-        """Add the gradients of one step: these dense ones, and those that the groups have collected."""
+        """Add the gradients of one step, which are these dense gradients and the gradients collected by the
+        groups.
+        """
         kept = {name: gradient.clone() for name, gradient in dense.items()} if self._most > 1 else dense
         self._rates.append(self._current())
         begin_fetch(self._groups)
@@ -362,7 +380,7 @@ class GradientMerger:
         self.steps += 1
 
     def fits(self) -> bool:
-        """Whether a step with the current learning rates can be merged with those before it."""
+        """Return True if a step with the current learning rates can merge with the steps before it."""
         before = self._rates[0] if self._rates else {}
         return all(
             before.get(key, rate) == rate or _scales(self._rule(key)) for key, rate in self._current().items()
@@ -372,7 +390,7 @@ class GradientMerger:
         """Append the merged gradients to each server's push, and reset."""
         dense, sparse, rates, steps = self._dense, self._sparse, self._rates, len(self._dense)
         self._dense, self._sparse, self._rates, self.steps = [], {}, [], 0
-        # The largest rate: a scaled gradient stays in the range of the type that is sent.
+        # Use the largest rate, so a scaled gradient stays in the range of the type that is sent.
         largest = {key: max((step[key] for step in rates), key=abs) for key in (rates[0] if rates else ())}
         total: dict[str, Tensor] = {}
         for step, of in zip(dense, rates, strict=True):
@@ -416,8 +434,8 @@ Batches = Mapping[RemoteTable, Sequence[Tensor]]
 
 
 class Exchange(Protocol):
-    """When gradients are sent and values fetched. `step` counts this trainer's steps. `ahead`: how many
-    batches in advance a batch should be prefetched.
+    """The times at which gradients are sent and values fetched. `step` counts this trainer's steps. `ahead`
+    is the number of batches by which to prefetch.
     """
 
     @property
@@ -427,30 +445,32 @@ class Exchange(Protocol):
     def ahead(self) -> int: ...
 
     def start(self, step: int) -> None:
-        """Begin at this step."""
+        """Start at this step."""
 
     def push(self, *, overflow: bool = False) -> None:
-        """Send the gradients of one step, and fetch the values of the next. `overflow`: they are not finite,
-        and none are sent.
+        """Send the gradients of one step, and fetch the values of the next. With `overflow`, the gradients
+        are not finite and are not sent.
         """
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
-        """Prepare the rows of an upcoming batch. `now`: they are used next, and requested at once."""
+        """Prepare the rows of an upcoming batch. With `now`, the rows are used next and requested
+        immediately.
+        """
 
     def refresh(self) -> None:
-        """Load the current dense values into the model, with all of this trainer's pushes in them."""
+        """Load the current dense values into the model, including all pushes of this trainer."""
 
     def flush(self) -> None:
-        """Wait until every push has been applied, or, in sync training, has arrived; and what the script has
-        written into dense parameters.
+        """Wait until every push has been applied, or in sync training has arrived. Also send the values that
+        the script has written into dense parameters.
         """
 
     def renew(self) -> None:
-        """Forget values of rows that were fetched before: the servers have others now."""
+        """Forget values of rows that were fetched earlier, because the servers have other values now."""
 
 
 class ServerExchange:
-    """What the exchanges with servers have in common."""
+    """The common base of the exchanges with servers."""
 
     def __init__(
         self,
@@ -488,15 +508,16 @@ class ServerExchange:
 
 
 class SyncExchange(ServerExchange):
-    """One message to each server for a step, with the gradients; its answer has the values of the next step,
-    and the rows of the next batch if that was prefetched.
+    """Send one message to each server per step, with the gradients.
+
+    The answer has the values of the next step, and the rows of the next batch if that batch was prefetched.
     """
 
     def push(self, *, overflow: bool = False) -> None:
         records = records_part(self._turn.take()[0])
         push: list[list[Part]] = [[*records] for _ in range(self._servers)]
         if overflow:
-            self.flush()  # a server takes nothing out of such a push
+            self.flush()  # a server ignores everything in such a push
         else:
             self._dense.notice()
             self._dense.add_written(push)
@@ -518,18 +539,18 @@ class SyncExchange(ServerExchange):
                 group.add_push(push, gradient)
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
-        """In training the next push requests the rows; in evaluation they are requested here."""
+        """Prepare rows. In training, the next push requests them. In evaluation, they are requested here."""
         some = [each for each in prepare(batches) if now or not each.insert]
         send_row_requests(self._client, self._servers, some, self.step)
 
 
 class AsyncExchange(ServerExchange):
-    """Pushes are sent and awaited later; dense values are loaded when they arrive. See AsyncConfigs.
+    """Send pushes and wait for them later. Dense values are loaded when they arrive. See AsyncConfigs.
 
-    The push of step i carries the row requests of batch i + 2, which is prefetched before step i, when those
-    of batch i + 1 are already in flight. So rows are as recent as if they were requested right after the
-    push. A push of several steps carries those of as many batches: a message for all of them. With
-    `max_staleness` rows are requested by themselves: a push must not wait for other trainers.
+    The push of step i carries the row requests of batch i + 2. This batch is prefetched before step i, when
+    the requests of batch i + 1 are already in flight. Rows are therefore as recent as with a request right
+    after the push. A push of several steps carries the requests of as many batches in one message. With
+    `max_staleness`, rows are requested without a push, because a push must not wait for other trainers.
     """
 
     def __init__(
@@ -544,15 +565,15 @@ class AsyncExchange(ServerExchange):
         super().__init__(client, dense, groups, servers, turn)
         self._configs = configs
         self._records: list[Records] = []
-        """Of the steps that are merged."""
+        """The stream records of the steps that are merged."""
         self._on: On = None
-        """Which servers have these: a server takes a push whole or not at all."""
+        """The servers that have these records. A server applies a push as a whole or not at all."""
         self._merging = GradientMerger(dense, groups, configs.max_merge_var_num)
         self._pushes: deque[SentRequests] = deque()
         self._receiving: SentRequests | None = None
         self._sent = 0
         self._waited = 0
-        """How many batches have been prepared since the oldest whose rows have not been requested."""
+        """The number of batches prepared since the oldest batch whose rows have not been requested."""
         self.ahead = configs.ahead
 
     def push(self, *, overflow: bool = False) -> None:
@@ -581,8 +602,8 @@ class AsyncExchange(ServerExchange):
             self._receive()
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
-        """Row requests that no push has carried are sent by themselves once the first of them is for the
-        batch after the next.
+        """Prepare rows. Requests that no push has carried are sent without a push once the first of them is
+        for the batch after the next.
         """
         some = unsent(self._groups)
         self._waited = self._waited + 1 if some else 0
@@ -648,7 +669,7 @@ def prepare(batches: Batches) -> list[RowRequest]:
 
 
 def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[Tensor]]]:
-    """As `TableGroup.prepare` takes them."""
+    """Return the batches in the form for `TableGroup.prepare`."""
     found: dict[TableGroup, dict[int, Sequence[Tensor]]] = {}
     for table, ids in batches.items():
         found.setdefault(table.group, {})[table.place] = ids
@@ -656,10 +677,10 @@ def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[Tensor]]]:
 
 
 def unsent(groups: Sequence[TableGroup]) -> list[RowRequest]:
-    """Row requests of prepared batches that have not been sent."""
+    """Return the row requests of prepared batches that have not been sent."""
     return [request for group in groups for request in group.unsent()]
 
 
 def unsent_training(groups: Sequence[TableGroup]) -> list[RowRequest]:
-    """Those that a push may carry: it inserts rows."""
+    """Return the unsent requests that a push may carry. These requests insert rows."""
     return [request for request in unsent(groups) if request.insert]

@@ -1,4 +1,4 @@
-"""The gradient of a group of tables: backward passes collect it until `zero_grad`, and a push merges it."""
+"""The gradient of a group of tables. Backward passes collect it until `zero_grad`, and a push merges it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from trainers.ps.trainer.weight import ServedWeight, without_overrides
 
 @dataclass(slots=True, eq=False)
 class GroupGradient:
-    """The gradient of a group since the last push, each key once: keys (n,) and rows (n, dim), ordered by
-    server and table. `spans` (servers, tables): how many each has, see `tables.run`. `stats` (n, 2): shows
-    and clicks.
-    """
+    """The gradient of a group since the last push, each key once, ordered by server and table."""
 
     spans: Spans
+    """The number of keys of each table on each server, (servers, tables) int64. See `tables.run`."""
     keys: Tensor
+    """(n,) int64."""
     rows: Tensor
+    """(n, dim) float32."""
     stats: Tensor | None = None
+    """Shows and clicks, (n, 2) float32, or None."""
 
     @property
     def cuts(self) -> list[int]:
-        """The keys of server s are at [cuts[s], cuts[s + 1])."""
+        """The limits of servers. The keys of server s are at [cuts[s], cuts[s + 1])."""
         return [0, *np.cumsum(np.maximum(self.spans, 0).sum(axis=1)).tolist()]
 
     def on_servers(self) -> Iterator[tuple[Spans, slice]]:
-        """Of each server the spans, and where its keys are."""
+        """Yield for each server the spans and the slice of its keys."""
         for spans, (start, stop) in zip(self.spans, pairwise(self.cuts), strict=True):
             yield spans, slice(start, stop)
 
 
 def merged_rows(gradients: Sequence[GroupGradient], values: Sequence[Tensor]) -> tuple[Spans, Tensor, Tensor]:
-    """See `merge_runs`: of all servers together, with these values for their rows."""
+    """Merge gradients of all servers together, with these values for their rows. See `merge_runs`."""
     return merge_runs(
         [
             (spans, gradient.keys[some], value[some])
@@ -66,7 +67,7 @@ class _Call(Protocol):
 
 
 class _Batch(Protocol):
-    """The ids of some calls: see `group.Batch`."""
+    """The ids of some calls. See `group.Batch`."""
 
     pushed: tuple[Keys, Spans, Keys]
     made: Keys
@@ -81,20 +82,21 @@ class _Batch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Collected:
-    """Gradients of the rows of a batch, of the calls that backward passes have `reached`. `rows`: in the
-    order of a push; `there`: in the order of the request, on a device; `arriving`: on the way from there, and
-    their number. `sent`: a message has these rows, so that they are copied before they change.
-    """
+    """Gradients of the rows of a batch, from the calls that backward passes have reached."""
 
     batch: _Batch
     reached: set[_Call] = field(default_factory=set)
     rows: NDArray[np.float32] | None = None
+    """The gradients in the order of a push."""
     there: Tensor | None = None
+    """The gradients on a device, in the order of the request."""
     arriving: tuple[Arriving, int] | None = None
+    """The tensors on their way from the device, and the number of this one among them."""
     sent: bool = False
+    """True if a message has these rows, so they must be copied before they change."""
 
     def added(self) -> NDArray[np.float32]:
-        """The rows, to add to."""
+        """Return the rows, for gradients to be added."""
         if self.arriving is not None:
             (arriving, number), self.arriving = self.arriving, None
             arrived = self.batch.as_pushed(arriving.wait()[number])
@@ -108,8 +110,10 @@ class Collected:
         return self.rows
 
     def gradient(self, held: NDArray[np.bool_]) -> GroupGradient:
-        """Of the calls that were reached, for the servers that hold each table (servers, tables). Their keys
-        have a gradient, and the keys of other calls have none.
+        """Return the gradient of the reached calls, for the servers that hold each table (`held`, (servers,
+        tables)).
+
+        The keys of reached calls have a gradient, and the keys of other calls have none.
         """
         _, spans, keys = self.batch.pushed
         rows = self.added() if self.rows is None or self.arriving is not None else self.rows
@@ -125,7 +129,7 @@ class Collected:
         return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
 
     def take(self, table: int) -> tuple[Tensor, Tensor]:
-        """Take out the gradient of one table: keys (n,) and rows (n, dim)."""
+        """Remove the gradient of one table, and return its keys (n,) and rows (n, dim)."""
         calls = {each for each in self.reached if each.table == table}
         self.reached -= calls
         kept, rows = self.batch.keys_of(calls), self.added()
@@ -140,25 +144,28 @@ Piece = tuple[int, Tensor, Tensor]
 
 @dataclass(slots=True, eq=False)
 class Gradients:
-    """What a group has collected since the last `zero_grad`. Of its tables: `weights`, `names`, and whether
-    they are `bounded`. `trained`: an optimizer has them. `everything`: a node of autograd that runs in a
-    backward pass unless that has `inputs`. `returning`: tables whose gradients autograd gets, because hooks
-    are to see them, or no optimizer has them. `own`: tables whose weights have a gradient of torch's own,
-    which the script has read or set. `events`: how often something was collected.
+    """The gradients that a group has collected since the last `zero_grad`, for tables with these `weights`
+    and `names`.
     """
 
     weights: Sequence[torch.nn.Parameter]
     names: Sequence[str]
     bounded: NDArray[np.bool_]
+    """True for tables with a fixed number of rows, (tables,) bool."""
     staging: Staging | None
     trained: bool = field(kw_only=True)
+    """True if an optimizer has the tables."""
     everything: Any = field(kw_only=True)
+    """A node of autograd that runs in a backward pass, unless the pass has `inputs`."""
     returning: set[int] = field(default_factory=set)
+    """Tables whose gradients autograd gets, because hooks need them or no optimizer has the tables."""
     batches: list[Collected] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     stats: list[Piece] = field(default_factory=list)
     own: set[int] = field(default_factory=set)
+    """Tables whose weights have a gradient of torch's own, which the script has read or set."""
     events: int = 0
+    """The number of times that something was collected."""
 
     def __post_init__(self) -> None:
         if not self.trained:
@@ -168,16 +175,16 @@ class Gradients:
     def tables(self) -> set[int]:
         """The tables with a gradient."""
         reached = {call.table for each in self.batches for call in each.reached}
-        # Of a hook that raised, or of a weight that was frozen meanwhile, torch has kept none.
+        # After a hook that raised, or for a weight that was frozen meanwhile, torch has kept no gradient.
         return reached | {table for table, *_ in self.pieces} | {table for table, _ in self._owned()}
 
     @property
     def state(self) -> tuple[int, ...]:
-        """Another one when a gradient has come, changed or gone."""
+        """A value that changes whenever a gradient is added, changed or removed."""
         return self.events, *(own._version for _, own in self._owned())
 
     def of(self, batch: _Batch, calls: Sequence[_Call]) -> Collected:
-        """Where the gradients of these calls are added."""
+        """Return the place where the gradients of these calls are added."""
         self.events += 1
         for each in self.batches:
             if each.batch is batch:
@@ -189,9 +196,11 @@ class Gradients:
     def accumulating(
         self, reached: Sequence[tuple[_Reached, _Grad]]
     ) -> tuple[Sequence[tuple[_Reached, _Grad]], Sequence[tuple[_Reached, _Grad]]]:
-        """Among the calls that a backward pass has reached, those whose gradients are collected, and those
-        whose gradients autograd gets. Others have none: torch.autograd.grad or `inputs` of backward() left
-        their weights out.
+        """Return the reached calls whose gradients are collected, and the reached calls whose gradients
+        autograd gets.
+
+        Other calls have no gradient, because torch.autograd.grad or `inputs` of backward() left their weights
+        out.
         """
         if ServedWeight.wanted:
             return [], [each for each in reached if self.bounded[each[0].table]]
@@ -205,12 +214,14 @@ class Gradients:
         return [each for each in reached if not self._returns(each[0].table)], own
 
     def _returns(self, table: int) -> bool:
-        """Whether autograd gets the gradients of this table."""
+        """Return True if autograd gets the gradients of this table."""
         return table in self.returning or (ServedWeight.followed and bool(self.bounded[table]))
 
     def _trains(self, table: int) -> bool:
-        """Whether a backward pass gives the weight a gradient: also one that was frozen since the forward
-        pass has none. One without a shape is of no use to anybody but servers.
+        """Return True if a backward pass gives the weight a gradient.
+
+        A weight that was frozen after the forward pass gets none. A gradient without a shape is only useful
+        to servers.
         """
         return self.weights[table].requires_grad and (self.trained or bool(self.bounded[table]))
 
@@ -218,7 +229,7 @@ class Gradients:
         return bool(torch._C._will_engine_execute_node(leaf_of(self.weights[table])))
 
     def own_gradient(self, table: int, keys: Tensor, rows: Tensor) -> Tensor:
-        """A gradient as autograd has it, which becomes torch's own `grad` of the weight."""
+        """Return a gradient for autograd, which becomes torch's own `grad` of the weight."""
         weight = self.weights[table]
         if not isinstance(weight, ServedWeight):
             raise AssertionError("only the weights of served modules have hooks")
@@ -232,7 +243,7 @@ class Gradients:
         self.pieces.append((table, keys, rows))
 
     def collect(self, table: int, keys: Tensor, rows: Tensor) -> Tensor | None:
-        """See `RowSource`."""
+        """Collect or return the gradient. See `RowSource`."""
         with without_overrides():
             if not (ServedWeight.wanted or self._trains(table)):
                 return None
@@ -245,7 +256,7 @@ class Gradients:
         return None
 
     def take(self, table: int) -> tuple[Tensor, Tensor] | None:
-        """Take out what was collected for one table: keys (n,) and rows (n, dim)."""
+        """Remove what was collected for one table, and return its keys (n,) and rows (n, dim)."""
         batches = [each for each in self.batches if any(call.table == table for call in each.reached)]
         pieces = [(keys, rows) for place, keys, rows in self.pieces if place == table]
         if not (batches or pieces):
@@ -258,7 +269,7 @@ class Gradients:
         return torch.cat([keys for keys, _ in found]), torch.cat([rows for _, rows in found])
 
     def keep(self, table: int) -> None:
-        """The weight has a gradient of torch's own."""
+        """Record that the weight has a gradient of torch's own."""
         self.own.add(table)
         self.events += 1
 
@@ -270,11 +281,11 @@ class Gradients:
         self.stats = [each for each in self.stats if each[0] != table]
 
     def unscale(self, scale: float) -> bool:
-        """Divide what has been collected; whether all of it is finite."""
+        """Divide the collected gradients by `scale`. Return True if all of them are finite."""
         some = [each for each in self.batches if each.rows is not None]
         found = [torch.from_numpy(each.added()) for each in some]
         found += [each.there for each in self.batches if each.there is not None]
-        # Copies, since a message may have these rows.
+        # Copy, because a message may have these rows.
         self.pieces = [(table, keys, rows.clone()) for table, keys, rows in self.pieces]
         found += [rows for *_, rows in self.pieces]
         found += [own._values() for _, own in self._owned() if own.is_sparse]
@@ -283,8 +294,8 @@ class Gradients:
         return all(bool(rows.isfinite().all()) for rows in found)
 
     def clear(self, dim: int, *, set_to_none: bool) -> None:
-        """Forget all of them. Not `set_to_none`: each table that had a gradient gets one of no rows (0, dim),
-        which counts as a step of the table.
+        """Forget all gradients. Without `set_to_none`, each table that had a gradient gets one without rows,
+        (0, dim), which counts as a step of the table.
         """
         emptied = [] if set_to_none else sorted(self.tables)
         for table, _ in self._owned():
@@ -302,7 +313,7 @@ class Gradients:
                 yield table, own
 
     def own_pieces(self) -> Iterator[Piece]:
-        """Raises UsageError for a gradient that is not sparse."""
+        """Yield the gradients of torch's own. Raise UsageError for a gradient that is not sparse."""
         for table, own in self._owned():
             if not own.is_sparse:
                 raise UsageError(
@@ -316,10 +327,10 @@ class Gradients:
 
 
 def begin_copy(some: Sequence[Collected], staging: Staging | None) -> None:
-    """Begin to copy here what these have on a device."""
+    """Start to copy the gradients from a device to this process."""
     assert staging is not None
     for each in some:
-        if each.arriving is not None:  # a second one, of a later backward pass
+        if each.arriving is not None:  # there is already one from an earlier backward pass
             each.added()
     arriving = staging.to_host([each.there for each in some if each.there is not None])
     for number, each in enumerate(some):
@@ -327,6 +338,6 @@ def begin_copy(some: Sequence[Collected], staging: Staging | None) -> None:
 
 
 def leaf_of(tensor: Tensor) -> Any:
-    """The node of autograd that adds to the gradient of this leaf."""
+    """Return the node of autograd that adds to the gradient of this leaf."""
     with torch.enable_grad(), without_overrides():
         return tensor.view_as(tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

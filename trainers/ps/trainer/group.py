@@ -1,9 +1,10 @@
-"""Tables that a trainer handles together: one request for the rows of a batch, one pass over its ids, one
-gradient. Tables of a group have consecutive numbers, and equal width, rule and learning rate, so that their
-parts of a message are a run (see `tables.run`); whatever is done once for a group costs a model with hundreds
-of tables as much as one with a single table.
+"""Tables that a trainer handles together, with one request for the rows of a batch, one pass over its ids,
+and one gradient.
 
-A batch is prepared when its ids are known: by `prefetch` for all tables, or by a forward pass for its own.
+Tables of a group have consecutive numbers, and equal width, rule and learning rate. Their parts of a message
+are therefore a run (see `tables.run`). Work that is done once per group costs the same for hundreds of tables
+as for one table. A batch is prepared when its ids are known, by `prefetch` for all tables, or by a forward
+pass for its own table.
 """
 
 from __future__ import annotations
@@ -55,52 +56,54 @@ from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Part
 
 _CHUNK_BYTES = 4 << 20
 _MAX_AHEAD = 2
-"""Batches that may be prepared besides the current one."""
+"""The batches that may be prepared besides the current one."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """The ids with which the module of a table will be called, those at [start, stop) of its batch.
-    `version`: it differs when the ids have changed, see `version_of`. `output`: see `embedding.embed`.
-    """
+    """The ids with which the module of a table will be called, at [start, stop) of its batch."""
 
     table: int
     ids: Tensor
     version: bytes | int
+    """A value that differs if the ids have changed, see `version_of`."""
     start: int
     stop: int
     batch: Batch
     output: Tensor | None = None
+    """See `embedding.embed`."""
 
 
 class Batch:
-    """The ids of some calls, and the rows that they need. `keys` are the distinct ids table by table, those
-    of table t at [ends[t], ends[t + 1]); `place` of each id is among those of its table; `counts`: how often
-    each occurs. Rows and gradients are ordered by server first.
+    """The ids of some calls, and the rows that they need. `keys` are the distinct ids, table by table. The
+    keys of table t are at [ends[t], ends[t + 1]). `place` gives the position of each id among the keys of its
+    table, and `counts` gives the occurrences of each key. Rows and gradients are ordered by server first.
     """
 
     def __init__(self, group: TableGroup, calls: Sequence[tuple[int, Tensor]], *, insert: bool) -> None:
         self._group = group
         self.age = 0
-        """How many batches have been prepared since."""
+        """The number of batches prepared since."""
         flats = flat_ids([ids for _, ids in calls], group.staging)
         tables = [table for table, _ in calls]
         starts = np.zeros(len(calls) + 1, np.int64)
         np.cumsum([each.numel() for each in flats], out=starts[1:])
         self._find_keys(flats, starts, np.searchsorted(tables, np.arange(group.size + 1)))
         self.made = np.bincount(tables, minlength=group.size)
-        """How many calls each table has in this batch."""
+        """The number of calls of each table in this batch."""
         self.calls: dict[int, list[Call]] = {}
-        """Those that have not been made, by table."""
+        """Calls that have not been made, by table."""
         for (table, ids), (start, stop) in zip(calls, pairwise(starts.tolist()), strict=True):
             call = Call(table, ids, version_of(ids), start, stop, self)
             self.calls.setdefault(table, []).append(call)
         self._firsts, self._sizes = self.ends[tables], np.diff(starts)
         self.moved, spans, sent = group.arranged(self.keys, self.ends, group.unrequested(self.padding))
-        self.moved[self.moved < 0] = len(sent)  # see `rows`
+        self.moved[self.moved < 0] = len(sent)  # zeros follow the requested rows, see `rows`
         self.request = group.request(sent, spans, insert=insert)
         self.pushed = (self.moved, spans, sent)
-        """Where the gradient of each key is, -1 for padding; how many each table has on each server; keys."""
+        """The position of each key's gradient (-1 for padding), the number of keys by server and table, and
+        the keys.
+        """
         if (self.padding >= 0).any():
             self.pushed = group.arranged(self.keys, self.ends, self.padding)
 
@@ -116,16 +119,19 @@ class Batch:
 
     @cached_property
     def rows(self) -> NDArray[np.float32]:
-        """(keys, dim) in the order of the request, then zeros for keys that are not in it; waits for them."""
+        """Rows (keys, dim) float32 in the order of the request, then zeros for keys outside the request.
+        Reading them waits for the servers' answers.
+        """
         rows: NDArray[np.float32] = array_of(self.request.rows)
         if missing := len(self.keys) - len(rows):
             rows = np.concatenate([rows, np.zeros((missing, self.dim), np.float32)])
         for table in np.flatnonzero((self.padding >= 0) & self._group.without_padding):
-            rows[self.moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
+            # No other code sets these rows to zeros.
+            rows[self.moved[self.ends[table] + self.padding[table]]] = 0.0
         return rows
 
     def lookup(self, call: Call) -> Lookup:
-        """The keys of the call."""
+        """Return the keys of the call."""
         some = slice(self.ends[call.table], self.ends[call.table + 1])
         place, keys, counts = self.place[call.start : call.stop], self.keys[some], self.counts[some]
         if (times := self._times(call)) is not None:
@@ -135,14 +141,16 @@ class Batch:
         return Lookup(torch.from_numpy(keys), places, torch.from_numpy(counts))
 
     def rows_of(self, call: Call) -> Tensor:
-        """The rows of these keys, (u, dim): a copy."""
+        """Return a copy of the rows of these keys, (u, dim)."""
         moved = self.moved[self.ends[call.table] : self.ends[call.table + 1]]
         if (times := self._times(call)) is not None:
             moved = moved[times > 0]
         return torch.from_numpy(self.rows[moved])
 
     def _times(self, call: Call) -> Keys | None:
-        """How often each key of its table is in the call; None: no other call has keys of that table."""
+        """Return how often each key of its table is in the call, or None if no other call has keys of that
+        table.
+        """
         if self.made[call.table] == 1:
             return None
         size = int(self.ends[call.table + 1] - self.ends[call.table])
@@ -150,12 +158,12 @@ class Batch:
 
     @property
     def anchor(self) -> Tensor:
-        """What outputs depend on, for autograd."""
+        """A tensor on which outputs depend, for autograd."""
         return self._group.anchor
 
     def with_others(self, call: Call) -> list[Call]:
-        """The call, and those that have not been made and need nothing but their rows. One whose weight has
-        hooks is alone: torch calls hooks of all inputs of a node, for which there is no gradient too.
+        """Return the call, and unmade calls that need only their rows. A call whose weight has hooks is
+        alone, because torch calls the hooks of all inputs of a node, even without a gradient.
         """
         embeds, weights = self._group.embeds, self._group.weights
         returning = self._group.collected.returning
@@ -169,21 +177,21 @@ class Batch:
         return [call] if call.table in returning else [call, *others]
 
     def check(self, call: Call) -> None:
-        """Raises IndexError for an id that its table cannot have."""
+        """Raise IndexError for an id that its table cannot have."""
         place = self.outside[call.table]
         if place >= 0:
             self._group.refuse(call.table, int(self.keys[self.ends[call.table] + place]))
 
     @cached_property
     def _there(self) -> DeviceRows | None:
-        """The rows on the device of the group; None: it is the CPU."""
+        """The rows on the device of the group, or None on the CPU."""
         if self._group.staging is None:
             return None
         index = self.moved[np.repeat(self._firsts, self._sizes) + self.place]
         return DeviceRows(self._group.staging, torch.from_numpy(self.rows), index)
 
     def gather(self, calls: Sequence[Call]) -> list[Tensor]:
-        """For each call its rows, in the shape of its ids and (dim,)."""
+        """Return for each call its rows, in the shape (*ids.shape, dim)."""
         if self._there is not None:
             return [self._there.gather(each.start, each.stop, each.ids.shape) for each in calls]
         outs = [torch.empty((*call.ids.shape, self._group.dim)) for call in calls]
@@ -193,12 +201,12 @@ class Batch:
         return outs
 
     def weights_of(self, calls: Sequence[Call]) -> list[torch.nn.Parameter]:
-        """The weight of each call, for autograd."""
+        """Return the weight of each call, for autograd."""
         return [self._group.weights[each.table] for each in calls]
 
     def backward(self, calls: Sequence[Call], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Collect the gradients of the outputs of `gather`; None: the backward pass did not reach the call.
-        Return for each call the gradient of its weight where autograd is to have it.
+        """Collect the gradients of the outputs of `gather`. None means that the backward pass did not reach
+        the call. Return for each call the gradient of its weight if autograd must get it.
         """
         reached = [(call, grad) for call, grad in zip(calls, grads, strict=True) if grad is not None]
         returned = dict[Call, Tensor]()
@@ -223,14 +231,14 @@ class Batch:
         scatter_calls(addresses, strides, self.place, begins, sizes, self.pushed[0], firsts, to.added())
 
     def add(self, call: Call, add: Callable[[NDArray[np.float32]], None]) -> Tensor | None:
-        """Collect the gradient of one call: `add` adds it to rows in the order of a push. See `backward`."""
+        """Collect the gradient of one call. `add` adds it to rows in the order of a push. See `backward`."""
         some, own = self._group.collected.accumulating([(call, None)])
         if some:
             add(self._group.collected.of(self, [call]).added())
         return self.returned(call, lambda to: add(to.added())) if own else None
 
     def returned(self, call: Call, add: Callable[[Collected], None]) -> Tensor:
-        """The gradient of one call as autograd has it."""
+        """Return the gradient of one call for autograd."""
         alone = Collected(self, {call})
         add(alone)
         if alone.there is not None:
@@ -242,16 +250,16 @@ class Batch:
         return self._group.dim
 
     def keys_of(self, calls: Iterable[Call]) -> NDArray[np.bool_]:
-        """Which of the keys that are pushed some of these calls have."""
+        """Return a mask of the pushed keys that occur in these calls."""
         moved, _, sent = self.pushed
-        kept = np.zeros(len(sent) + 1, np.bool_)  # the last one is for padding, which is at -1
+        kept = np.zeros(len(sent) + 1, np.bool_)  # the last place is for padding, which is at -1
         for each in calls:
             first = self.ends[each.table]
             kept[moved[first + self.place[each.start : each.stop]]] = True
         return kept[:-1]
 
     def as_pushed(self, rows: Tensor) -> NDArray[np.float32]:
-        """Gradients in the order of the request in that of a push, which has none of padding."""
+        """Reorder gradients from the order of the request to the order of a push, which has no padding."""
         found: NDArray[np.float32] = array_of(rows)
         moved, _, sent = self.pushed
         if moved is self.moved:
@@ -267,8 +275,8 @@ class Batch:
 
 
 class RemoteTable:
-    """One table of the model: requests about some of its rows or all of them. What it has in common with
-    others, batches and gradients, belongs to its `group`.
+    """One table of the model, for requests about some or all of its rows. `group` handles what the table
+    shares with others, such as batches and gradients.
     """
 
     def __init__(self, group: TableGroup, place: int, sparse: SparseParameter) -> None:
@@ -276,19 +284,19 @@ class RemoteTable:
         self.place = place
         self.sparse = sparse
         self.trains = sparse.module.training
-        """Whether its last call was one of training: with gradients."""
+        """True if its last call was in training, with gradients."""
 
     @property
     def anchor(self) -> Tensor:
-        """All outputs depend on it, for autograd."""
+        """A tensor on which all outputs depend, for autograd."""
         return self.group.anchor
 
     def look_up(self, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
-        """The keys of a call and their rows, (u, dim) float32."""
+        """Return the keys of a call and their rows, (u, dim) float32."""
         return self.group.look_up(self.place, ids, insert=insert)
 
     def call(self, ids: Tensor) -> Call | None:
-        """The call of these ids in training; None: it can be made by neither `embed` nor `pool`."""
+        """Return the call of these ids in training, or None if neither `embed` nor `pool` can make it."""
         direct = self.group.embeds[self.place] or self.group.pools[self.place]
         return self.group.call(self.place, ids) if direct else None
 
@@ -317,11 +325,11 @@ class RemoteTable:
         self.group.collected.returning.add(self.place)
 
     def add_stats(self, keys: Tensor, stats: Tensor) -> None:
-        """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
+        """Keep shows and clicks for the next push, which sends them for keys with a gradient."""
         self.group.add_stats(self.place, keys, stats)
 
     def pull_rows(self, keys: Tensor, *, insert: bool) -> Tensor:
-        """(n, dim) float32 for (n,) int64 distinct keys."""
+        """Return rows (n, dim) float32 for distinct keys, (n,) int64."""
         remote, dim = self.group.remote, self.sparse.spec.size
         order, cuts = remote.order(self.place, keys)
         asked = keys if order is None else keys[order]
@@ -335,7 +343,9 @@ class RemoteTable:
         return rows
 
     def pull_all(self) -> Tensor | None:
-        """Every row of the module's table, (num_embeddings, dim) float32; None when it is unbounded."""
+        """Return every row of the module's table, (num_embeddings, dim) float32, or None if it is
+        unbounded.
+        """
         total = row_limit(self.sparse.module)
         if total is None:
             return None
@@ -347,12 +357,12 @@ class RemoteTable:
         return rows
 
     def initial(self) -> Iterator[list[Request]]:
-        """The module's own weights; nothing for an unbounded table."""
+        """Yield requests with the module's own weights, or nothing for an unbounded table."""
         if row_limit(self.sparse.module) is not None:
             yield from self.assigned(self.sparse.module.weight.detach().float().cpu(), INITIAL)
 
     def assigned(self, weight: Tensor, number: int) -> Iterator[list[Request]]:
-        """The rows of a weight for the servers, some at a time; `number`: INITIAL or LOADED."""
+        """Yield requests with the rows of a weight, some at a time. `number` is INITIAL or LOADED."""
         for keys in self._chunks(len(weight)):
             assigned: list[list[Part]] = [[] for _ in range(self.group.servers)]
             rows = self.group.placed(self.place, keys, weight[keys])
@@ -370,8 +380,8 @@ class RemoteTable:
 
 
 class TableGroup:
-    """`as_of`: the current step of this trainer; `late`: how many steps older prepared rows may be.
-    `row_dtype`: in which gradients are sent.
+    """A group of tables. `as_of` is the current step of this trainer, and `late` is the age in steps that
+    prepared rows may have. `row_dtype` is the type in which gradients are sent.
     """
 
     def __init__(
@@ -395,7 +405,7 @@ class TableGroup:
         self._holders = np.array([server for place in places for server in place], np.int64)
         self._shares = np.cumsum([0, *map(len, places)])
         self._held = np.array([[server in place for place in places] for server in range(servers)])
-        """(servers, tables): whether a server has rows of a table."""
+        """True if a server has rows of a table, (servers, tables) bool."""
         modules = [each.module for each in sparse]
         paddings = [module.padding_idx for module in modules]
         limits = [row_limit(module) for module in modules]
@@ -407,20 +417,20 @@ class TableGroup:
         self._counted = sparse[0].spec.rows.entry.kind is EntryKind.COUNT
         devices = [device_of(each) for each in modules]
         self.staging = staging_for(devices[0])
-        """For the device of the group's modules; None: it is the CPU."""
+        """The staging of the device of the group's modules, or None on the CPU."""
         self.embeds = [
             embeds(each.module) and not each.spec.rows.statistics and device == devices[0]
             for each, device in zip(sparse, devices, strict=True)
         ]
-        """Of each table whether its module may be called by `embed`."""
+        """For each table, True if `embed` may call its module."""
         self.pools = [
             pools(each.module) and self.staging is None and not each.spec.rows.statistics for each in sparse
         ]
-        """And whether by `pool`."""
+        """For each table, True if `pool` may call its module."""
         self.weights = [weight_of(module) for module in modules]
         self._prepared: list[Batch] = []
         self.anchor = torch.empty(0, requires_grad=True)
-        """All outputs depend on it, for autograd."""
+        """A tensor on which all outputs depend, for autograd."""
         self.collected = Gradients(
             self.weights,
             [each.name for each in sparse],
@@ -430,27 +440,29 @@ class TableGroup:
             everything=leaf_of(self.anchor),
         )
         self.requested = np.zeros((servers, len(sparse)), np.int64)
-        """How many rows of each table have been requested from each server."""
+        """The number of requested rows, (servers, tables) int64."""
 
     # ---- Rows.
 
     def prepare(self, calls: Mapping[int, Sequence[Tensor]]) -> list[RowRequest]:
-        """Prepare an upcoming batch: for each table the ids with which its module will be called."""
+        """Prepare an upcoming batch. `calls` holds for each table the ids with which its module will be
+        called.
+        """
         for each in self._prepared:
             each.age += 1
         most = max(_MAX_AHEAD, self._late + 1)
-        self._prepared = [each for each in self._prepared if each.age <= most]  # others were never used
+        self._prepared = [each for each in self._prepared if each.age <= most]  # the others were never used
         made = [
             Batch(self, [(table, ids) for table in tables for ids in calls[table]], insert=insert)
             for insert, tables in self._fitting(calls)
         ]
-        made = [each for each in made if (each.outside < 0).all()]  # its calls will say so
+        made = [each for each in made if (each.outside < 0).all()]  # its calls will raise the error
         self._prepared += made
         return [each.request for each in made]
 
     def _fitting(self, calls: Mapping[int, Sequence[Tensor]]) -> Iterator[tuple[bool, list[int]]]:
-        """The tables in training, as far as their last calls tell, and the others; no more at once than the
-        rows of one message.
+        """Yield the tables in training, according to their last calls, and then the others. A group has at
+        most the rows of one message.
         """
         training = {table: self.tables[table].trains for table in sorted(calls)}
         for insert in (True, False):
@@ -467,35 +479,35 @@ class TableGroup:
                 yield insert, some
 
     def request(self, keys: Keys, spans: Spans, *, insert: bool) -> RowRequest:
-        """A request for these keys, which are ordered by server and table."""
+        """Return a request for these keys, which are ordered by server and table."""
         counted, requested = self._counted, self.requested
         return RowRequest(
             self.first, self.dim, keys, spans, insert=insert, counted=counted, requested=requested
         )
 
     def send(self, requests: Sequence[RowRequest]) -> None:
-        """By themselves, now."""
+        """Send the requests now, without a push."""
         send_row_requests(self.client, self.servers, requests, self.as_of)
 
     def drop_prepared(self) -> None:
-        """Fetch the rows of prepared batches again."""
+        """Drop the prepared batches, so their rows are fetched again."""
         self._prepared.clear()
 
     def unsent(self) -> list[RowRequest]:
-        """The row requests of prepared batches that have not been sent."""
+        """Return the row requests of prepared batches that have not been sent."""
         return [each.request for each in self._prepared if each.request.as_of is None]
 
     def look_up(self, table: int, ids: Tensor, *, insert: bool) -> tuple[Lookup, Tensor]:
-        """The keys of a call and their rows, (u, dim) float32."""
+        """Return the keys of a call and their rows, (u, dim) float32."""
         call = self._call(table, ids, insert=insert)
         return call.batch.lookup(call), call.batch.rows_of(call)
 
     def call(self, table: int, ids: Tensor) -> Call:
-        """The call of these ids in training, with its rows requested."""
+        """Return the call of these ids in training, with its rows requested."""
         return self._call(table, ids, insert=True)
 
     def _call(self, table: int, ids: Tensor, *, insert: bool) -> Call:
-        """Raises IndexError for an id out of range."""
+        """Return the call, prepared or new. Raise IndexError for an id out of range."""
         self.tables[table].trains = insert
         call = self._take_prepared(table, ids)
         if call is not None:
@@ -503,14 +515,14 @@ class TableGroup:
             late = request.as_of is None or self.as_of - request.as_of > self._late
             if not late and request.insert is insert:
                 return call
-        # Its row request was never sent, is too old, or was for another mode of the module.
+        # The row request was never sent, is too old, or was for another mode of the module.
         (call,) = Batch(self, [(table, ids)], insert=insert).calls.pop(table)
         call.batch.check(call)
         self.send([call.batch.request])
         return call
 
     def _take_prepared(self, table: int, ids: Tensor) -> Call | None:
-        """The call that was prepared with this tensor, unless the tensor has changed since."""
+        """Return the call that was prepared with this tensor, unless the tensor has changed since."""
         for batch in self._prepared:
             calls = batch.calls.get(table, [])
             for number, call in enumerate(calls):
@@ -520,16 +532,20 @@ class TableGroup:
         return None
 
     def unrequested(self, padding: Keys) -> Keys:
-        """The places of padding keys that a request leaves out: an entry that counts would give them rows."""
+        """Return the places of padding keys to leave out of a request, because an entry that counts would
+        give them rows.
+        """
         return np.where(self._counted & self.without_padding, padding, -1)
 
     def order(self, table: int, keys: Tensor) -> tuple[Tensor | None, list[int]]:
-        """See `order_by_server`."""
+        """Order keys by server. See `order_by_server`."""
         some = slice(self._shares[table], self._shares[table + 1])
         return order_by_server(keys, self._holders[some], self.servers)
 
     def arranged(self, keys: Keys, ends: Keys, skipped: Keys | None = None) -> tuple[Keys, Spans, Keys]:
-        """See `arrange_run`: where each key goes, the spans of each server, and the keys as they go."""
+        """Return the position of each key, the spans of each server, and the ordered keys. See
+        `arrange_run`.
+        """
         moved, sent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
         spans = np.zeros((self.servers, self.size), np.int64)
         if skipped is None:
@@ -538,7 +554,7 @@ class TableGroup:
         return moved, spans, sent[: spans.sum()]
 
     def find(self, keys: Keys, ends: Keys) -> tuple[Keys, Keys]:
-        """Of each table the place of its padding key and of a key out of range, or -1."""
+        """Return for each table the place of its padding key and of a key out of range, or -1."""
         padding, outside = np.full(self.size, -1), np.full(self.size, -1)
         if self._checks:
             find_run(keys, ends, self._padding, self._padded, self._limits, padding, outside)
@@ -558,29 +574,33 @@ class TableGroup:
 
     @property
     def row_gradients(self) -> int:
-        """How often gradients were collected since the last `zero_grad`; 0: there is none."""
+        """The number of times that gradients were collected since the last `zero_grad`, or 0 without a
+        gradient.
+        """
         return self.collected.events if self.collected.events and self.collected.tables else 0
 
     def concerns(self, weights: Container[int] | None) -> bool:
-        """Whether any of these weights belongs to a table here; None: the weights of all optimizers."""
+        """Return True if any of these weights belongs to a table here. None means the weights of all
+        optimizers.
+        """
         return self.trained if weights is None else any(id(weight) in weights for weight in self.weights)
 
     def add_stats(self, table: int, keys: Tensor, stats: Tensor) -> None:
-        """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
+        """Keep shows and clicks for the next push, which sends them for keys with a gradient."""
         if self.trained:
             self.collected.stats.append((table, keys, stats))
 
     def drop_gradients(self, *, set_to_none: bool = True) -> None:
-        """See `Gradients.clear`."""
+        """Forget all gradients. See `Gradients.clear`."""
         self.collected.clear(self.dim, set_to_none=set_to_none)
 
     def away(self) -> list[Collected]:
-        """What has been collected on a device."""
+        """Return the gradients that were collected on a device."""
         return [each for each in self.collected.batches if each.there is not None]
 
     def take_gradients(self) -> GroupGradient | None:
-        """The merged gradient since the last `drop_gradients`; None when no backward pass has reached the
-        group. As in torch it stays until then, and a later backward pass adds to it.
+        """Return the merged gradient since the last `drop_gradients`, or None if no backward pass has reached
+        the group. As in torch, the gradient stays until then, and a later backward pass adds to it.
         """
         if not self.trained or not self.collected.tables:
             return None
@@ -599,7 +619,7 @@ class TableGroup:
         return gradient
 
     def placed(self, table: int, keys: Tensor, rows: Tensor) -> GroupGradient:
-        """Rows of one table, with distinct keys, ordered by server."""
+        """Return rows of one table, with distinct keys, ordered by server."""
         ends = np.zeros(self.size + 1, np.int64)
         ends[table + 1 :] = len(keys)
         moved, placed, sent = self.arranged(array_of(keys), ends)
@@ -611,14 +631,14 @@ class TableGroup:
         return GroupGradient(spans, torch.from_numpy(sent), rows)
 
     def _of_table(self, piece: Piece) -> GroupGradient:
-        """A gradient of one table, whose keys are in no order: as if all were on the first server."""
+        """Return a gradient of one table whose keys are not ordered, as if all were on the first server."""
         table, keys, rows = piece
         spans = np.full((1, self.size), NOT_IN)
         spans[0, table] = len(keys)
         return GroupGradient(spans, keys, rows)
 
     def merged(self, gradients: Sequence[GroupGradient], steps: int = 1) -> GroupGradient:
-        """The sum, in this order, divided by `steps`."""
+        """Return the sum of the gradients, in this order, divided by `steps`."""
         spans, keys, rows = merged_rows(gradients, [each.rows for each in gradients])
         counted = [each for each in gradients if each.stats is not None]
         stats = None
@@ -636,14 +656,14 @@ class TableGroup:
         return GroupGradient(placed, torch.from_numpy(sent), rows, stats)
 
     def _stats(self, gradient: GroupGradient, pieces: Sequence[GroupGradient]) -> Tensor:
-        """(n, 2): those of the keys of the gradient."""
+        """Return shows and clicks of the keys of the gradient, (n, 2) float32."""
         found = []
         for spans, some in gradient.on_servers():
             keys = gradient.keys[some]
             first = GroupGradient(spans[None], keys, torch.zeros(len(keys), 2))
             every = [first, *pieces]
             known, _, stats = merged_rows(every, [each.rows for each in every])
-            # Of each table the keys of the gradient come first.
+            # The keys of the gradient come first in each table.
             before = np.repeat(starts_of(known)[:-1] - starts_of(spans)[:-1], np.maximum(spans, 0))
             found.append(stats[torch.from_numpy(before + np.arange(len(keys)))])
         return torch.cat(found)
@@ -656,8 +676,8 @@ class TableGroup:
         *,
         row_dtype: torch.dtype | None = None,
     ) -> None:
-        """Append a gradient to each server's push: also to those without a key, whose step count must advance
-        too. `lr`, `row_dtype`: instead of the current learning rate, and of the group's type.
+        """Append a gradient to each server's push, even to servers without a key, because their step count
+        must advance too. `lr` and `row_dtype` replace the current learning rate and the group's type.
         """
         rate = self.tables[0].sparse.lr if lr is None else lr
         rows = gradient.rows.to(row_dtype or self.row_dtype).contiguous()
@@ -685,7 +705,7 @@ class TableGroup:
                 parts.append(Part(table, Field.STATS, stats[some]))
 
     def _messages(self, spans: Spans) -> Iterator[tuple[int, int]]:
-        """The tables [first, last) whose rows fit into one part, from the first to the last that is in it."""
+        """Yield ranges of tables [first, last) whose rows fit into one part."""
         most = MAX_FRAME_BYTES // (4 * self.dim)
         known = np.flatnonzero(spans != NOT_IN)
         if not len(known):
@@ -701,7 +721,7 @@ class TableGroup:
 
 
 def begin_fetch(groups: Sequence[TableGroup]) -> None:
-    """Begin to copy here what these groups have collected on devices, all of a device at once."""
+    """Start to copy the gradients of these groups from devices to this process, all of a device together."""
     away: dict[Staging, list[Collected]] = {}
     for group in groups:
         if group.staging is not None:
@@ -712,5 +732,5 @@ def begin_fetch(groups: Sequence[TableGroup]) -> None:
 
 
 def grouped(sparse: Sequence[SparseParameter]) -> list[list[SparseParameter]]:
-    """The tables of a model, in the order of their numbers, in groups."""
+    """Return the tables of a model in groups, in the order of their numbers."""
     return [list(some) for _, some in groupby(sparse, key=lambda each: each.alike)]

@@ -1,8 +1,8 @@
-"""How one model becomes tables on servers: from model, optimizer and settings to numbered tables and their
-update rules. Pure; every trainer of a job computes the same.
+"""Map one model to tables on servers, from model, optimizer and settings to numbered tables and their update
+rules. The mapping is pure, and every trainer of a job computes the same.
 
-Each server numbers its own tables: first the sparse ones, which have the same number on all servers, then its
-dense blocks in sequence, so that one part of a message can cover several of them.
+Each server numbers its own tables. The sparse tables come first and have the same number on all servers. The
+server's dense blocks follow in sequence, so one part of a message can cover several of them.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ from trainers.ps.tables.spec import (
 )
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit, rows_of, weight_of
 
-# ---- From a torch optimizer to the servers' rules.
+# ---- Map a torch optimizer to the servers' rules.
 
 _KINDS = tuple(
     getattr(torch.optim, name) for name in ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam")
 )
-# How torch computes, not what: no effect on the result.
+# These options only change how torch computes, and have no effect on the result.
 _IRRELEVANT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
 
 
 def rule_for(optimizer: Optimizer, group: Fields, *, sparse: bool, name: str) -> AnyRule:
-    """The rule of one parameter. On sparse tables Adam without further options means torch.optim.SparseAdam.
-    `maximize` is not part of a rule: trainers send the negative gradient. Raises NotSupportedError naming the
-    optimizer or the option.
+    """Return the rule of one parameter. On sparse tables, Adam without further options means
+    torch.optim.SparseAdam.
+
+    `maximize` is not part of a rule, because trainers send the negative gradient. Raise NotSupportedError
+    with the name of the optimizer or the option.
     """
     check_supported(optimizer)
     kind = type(optimizer)
@@ -82,7 +84,7 @@ def rule_for(optimizer: Optimizer, group: Fields, *, sparse: bool, name: str) ->
 
 
 def check_supported(optimizer: Optimizer) -> None:
-    """Raises NotSupportedError for an optimizer without a rule. Subclasses have none."""
+    """Raise NotSupportedError for an optimizer without a rule. Subclasses have no rule."""
     kind = type(optimizer)
     if kind not in _KINDS:
         raise NotSupportedError(
@@ -92,8 +94,10 @@ def check_supported(optimizer: Optimizer) -> None:
 
 
 def options_snapshot(optimizer: Optimizer) -> list[Document]:
-    """Return the options and parameters of each group that servers keep from the start, to detect a later
-    change. A scheduler may add keys of its own to a group.
+    """Return the options and parameters of each group that servers keep from the start, to detect later
+    changes.
+
+    A scheduler may add its own keys to a group.
     """
     kept = optimizer.defaults.keys() - _IRRELEVANT
     return [
@@ -107,7 +111,7 @@ def _floats(group: Fields, *options: str) -> dict[str, float]:
 
 
 def maximizes(group: Fields | None) -> bool:
-    """Whether trainers send the negative gradients of this group."""
+    """Return True if trainers send the negative gradients of this group."""
     return group is not None and bool(group.get("maximize"))
 
 
@@ -116,12 +120,12 @@ def _betas(group: Fields) -> tuple[float, float]:
     return float(beta1), float(beta2)
 
 
-# ---- From a model to numbered tables.
+# ---- Map a model to numbered tables.
 
 
 @frozen(kw_only=True)
 class Block:
-    """Elements `[start, stop)` of a dense parameter: one table on one server."""
+    """Elements `[start, stop)` of a dense parameter, which are one table on one server."""
 
     table: int
     server: int
@@ -132,28 +136,29 @@ class Block:
 
 @frozen(kw_only=True, eq=False)
 class DenseParameter:
-    """`rule` is the update rule of training: in geo training the trainer's, not the servers'."""
+    """A dense parameter and its blocks."""
 
     name: str
     parameter: Parameter
     group: Fields | None
     rule: AnyRule
+    """The update rule of training. In geo training, this is the trainer's rule, not the servers' rule."""
     blocks: tuple[Block, ...]
 
 
 @frozen(kw_only=True, eq=False)
 class SparseParameter:
-    """One table, whose rows are distributed over its `holders` by key. `rule` is the update rule of training,
-    which in geo training is the trainer's, not the servers'. `own_lr` overrides the group's.
-    """
+    """One table, whose rows are distributed over its `holders` by key."""
 
     name: str
     module: EmbeddingModule
     group: Fields | None
     own_lr: float | None
+    """A learning rate that overrides the group's rate, or None."""
     table: int
     spec: TableSpec
     rule: AnyRule
+    """The update rule of training. In geo training, this is the trainer's rule, not the servers' rule."""
 
     @property
     def trained(self) -> bool:
@@ -161,42 +166,42 @@ class SparseParameter:
 
     @property
     def zeros(self) -> int | None:
-        """The padding id if its row may be missing, so that it reads as zeros instead."""
+        """The padding id if its row may be missing, and must read as zeros instead."""
         rows = self.spec.rows
         stays = row_limit(self.module) is not None and rows.bound is None and not rows.statistics
         return None if stays else self.module.padding_idx
 
     @property
     def alike(self) -> Hashable:
-        """Equal for tables that can be handled together: see `group`."""
+        """A value that is equal for tables that can be handled together. See `group`."""
         rows, lr = self.spec.rows, (id(self.group), self.own_lr)
         kind = rows.dtype, rows.statistics, rows.entry.kind, rows.bound is not None
         return self.spec.size, self.spec.rule, self.rule, lr, *kind
 
     @property
     def lr(self) -> float:
-        """The current learning rate: schedulers change it."""
+        """The current learning rate, which schedulers may change."""
         if self.own_lr is not None:
             return self.own_lr
         return float(self.group["lr"]) if self.group is not None else 0.0
 
 
 _ENOUGH_ROWS, _UNEVEN = 100_000, 1.5
-"""How many rows must have been sent to judge the servers' shares, and by how many times the average one
-must be exceeded.
+"""The number of sent rows that is enough to judge the servers' shares, and the factor by which a server must
+exceed the average.
 """
 
 
 @frozen(eq=False)
 class Layout:
-    """Everything of a model that servers hold. `group` is None for what no optimizer trains."""
+    """Everything of a model that servers hold. `group` is None for parameters that no optimizer trains."""
 
     dense: tuple[DenseParameter, ...]
     sparse: tuple[SparseParameter, ...]
     servers: int
 
     def describe(self) -> str:
-        """How many sparse tables each server has: whole ones, and parts of others."""
+        """Describe how many whole and how many shared sparse tables each server has."""
         places = [holders(each.spec, self.servers) for each in self.sparse]
         whole = [sum(place == (server,) for place in places) for server in range(self.servers)]
         shared = [
@@ -208,8 +213,10 @@ class Layout:
         )
 
     def uneven(self, rows: NDArray[np.int64]) -> str:
-        """What to set if one server sent much more than the others, of tables that are on few servers;
-        empty if none did. `rows` (servers, tables): how many rows each server sent.
+        """Return the settings to change if one server sent much more than the others, or "" otherwise.
+
+        Only tables on few servers are considered. `rows` (servers, tables) int64 holds the number of rows
+        that each server sent.
         """
         load = rows * [8 + 4 * each.spec.size for each in self.sparse]
         of_server, mean = load.sum(axis=1), load.sum() / self.servers
@@ -235,11 +242,11 @@ class Layout:
         )
 
     def specs(self) -> list[TableSpec]:
-        """Those of all tables."""
+        """Return the specs of all tables."""
         return [spec for server in range(self.servers) for _, spec in self.specs_on(server)]
 
     def specs_on(self, server: int) -> list[tuple[int, TableSpec]]:
-        """(table, spec) of everything that this server holds."""
+        """Return (table, spec) of everything that this server holds."""
         blocks = [block for parameter in self.dense for block in parameter.blocks if block.server == server]
         return [
             *((parameter.table, parameter.spec) for parameter in self.sparse),
@@ -249,19 +256,19 @@ class Layout:
 
 @frozen(kw_only=True)
 class LayoutOptions:
-    """What the strategy says about the layout. `geo`: trainers train, and servers add up the changes.
-    `dense`: whether servers hold dense parameters at all.
-    """
+    """The settings of the strategy for the layout."""
 
     configs: PsConfigs = dataclasses.field(default_factory=PsConfigs)
     tables: Mapping[str, TableConfigs] = dataclasses.field(default_factory=dict)
     geo: bool = False
+    """Trainers train, and servers add up the changes."""
     dense: bool = True
+    """Servers hold dense parameters."""
 
 
 @frozen(eq=False)
 class _Trained:
-    """The optimizer of a parameter, and the group that it is in."""
+    """The optimizer of a parameter, and the parameter's group."""
 
     optimizer: Optimizer
     group: Fields
@@ -273,7 +280,9 @@ def plan_layout(
     servers: int,
     options: LayoutOptions,
 ) -> Layout:
-    """Raises UsageError or NotSupportedError for what cannot be served, naming the parameter."""
+    """Return the layout of a model. Raise UsageError or NotSupportedError for a parameter that cannot be
+    served.
+    """
     trained = {
         id(parameter): _Trained(optimizer, group)
         for optimizer in optimizers
@@ -317,14 +326,14 @@ def plan_layout(
 
 
 def _listed(counts: Sequence[int]) -> str:
-    """A number for each server; for many of them only the least and the most."""
+    """Return a number for each server. For many servers, return only the least and the most."""
     if len(counts) > 16:
         return f"{min(counts)} to {max(counts)} each"
     return ", ".join(map(str, counts))
 
 
 def dense_of(model: Module) -> tuple[list[Parameter], list[torch.Tensor]]:
-    """The parameters that are trained and in no sparse embedding; other parameters and the buffers."""
+    """Return the trained parameters outside sparse embeddings, and the other parameters with the buffers."""
     sparse = {id(module.weight) for _, module in find_embeddings(model)}
     dense = [each for each in model.parameters() if id(each) not in sparse]
     frozen = [each.data for each in dense if not each.requires_grad]
@@ -341,8 +350,10 @@ def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
 
 
 def _in_groups(tables: Iterable[SparseParameter], servers: int) -> list[SparseParameter]:
-    """Numbered so that those that are handled together follow each other, and among them those of the same
-    servers, otherwise as in the model.
+    """Number the tables so that tables of a group follow each other, and within a group tables of the same
+    servers.
+
+    Otherwise the order of the model stays.
     """
     groups: dict[Hashable, list[SparseParameter]] = {}
     for each in tables:
@@ -389,7 +400,8 @@ def _plan_sparse(
         kind=TableKind.SPARSE,
         name=name,
         size=module.embedding_dim,
-        rule=SGD() if options.geo and trained else rule,  # deltas are added: SGD with a learning rate of -1
+        # servers add the changes, by SGD with a learning rate of -1
+        rule=SGD() if options.geo and trained else rule,
         rows=rows,
     )
     planned = SparseParameter(
@@ -412,7 +424,9 @@ def _plan_sparse(
 
 
 def _of_every_table(tables: Mapping[str, TableConfigs], *, trained: bool) -> TableConfigs:
-    """The settings of a table without an entry of its own. One that is in no optimizer stays as it is."""
+    """Return the settings of a table without its own entry. A table that is in no optimizer stays
+    untrained.
+    """
     found = tables.get(EVERY_TABLE, TableConfigs())
     return found if trained else dataclasses.replace(found, rule=None, lr=None)
 
@@ -483,7 +497,7 @@ def _plan_dense(
 
 
 def _numbered(dense: list[DenseParameter], servers: int, first: int) -> list[DenseParameter]:
-    """The same parameters, with the blocks of each server numbered in sequence."""
+    """Return the same parameters, with the blocks of each server numbered in sequence."""
     following = [first] * servers
     numbered = []
     for parameter in dense:

@@ -1,9 +1,10 @@
-"""Request the rows of a batch without a call in the script: the calls of embeddings show which of its tensors
-are ids. One message requests all rows, before the turn of the batch if no script can notice that it was read
-early (see `purity`).
+"""Request the rows of a batch without a call in the script. The calls of embeddings show which tensors of a
+batch are ids. One message requests all rows. The request comes before the turn of the batch, provided that no
+script can notice the early read (see `purity`).
 
-Loops over torch's DataLoader and over the data sets of `trainers.data` are known. In other loops the calls of
-a step are predicted from the first call, if their ids are parts of one tensor. Requests belong to `exchange`.
+Loops over torch's DataLoader and over the data sets of `trainers.data` are recognized. In other loops, the
+calls of a step are predicted from the first call if their ids are parts of one tensor. `exchange` makes the
+requests.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ _KNOWN = (
     ("trainers.data.dataset", "InMemoryDataset"),
     ("trainers.data.stream", "Stream"),
 )
-"""Classes whose iterators give out batches."""
+"""Classes whose iterators return batches."""
 
 _DEEPEST = 8
 _KINDS = 256
-"""Kinds of batches that are remembered."""
+"""The number of kinds of batches to remember."""
 _CHANGES = 8
-"""How often a prediction for a kind of batches may be wrong; then there is none any more."""
+"""The number of wrong predictions for a kind of batches, after which predictions for this kind end."""
 
 Calls = list[tuple[Module, Tensor]]
 Kind = tuple[object, ...]
 Prefetch = Callable[[Calls, bool], None]
-"""Prepares the rows of the calls of a batch; True: they are used next."""
+"""A function that prepares the rows of a batch's calls. True means that they are used next."""
 
 
 @frozen
 class _View:
-    """A module is called with a leaf of the batch (`size` is None), or with a part of it."""
+    """The ids of a module's call, as a leaf of the batch (`size` is None) or as a part of a leaf."""
 
     module: Module
     leaf: int
@@ -70,7 +71,7 @@ class _View:
 
 @dataclass(slots=True)
 class _Prediction:
-    """What the step of a batch of some kind calls: `views` are those of its calls that can be predicted."""
+    """The calls in the step of a batch of some kind. `views` covers the calls that can be predicted."""
 
     views: Sequence[_View]
     calls: int
@@ -78,8 +79,10 @@ class _Prediction:
 
 
 class LookAhead:
-    """`ahead`: how many batches in advance a batch is prepared, at most. `every`: the script allows it for
-    all loops. `report` gets one line about the first loop that is not read ahead unless the script allows it.
+    """Prepare batches ahead of their turn, at most `ahead` batches.
+
+    With `every`, the script allows this for all loops. Otherwise `report` receives one line about the first
+    loop that needs this permission.
     """
 
     def __init__(
@@ -92,15 +95,15 @@ class LookAhead:
     ) -> None:
         self._prefetch, self.ahead, self.every, self._report = prefetch, ahead, every, report
         self._loops: WeakValueDictionary[int, _Loop] = WeakValueDictionary()
-        """By the id of the iterator that they read."""
+        """Loops by the id of the iterator that they read."""
         self._thread, self._process = threading.get_ident(), os.getpid()
         self._predictions: dict[Kind, _Prediction] = {}
         self._given: _Given | None = None
-        """The batch whose step it is."""
+        """The batch of the current step."""
         self.active = True
 
     def watch(self) -> Callback:
-        """Look into the loops over known classes until the returned function is called."""
+        """Observe loops over known classes until the returned function is called."""
         found = [vars(sys.modules[module])[name] for module, name in _KNOWN if module in sys.modules]
         former = [(each, vars(each)["__iter__"]) for each in found]
         for each, method in former:
@@ -114,8 +117,9 @@ class LookAhead:
         return end
 
     def called(self, module: Module, ids: Tensor) -> None:
-        """A served embedding is called. Outside of known loops a step begins where its first module is called
-        again.
+        """Record the call of a served embedding.
+
+        Outside of known loops, a step starts when its first module is called again.
         """
         if not self.active:
             return
@@ -126,15 +130,17 @@ class LookAhead:
         self._given.calls.append((module, ids))
 
     def stepped(self) -> None:
-        """The optimizer has made a step: later calls in the turn of a batch are of other steps, each with a
-        part of it.
+        """Record a step of the optimizer. Later calls in the turn of a batch belong to other steps, each with
+        a part of the batch.
         """
         if self._given is not None and self._given.first is None:
             self._given = None
 
     @property
     def usable(self) -> bool:
-        """Whether it may be used here: not in another thread, nor in the workers of a data loader."""
+        """True while this is active, in the thread and process that made it. It is False in the workers of a
+        data loader.
+        """
         return self.active and self._thread == threading.get_ident() and self._process == os.getpid()
 
     def _looking(self, method: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
@@ -146,13 +152,13 @@ class LookAhead:
             loop = self._loops.get(id(found))
             if loop is None or not loop.reads(found):
                 loop = self._loops[id(found)] = _Loop(self, found)
-            loop.begin(batches)  # again, if the loader has persistent workers
+            loop.begin(batches)  # this may be a new pass, if the loader has persistent workers
             return loop
 
         return over
 
     def suggest(self, reason: str) -> None:
-        """Print once how a loop like this can be read ahead."""
+        """Print once how to read ahead in a loop like this."""
         if self._report is not None and self.ahead:
             self._report(
                 "the rows of a batch are requested when its turn comes, and not earlier, because a script "
@@ -163,21 +169,23 @@ class LookAhead:
             self._report = None
 
     def gives(self, given: _Given | None) -> None:
-        """It is the turn of a batch, and calls are its own from now on; None: a loop is over."""
+        """Start the turn of a batch, to which calls belong from now on. None means that a loop has ended."""
         self._given = given
 
     def expected(self, given: _Given, *, now: bool) -> _Given:
-        """Prepare the rows of a batch as far as its calls can be predicted; `now`: it is used next."""
+        """Prepare the rows of a batch as far as its calls can be predicted. `now` means that the batch is
+        used next.
+        """
         known = next((self._predictions[kind] for kind in given.kinds if kind in self._predictions), None)
         if known is not None:
-            with contextlib.suppress(RuntimeError):  # a part would be outside of the memory of `first`
+            with contextlib.suppress(RuntimeError):  # a part would lie outside the memory of `first`
                 given.predicted = [(view.module, view.of(given.leaves)) for view in known.views]
-            if len(given.predicted) > (given.first is not None):  # one call requests its rows by itself
+            if len(given.predicted) > (given.first is not None):  # a single call requests its rows itself
                 self._prefetch(given.predicted, now)
         return given
 
     def learn(self, given: _Given) -> None:
-        """The step of this batch is over."""
+        """Learn from the calls of this batch after its step."""
         loose, exact = given.kinds
         known = self._predictions.get(loose) or self._predictions.get(exact)
         if known is None:
@@ -198,28 +206,31 @@ class LookAhead:
 
 @dataclass(slots=True)
 class _Given:
-    """A batch, its calls as predicted, and as they were made. `leaves`: its tensors that may be ids; outside
-    of known loops the ids with which its `first` module was called. `index`: the items of a batch that must
-    be read again when its turn comes.
-    """
+    """A batch with its predicted and its actual calls."""
 
     batch: Any
     leaves: Sequence[Tensor]
+    """The tensors of the batch that may be ids. Outside of known loops, the ids in the call of the `first`
+    module.
+    """
     first: Module | None = None
     index: Sequence[int] | None = None
+    """The items of a batch that must be read again at its turn."""
     predicted: Calls = field(default_factory=list)
     calls: Calls = field(default_factory=list)
 
     @property
     def kinds(self) -> tuple[Kind, Kind]:
-        """What batches of the same kind have in common: if all ids are leaves, and if some are parts."""
+        """Two keys that batches of the same kind share. Use the first if all ids are leaves, and the second
+        if some ids are parts.
+        """
         loose = tuple((each.dtype, each.dim()) for each in self.leaves)
         exact = tuple((each.dtype, each.shape, each.stride()) for each in self.leaves)
         return (self.first, loose), (self.first, exact)
 
     @property
     def as_predicted(self) -> bool:
-        """Whether all that were predicted were made, in this order; others may have been made as well."""
+        """True if all predicted calls were made in this order, perhaps among other calls."""
         made = iter(self.calls)
         return all(
             any(module is each and ids.data_ptr() == its.data_ptr() for each, its in made)
@@ -227,14 +238,14 @@ class _Given:
         )
 
     def view(self, module: Module, ids: Tensor) -> _View | None:
-        """None: the ids are not in the batch."""
+        """Return the view of these ids, or None if the ids are not in the batch."""
         for number, leaf in enumerate(self.leaves):
             if same_ids(leaf, ids):
                 return _View(module, number)
         memory = ids.untyped_storage().data_ptr()
         for number, leaf in enumerate(self.leaves):
             if leaf.untyped_storage().data_ptr() != memory or leaf.dtype is not ids.dtype:
-                continue  # on another device the addresses are others, too
+                continue  # on another device, the addresses differ too
             offset = int(ids.storage_offset()) - int(leaf.storage_offset())
             if self.first is not None or 0 <= offset <= offset + _extent(ids) <= _extent(leaf):
                 return _View(module, number, tuple(ids.shape), ids.stride(), offset)
@@ -242,8 +253,8 @@ class _Given:
 
 
 class _Loop(Iterator[Any]):
-    """An iterator over batches. An `Arriving` one reports whether its next batch has arrived, and is given
-    each batch when its turn comes.
+    """An iterator over batches. If its source is an `Arriving`, the source reports whether its next batch has
+    arrived, and receives each batch at its turn.
     """
 
     def __init__(self, look: LookAhead, batches: Iterator[Any]) -> None:
@@ -254,10 +265,10 @@ class _Loop(Iterator[Any]):
         return self._batches is batches
 
     def begin(self, loader: Any) -> None:
-        """Begin a pass of this loader, or of one of our data sets."""
+        """Start a pass of this loader or data set."""
         self._coming: deque[_Given] = deque()
         self._error: Exception | None = None
-        """Raised when the batches before it have had their turns."""
+        """The error to raise once the batches before it have had their turns."""
         self._given: _Given | None = None
         self._drawn = 0
         self._reason = "" if self._look.every else obstacle(loader)
@@ -299,7 +310,7 @@ class _Loop(Iterator[Any]):
 
     @property
     def _may_read(self) -> bool:
-        """Whether another batch may be read before its turn."""
+        """True if another batch may be read before its turn."""
         look = self._look
         return (
             1 < self._drawn < self._end
@@ -307,7 +318,7 @@ class _Loop(Iterator[Any]):
             and self._error is None
             and look.usable
             and (self._arriving is None or self._arriving.at_hand)
-            and not torch.is_inference_mode_enabled()  # its tensors cannot be used outside
+            and not torch.is_inference_mode_enabled()  # such tensors cannot be used outside
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -339,7 +350,7 @@ class _Loop(Iterator[Any]):
         return given
 
     def _check_size(self) -> None:
-        """Raises UsageError if the script has changed the size of batches that have been read."""
+        """Raise UsageError if the script has changed the size of batches that were read already."""
         size = getattr(self._order, "batch_size", None)
         if size != self._size:
             raise UsageError(
@@ -348,8 +359,8 @@ class _Loop(Iterator[Any]):
             )
 
     def _current(self, given: _Given) -> _Given:
-        """Return the batch as it is now, if the script has changed the data since it was read. Then nothing
-        more is read ahead.
+        """Return the batch as it is now, if the script has changed the data since the batch was read. From
+        then on, nothing is read ahead.
         """
         if given.index is None:
             return given
@@ -363,7 +374,7 @@ class _Loop(Iterator[Any]):
 
 
 class _Indices(Iterator[Any]):
-    """The indices of a loader; `last` is the newest."""
+    """The indices of a loader. `last` is the newest index."""
 
     def __init__(self, indices: Iterator[Any]) -> None:
         self._indices = indices
@@ -375,7 +386,7 @@ class _Indices(Iterator[Any]):
 
 
 def _leaves(batch: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors of a batch that may be ids."""
+    """Yield the tensors of a batch that may be ids."""
     if isinstance(batch, Tensor):
         if batch.is_cpu and batch.dtype in (torch.int64, torch.int32) and batch.layout is torch.strided:
             yield batch
@@ -393,5 +404,5 @@ def _leaves(batch: Any, depth: int = 0) -> Iterator[Tensor]:
 
 
 def _extent(tensor: Tensor) -> int:
-    """From its first element to its last."""
+    """Return the distance from the first element to the last."""
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,7 +1,8 @@
-"""Embeddings that servers can hold: `SparseEmbedding`, a table without a fixed size, and modules of torch.
+"""Embeddings that servers can hold. They are `SparseEmbedding`, a table without a fixed size, and modules of
+torch.
 
-Imports neither kernels nor sockets: scripts and inference import it too. ServedEmbedding belongs to
-`embedding`.
+This module imports neither kernels nor sockets, because scripts and inference import it too. `embedding`
+defines ServedEmbedding.
 """
 
 from __future__ import annotations
@@ -17,40 +18,48 @@ from trainers.ps.tables.spec import Bound, Entry, EntryKind, Initializer, InitKi
 
 
 def Uniform(low: float = -0.01, high: float = 0.01, seed: int = 0) -> Initializer:
-    """Values of a new row, each drawn from [low, high) as a function of (seed, key, column)."""
+    """Return an initializer that draws each value of a new row from [low, high), as a function of (seed, key,
+    column).
+    """
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise UsageError(f"Uniform({low}, {high}): the bounds must be finite and low must not exceed high")
     return Initializer(InitKind.UNIFORM, float(low), float(high), _seed(seed))
 
 
 def Normal(mean: float = 0.0, std: float = 0.01, seed: int = 0) -> Initializer:
-    """Values of a new row, each drawn from a normal distribution as a function of (seed, key, column)."""
+    """Return an initializer that draws each value of a new row from a normal distribution, as a function of
+    (seed, key, column).
+    """
     if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):
         raise UsageError(f"Normal({mean}, {std}): both must be finite, and std not negative")
     return Initializer(InitKind.NORMAL, float(mean), float(std), _seed(seed))
 
 
 def Constant(value: float = 0.0) -> Initializer:
-    """The same value everywhere."""
+    """Return an initializer that sets all values of a new row to `value`."""
     return Uniform(value, value)
 
 
 def ProbabilityEntry(probability: float) -> Entry:
-    """A new key gets a row with this probability, decided once by (seed, key)."""
+    """Return an entry filter that gives a new key a row with this probability, decided once by (seed,
+    key).
+    """
     if not 0 < probability <= 1:
         raise UsageError(f"ProbabilityEntry({probability!r}): it must be above 0 and at most 1")
     return Entry(EntryKind.PROBABILITY, float(probability))
 
 
 def CountFilterEntry(count_filter: int) -> Entry:
-    """A new key gets a row once it has been pulled in training this many times."""
+    """Return an entry filter that gives a new key a row after this many pulls in training."""
     if not is_whole(count_filter) or count_filter < 1:
         raise UsageError(f"CountFilterEntry({count_filter!r}): it must be a whole number of at least 1")
     return Entry(EntryKind.COUNT, float(count_filter))
 
 
 def ShowClickEntry() -> Entry:
-    """Every key gets a row, and rows count shows and clicks: call the embedding with `clicks=`."""
+    """Return an entry filter that gives every key a row, and counts shows and clicks of rows. Call the
+    embedding with `clicks=`.
+    """
     return Entry(EntryKind.SHOW_CLICK)
 
 
@@ -58,18 +67,22 @@ _ROW_TYPES = {each.dtype: each for each in RowType}
 
 
 class SparseEmbedding(Module):
-    """Rows of `dim` values for any int64 id. `init` gives their initial values, and the first step that
-    trains an id makes its row.
+    """Rows of `dim` values for any int64 id. Ids of any shape (...) give (..., dim).
 
-    ids of any shape (...) give (..., dim). `padding_idx` (an id) reads as zeros and is not trained. `entry`
-    decides which ids get a row; `low` and `high` bound every value; `statistics` counts shows, clicks and
-    unseen days of each row, for `shrink`; `dtype`, float32, bfloat16 or float16, is that of the rows that are
-    kept and given. `max_rows` or `max_bytes`: how much the table may have, on all servers; `evict` ("lru",
-    "lfu" or "score"): which rows then leave first; `ttl_s`: rows that were not updated for so many seconds
-    leave too. A row that left reads as its initial value.
+    The first training step with an id makes its row, with initial values from `init`. The rows exist only on
+    parameter servers, between fleet.init_worker() and fleet.stop_worker(). You may give `weight` to an
+    optimizer, but it has no rows.
 
-    The rows exist only on parameter servers, between fleet.init_worker() and fleet.stop_worker(): `weight`,
-    which an optimizer may be given, has no rows.
+    - `padding_idx`: an id that reads as zeros and is not trained.
+    - `entry`: the filter that decides which ids get a row.
+    - `low`, `high`: the bounds of every value.
+    - `statistics`: count shows, clicks and unseen days of each row, for `shrink`.
+    - `dtype`: the type of stored and returned rows (float32, bfloat16 or float16).
+    - `max_rows` or `max_bytes`: the limit of the table on all servers together.
+    - `evict`: the rows that leave first ("lru", "lfu" or "score").
+    - `ttl_s`: remove rows without an update for so many seconds.
+
+    A removed row reads as its initial value.
     """
 
     def __init__(
@@ -120,13 +133,15 @@ def _seed(seed: int) -> int:
     return seed
 
 
-# ---- Which of a model's modules servers can hold.
+# ---- Find the modules of a model that servers can hold.
 
 EmbeddingModule = torch.nn.Embedding | torch.nn.EmbeddingBag | SparseEmbedding
 
 
 def find_embeddings(model: Module) -> list[tuple[str, EmbeddingModule]]:
-    """The sparse embeddings of a model by name. Raises NotSupportedError for one that cannot be served."""
+    """Return the sparse embeddings of a model by name. Raise NotSupportedError for one that cannot be
+    served.
+    """
     found = []
     for name, module in model.named_modules():
         bounded = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
@@ -142,28 +157,30 @@ def find_embeddings(model: Module) -> list[tuple[str, EmbeddingModule]]:
 
 
 def row_limit(module: EmbeddingModule) -> int | None:
-    """The number of rows; None where any id has one: SparseEmbedding, and weights on the meta device."""
+    """Return the number of rows, or None if any id may have a row. The latter holds for SparseEmbedding and
+    for weights on the meta device.
+    """
     if isinstance(module, SparseEmbedding) or module.weight.is_meta:
         return None
     return module.num_embeddings
 
 
 def weight_of(module: EmbeddingModule) -> Parameter:
-    """Its parameter."""
+    """Return the weight parameter of the module."""
     weight = module.weight
     assert isinstance(weight, Parameter)
     return weight
 
 
 def embeds(module: EmbeddingModule) -> bool:
-    """Whether the module only reads rows: with no sum over bags, and no scaled gradients."""
+    """Return True if the module only reads rows, without sums over bags and without scaled gradients."""
     return isinstance(module, SparseEmbedding) or (
         isinstance(module, torch.nn.Embedding) and not module.scale_grad_by_freq
     )
 
 
 def pools(module: EmbeddingModule) -> bool:
-    """Whether the module gives sums or means of rows, with gradients that are not scaled."""
+    """Return True if the module returns sums or means of rows, with gradients that are not scaled."""
     return (
         isinstance(module, torch.nn.EmbeddingBag)
         and module.mode in ("sum", "mean")
@@ -173,12 +190,14 @@ def pools(module: EmbeddingModule) -> bool:
 
 
 def device_of(module: EmbeddingModule) -> torch.device:
-    """Where its rows are given."""
+    """Return the device on which the module returns its rows."""
     return torch.device("cpu") if module.weight.is_meta else module.weight.device
 
 
 def rows_of(module: EmbeddingModule) -> RowOptions:
-    """How new rows are initialized: those of torch's modules as their reset_parameters does."""
+    """Return the options of new rows. Rows of torch's modules are initialized as in their
+    reset_parameters.
+    """
     dtype = _ROW_TYPES[module.weight.dtype]
     if isinstance(module, SparseEmbedding):
         return RowOptions(

@@ -1,6 +1,6 @@
-"""The call of an EmbeddingBag: sums or means of the rows of a batch, without a copy of the rows in between.
+"""Call an EmbeddingBag. Sums or means of the rows of a batch are computed without a copy of the rows.
 
-On a CPU the backward pass of torch's embedding_bag takes longer than all the rest of a step.
+On a CPU, the backward pass of torch's embedding_bag takes longer than the rest of a step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _NO_WEIGHTS = np.empty(0, np.float32)
 
 
 def ends_of(ids: Tensor, offsets: Tensor | None, *, last: bool) -> Keys | None:
-    """Where each bag ends among the ids; None for arguments that torch's embedding_bag would refuse, or that
-    no kernel must see. `last`: the last of the offsets is the end of the ids.
+    """Return the end of each bag among the ids, (bags,) int64.
+
+    Return None for arguments that torch's embedding_bag would refuse, or that the kernels must not receive.
+    With `last`, the last offset is the end of the ids.
     """
     if offsets is None:
         if ids.dim() != 2 or not ids.numel():
@@ -38,7 +40,7 @@ def ends_of(ids: Tensor, offsets: Tensor | None, *, last: bool) -> Keys | None:
 
 
 def weighs(weights: Tensor | None, ids: Tensor, mode: str) -> bool:
-    """Whether these weights can be used, or there are none."""
+    """Return True if these weights can be used, or if there are no weights."""
     if weights is None:
         return True
     fits = weights.shape == ids.shape and weights.is_cpu and weights.dtype is torch.float32
@@ -83,7 +85,7 @@ class _Pool(torch.autograd.Function):
 
 
 class _Bags:
-    """Of the ids of a call the place of each, where the rows are, and the place of padding, or -1."""
+    """The place of each id of a call, the positions of the rows, and the place of padding, or -1."""
 
     def __init__(self, call: Call, moved: Keys) -> None:
         batch, table = call.batch, call.table
@@ -96,8 +98,8 @@ def _values(weights: Tensor | None) -> Floats:
 
 
 def pool(call: Call, weight: Tensor, weights: Tensor | None, ends: Keys, *, mean: bool) -> Tensor:
-    """Return the sums or means, (bags, dim), which a backward pass trains if the weight of the module wants a
-    gradient. `weights`: of each id, or None.
+    """Return the sums or means, (bags, dim) float32. A backward pass trains them if the module's weight needs
+    a gradient. `weights` has one weight per id, or is None.
     """
     with without_overrides():
         anchor = call.batch.anchor if weight.requires_grad else None

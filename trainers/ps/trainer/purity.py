@@ -1,7 +1,7 @@
-"""Decide which loops may be read ahead: only loops in which no script can notice it.
+"""Decide which loops may be read ahead. These are only loops in which no script can notice it.
 
-Classes are compared by name and exactly, because a subclass may do anything. A script can change the tensors
-of a TensorDataset at any time, so `read_again` reads a batch once more when its turn comes.
+Classes are compared by their exact names, because a subclass may do anything. A script can change the tensors
+of a TensorDataset at any time, so `read_again` reads a batch once more at its turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_BY_THREADS = (
     "trainers.data.dataset.InMemoryDataset",
     "trainers.data.stream.Stream",
 )
-"""Our data sets: their own threads read ahead, or their examples are in memory."""
+"""Data sets of this package. Their own threads read ahead, or their examples are in memory."""
 _LOADERS = ("torch.utils.data.dataloader.DataLoader", "trainers.data.shard._Loader")
 _TENSORS, _SUBSET = "torch.utils.data.dataset.TensorDataset", "torch.utils.data.dataset.Subset"
 _RANDOM, _BATCHES = "torch.utils.data.sampler.RandomSampler", "torch.utils.data.sampler.BatchSampler"
@@ -39,7 +39,7 @@ _INDICES = (list, tuple, range, np.ndarray, Tensor)
 
 
 def obstacle(batches: Any) -> str:
-    """Return what a script could notice early reading by, such as "dataset Curriculum"; "" if nothing."""
+    """Return the reason why a script could notice early reading, such as "dataset Curriculum", or ""."""
     if _name(batches) in _READ_BY_THREADS:
         return ""
     if _name(batches) not in _LOADERS:
@@ -53,17 +53,18 @@ def obstacle(batches: Any) -> str:
         return f"dataset {type(data).__qualname__}"
     if not _is_fixed(order):
         return f"sampler {type(order).__qualname__}"
-    return "" if batches.num_workers else _obstacle_here(batches)  # with workers, torch reads ahead itself
+    return "" if batches.num_workers else _obstacle_here(batches)  # with workers, torch itself reads ahead
 
 
 def _obstacle_here(batches: Any) -> str:
-    """As `obstacle`, of items that are read in this process, in a known order."""
+    """Return the same for items that are read in this process, in a known order."""
     data = batches.dataset
     if not _is_pure(data):
         return f"dataset {type(data).__qualname__}"
     if _name(batches.collate_fn) not in _COLLATES:
         return f"collate_fn {getattr(batches.collate_fn, '__qualname__', batches.collate_fn)}"
-    if batches.batch_sampler is None and _name(batches.sampler) != _BATCHES:  # items are views of the data
+    # The items would be views of the data.
+    if batches.batch_sampler is None and _name(batches.sampler) != _BATCHES:
         return "batch_size=None"
     return ""
 
@@ -78,7 +79,9 @@ def read_again(data: Any, index: Sequence[int]) -> list[Tensor]:
 
 
 def _is_fixed(order: Any) -> bool:
-    """Whether a sampler draws all its indices with the first one. RandomSampler draws again at its end."""
+    """Return True if a sampler draws all its indices with the first one. RandomSampler draws again at its
+    end.
+    """
     if _name(order) == _RANDOM:
         once = not order.replacement and order.num_samples <= len(order.data_source)
         return once or order.generator is None
@@ -95,6 +98,6 @@ def _is_pure(data: Any) -> bool:
 
 
 def _name(thing: Any) -> str:
-    """The full name of a function, or of the class of an object."""
+    """Return the full name of a function, or of the class of an object."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{named.__qualname__}"

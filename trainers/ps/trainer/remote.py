@@ -1,7 +1,7 @@
-"""Requests for rows by key, with or without a push, and their assembly from the servers' answers.
+"""Request rows by key, with or without a push, and assemble them from the servers' answers.
 
-Tables, batches and gradients belong to `group`, forward passes to `embedding`, the moment of a push to
-`exchange`.
+`group` handles tables, batches and gradients, `embedding` handles forward passes, and `exchange` decides when
+to push.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part
 
 @frozen(eq=False)
 class Lookup:
-    """The distinct ids of a call. `keys` (u,) int64; `place`: the position of each id's key, in the shape of
-    the ids; `counts` (u,) int64: how often each key occurs.
-    """
+    """The distinct ids of a call."""
 
     keys: Tensor
+    """(u,) int64."""
     place: Tensor
+    """The position of each id's key, int64 in the shape of the ids."""
     counts: Tensor
+    """The number of occurrences of each key, (u,) int64."""
 
 
 def same_ids(left: Tensor, right: Tensor) -> bool:
-    """Whether both tensors are the same memory."""
+    """Return True if both tensors are the same memory."""
     return left is right or (
         left.data_ptr() == right.data_ptr()
         and left.shape == right.shape
@@ -43,8 +44,9 @@ def same_ids(left: Tensor, right: Tensor) -> bool:
 
 
 def version_of(ids: Tensor) -> bytes | int:
-    """Return the ids as bytes, since torch does not count changes through numpy or `.data`. For ids on a
-    device, return torch's counter of changes; inference tensors have none.
+    """Return the ids as bytes, because torch does not count changes through numpy or `.data`.
+
+    For ids on a device, return torch's counter of changes, or 0 for inference tensors, which have none.
     """
     if ids.is_cpu:
         return ids.numpy().tobytes()
@@ -52,11 +54,12 @@ def version_of(ids: Tensor) -> bytes | int:
 
 
 class RowRequest:
-    """A request for the rows of (n,) int64 distinct keys of a run of tables, the first of which is `table`.
-    `spans` (servers, tables): how many of the keys each table has on each server, server by server. `insert`:
-    keys without a row get one. `counted`: the servers count how often a key is requested. `requested`
-    (servers, tables): where sent keys are counted. `as_of`: the step whose rows have been requested; None:
-    not sent yet.
+    """A request for the rows of distinct keys, (n,) int64, of a run of tables. `table` is the first table.
+
+    `spans` (servers, tables) gives the number of keys of each table on each server, server by server. With
+    `insert`, keys without a row get one. With `counted`, the servers count the requests of each key. Sent
+    keys are counted in `requested` (servers, tables). `as_of` is the step whose rows were requested, or None
+    before the request is sent.
     """
 
     def __init__(
@@ -87,11 +90,11 @@ class RowRequest:
         self._rows: Tensor | None = None
         self._members: Sequence[RowRequest] = ()
         self._union: tuple[RowRequest, NDArray[np.int64]] | None = None
-        """The request that has the keys of this one, and where."""
+        """The request that contains the keys of this one, and their positions there."""
 
     @classmethod
     def union(cls, members: Sequence[RowRequest]) -> RowRequest:
-        """One for all keys of requests that differ in nothing else."""
+        """Return one request for all keys of requests that are otherwise equal."""
         first = members[0]
         spans, keys, place = union_runs([(each.spans.reshape(-1), each.keys) for each in members])
         made = cls(
@@ -110,20 +113,22 @@ class RowRequest:
 
     @property
     def alike(self) -> Hashable:
-        """Equal for requests that differ in their keys only; None: this one cannot be in a union."""
+        """A value that is equal for requests that differ only in their keys. None if this request cannot join
+        a union.
+        """
         return None if self._counted else (self.table, self._dim, self.spans.shape, self.insert)
 
     @property
     def bytes(self) -> int:
-        """Of its rows in float32."""
+        """The size of its rows in float32."""
         return 4 * len(self.keys) * self._dim
 
     def concerns(self, server: int) -> bool:
-        """Whether this server has any of the keys."""
+        """Return True if this server has any of the keys."""
         return bool(self._cuts[server] < self._cuts[server + 1])
 
     def parts(self, server: int) -> list[Part]:
-        """The parts of a message to this server."""
+        """Return the parts of a message to this server."""
         some = torch.from_numpy(self.keys[self._cuts[server] : self._cuts[server + 1]])
         first, stop = self._tables(server)
         keys = Part(self.table + first, self._field, some)
@@ -132,12 +137,12 @@ class RowRequest:
         return [Part(keys.table, Field.SPANS, torch.from_numpy(self.spans[server, first:stop])), keys]
 
     def _tables(self, server: int) -> tuple[int, int]:
-        """From the first table with a key for this server to behind the last one."""
+        """Return the range from the first table with a key for this server to the last one."""
         found = np.flatnonzero(self.spans[server])
         return int(found[0]), int(found[-1]) + 1
 
     def mark_sent(self, sent: SentRequests, as_of: int) -> None:
-        """The parts have been sent, with the messages of `sent`."""
+        """Record that the parts have been sent with the messages of `sent`."""
         self._sent, self.as_of = sent, as_of
         if self._requested is not None:
             self._requested += self.spans
@@ -163,7 +168,9 @@ class RowRequest:
 
     @property
     def rows(self) -> Tensor:
-        """(n, dim) float32 in the order of the keys; waits for the answers of all servers concerned."""
+        """The rows, (n, dim) float32, in the order of the keys. Reading them waits for the answers of all
+        servers concerned.
+        """
         if self._union is not None:
             union, place = self._union
             self._rows, self._union = union.rows[torch.from_numpy(place)], None
@@ -174,7 +181,9 @@ class RowRequest:
 
 
 def united(row_requests: Sequence[RowRequest]) -> list[RowRequest]:
-    """The same, with the union of those that differ in their keys only: it asks for each key once."""
+    """Return the requests, with a union of those that differ only in their keys. A union requests each key
+    once.
+    """
     alike: dict[Hashable, list[RowRequest]] = {}
     for each in row_requests:
         alike.setdefault(each.alike or id(each), []).append(each)
@@ -186,8 +195,9 @@ def united(row_requests: Sequence[RowRequest]) -> list[RowRequest]:
 
 
 class SentRequests:
-    """One message for each server, sent at construction, and the row requests in it. `as_of`: the step whose
-    rows are requested.
+    """One message for each server, sent at construction, with the row requests in it.
+
+    `as_of` is the step whose rows are requested.
     """
 
     def __init__(
@@ -203,11 +213,11 @@ class SentRequests:
 
     @property
     def open(self) -> bool:
-        """Whether an answer was missing when the sockets were last read."""
+        """True if an answer was missing when the sockets were last read."""
         return self._pending.open
 
     def wait(self) -> list[tuple[int, Message]]:
-        """(server, its answer) of all; then the row requests have their rows."""
+        """Return each server with its answer. Afterwards, the row requests have their rows."""
         if self._answers is None:
             replies = self._client.wait(self._pending)
             servers = [request.server for request in self._requests]
@@ -229,7 +239,7 @@ class SentRequests:
 
 
 def add_row_requests(messages: Sequence[list[Part]], row_requests: Sequence[RowRequest]) -> None:
-    """Append to each server's message the row requests that concern it."""
+    """Append the row requests to the messages of the servers that they concern."""
     for server, parts in enumerate(messages):
         for request in row_requests:
             if request.concerns(server):
@@ -239,7 +249,7 @@ def add_row_requests(messages: Sequence[list[Part]], row_requests: Sequence[RowR
 def send_row_requests(
     client: Client, servers: int, row_requests: Sequence[RowRequest], as_of: int
 ) -> SentRequests:
-    """Send the row requests by themselves, in one message to each server concerned."""
+    """Send the row requests without a push, in one message to each server concerned."""
     messages: list[list[Part]] = [[] for _ in range(servers)]
     add_row_requests(messages, row_requests)
     requests = [
@@ -251,7 +261,9 @@ def send_row_requests(
 
 
 def push_requests(messages: Sequence[Sequence[Part]], step: int, *, overflow: bool = False) -> list[Request]:
-    """The gradients of `step`, a message for each server; `overflow`: none, as they were not finite."""
+    """Return the push of `step`, with a message for each server. With `overflow`, it has no gradients,
+    because they were not finite.
+    """
     code = Code.NOT_FINITE if overflow else Code.NONE
     return [
         Request(server=server, kind=Kind.PUSH, number=step, code=code, parts=tuple(parts))

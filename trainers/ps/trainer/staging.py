@@ -1,7 +1,7 @@
-"""Copies between this process's memory and a device on which embeddings and dense parameters are: of many
-tensors in one, through pinned memory, on a stream of their own, so that they run while the device computes.
+"""Copy tensors between this process's memory and the device of embeddings and dense parameters.
 
-With the CPU as the device nothing is pinned and there is no stream, and all the rest is the same.
+Many tensors travel in one copy, through pinned memory, on a separate stream, so copies run while the device
+computes. On the CPU there is neither pinned memory nor a stream, and everything else is the same.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Spans = Sequence[tuple[int, int]]
 
 
 class Arriving:
-    """Tensors on their way into this process's memory; `wait` may be called more than once."""
+    """Tensors on their way into this process's memory. You may call `wait` more than once."""
 
     def __init__(self, packed: Tensor, like: Sequence[Tensor], event: Any) -> None:
         self._packed, self._like, self._event = packed, like, event
 
     def wait(self) -> list[Tensor]:
-        """They have arrived."""
+        """Wait for the tensors and return them."""
         if self._event is not None:
             self._event.synchronize()
         return _unpacked(self._packed, self._like)
 
 
 class Staging:
-    """The copies of one device. The allocator of pinned memory keeps a buffer until its copy is over."""
+    """The copies of one device. The allocator of pinned memory keeps a buffer until its copy has ended."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -46,7 +46,7 @@ class Staging:
         self._stream: Any = self._module.Stream(device) if streams else None
 
     def to_device(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """These on the device, for what is computed there from now on."""
+        """Return these tensors on the device, for computations from now on."""
         packed = self._buffer(tensors)
         for place, tensor in zip(_unpacked(packed, tensors), tensors, strict=True):
             place.copy_(tensor)
@@ -59,7 +59,7 @@ class Staging:
         return _unpacked(there, tensors)
 
     def to_host(self, tensors: Sequence[Tensor]) -> Arriving:
-        """These as they will be when what has been queued on the device until now is done."""
+        """Return these tensors as they will be after all work that is queued on the device now."""
         packed = self._buffer(tensors)
         there = torch.cat([bytes_of(tensors[place].contiguous()) for place in _order(tensors)])
         if self._stream is not None:
@@ -85,12 +85,14 @@ class Staging:
 
 
 def _order(tensors: Sequence[Tensor]) -> list[int]:
-    """Wide types first, so that each is aligned behind those before it."""
+    """Return the order of the copies, wide types first, so that each tensor is aligned after the ones before
+    it.
+    """
     return sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())
 
 
 def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of the bytes, in the types and shapes of these."""
+    """Return views of the bytes, in the types and shapes of these tensors."""
     found, start = list(like), 0
     for place in _order(like):
         stop = start + like[place].nbytes
@@ -101,13 +103,14 @@ def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 @functools.cache
 def staging_of(device: torch.device) -> Staging | None:
-    """That of this device; None for the CPU."""
+    """Return the staging of this device, or None for the CPU."""
     return None if device.type in ("cpu", "meta") else Staging(device)
 
 
 class DeviceRows:
-    """The rows of a batch on a device, where they come in one copy, and their gradient there. `index` (ids,):
-    the row of each id.
+    """The rows of a batch on a device, which arrive in one copy, and their gradient there.
+
+    `index` (ids,) int64 gives the row of each id.
     """
 
     def __init__(self, staging: Staging, rows: Tensor, index: NDArray[np.int64]) -> None:
@@ -115,25 +118,25 @@ class DeviceRows:
         self._rows, self._index = staging.to_device([rows, torch.from_numpy(index)])
 
     def gather(self, start: int, stop: int, shape: torch.Size) -> Tensor:
-        """The rows of the ids [start, stop), which have this shape: (*shape, dim)."""
-        # What is no view to torch, so that the script may change it in place.
+        """Return the rows of the ids [start, stop), which have this shape, as (*shape, dim)."""
+        # Return a tensor that torch does not treat as a view, so the script may change it in place.
         return functional.embedding(self._index[start:stop].view(shape), self._rows)
 
     def zeros(self) -> Tensor:
-        """For `scatter`."""
+        """Return zeros for `scatter`."""
         return torch.zeros_like(self._rows)
 
     def scatter(self, spans: Spans, grads: Sequence[Tensor], out: Tensor) -> None:
-        """Add to `out` the gradients of what `gather` gave for these spans."""
+        """Add the gradients of `gather`'s results for these spans to `out`."""
         index = torch.cat([self._index[start:stop] for start, stop in spans])
         out.index_add_(0, index, torch.cat([grad.reshape(-1, out.shape[1]) for grad in grads]))
 
 
-# ---- Tensors of a script as kernels take them.
+# ---- Convert tensors of a script for kernels.
 
 
 def flat_ids(ids: Sequence[Tensor], staging: Staging | None) -> list[Tensor]:
-    """The same ids, int64 and in sequence; those on the device come in one copy."""
+    """Return the same ids as contiguous int64 tensors. Ids on the device arrive in one copy."""
     if staging is None or not any(each.device == staging.device for each in ids):
         return [_flat(each) for each in ids]
     away = [each for each in ids if each.device == staging.device]
@@ -148,8 +151,9 @@ def _flat(ids: Tensor) -> Tensor:
 
 
 def strided(grad: Tensor, dim: int) -> tuple[Tensor, int]:
-    """A gradient of (..., dim) float32 whose rows are at equal distances, and this distance in values. That
-    of torch.cat is a part of a wider one, and is used as it is.
+    """Return a gradient (..., dim) float32 whose rows have equal distances, and this distance in values.
+
+    The gradient of torch.cat is a part of a wider tensor, and is used without a copy.
     """
     if grad.is_neg():
         grad = grad.resolve_neg()

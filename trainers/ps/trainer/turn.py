@@ -1,4 +1,4 @@
-"""The batch of a stream whose step it is: its push says which records it has."""
+"""Track the stream batch that the current step trains. The push of the step lists its records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from trainers.errors import UsageError
 from trainers.ps.wire import Field, Part, bytes_part
 
 On = tuple[bool, ...] | None
-"""Which servers have the records of a batch; None: none has."""
+"""The servers that have the records of a batch. None means that no server has them."""
 
 
 class Turn:
-    """One batch of a stream is trained at a time."""
+    """The turn of one batch. One batch of a stream is trained at a time."""
 
     def __init__(self) -> None:
         self._records: Records | None = None
@@ -21,8 +21,9 @@ class Turn:
         self._left: Records | None = None
 
     def give(self, records: Records, on: On = None) -> None:
-        """The script has got a batch with these, which these servers have. Raises UsageError when the one
-        before was not trained.
+        """Start the turn of a batch with these records, which the servers `on` have.
+
+        Raise UsageError if the batch before it was not trained.
         """
         if self._records is not None:
             start, stop, shard = self._records.start, self._records.stop, self._records.shard
@@ -35,13 +36,15 @@ class Turn:
         self._records, self._on, self._left = records, on, None
 
     def forget(self, records: Records) -> None:
-        """The loop that gave these is over: without a step they are not counted."""
+        """End a loop that gave these records. Without a step, the records are not counted."""
         if self._records is records:
             self._records, self._left = None, records
 
     def take(self) -> tuple[list[Records], On]:
-        """It is stepped: its records, if there is one, and which servers have them. Raises UsageError when
-        its loop was left before: the step may be that of its batch, or of something else.
+        """Return the records of the batch at its step, if there is one, and the servers that have them.
+
+        Raise UsageError if the loop was left earlier, because the step may belong to its batch or to
+        something else.
         """
         if self._left is not None:
             stream, shard, start, stop = self._left
@@ -57,5 +60,5 @@ class Turn:
 
 
 def records_part(records: Sequence[Records]) -> list[Part]:
-    """The first part of a push; none if it has no records of a stream."""
+    """Return the first part of a push, or nothing if the push has no stream records."""
     return [bytes_part(Field.RECORDS, encode_records(records))] if records else []

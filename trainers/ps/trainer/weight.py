@@ -1,8 +1,9 @@
-"""The weight of an embedding whose rows are on servers: a parameter with the real shape and without the rows.
+"""The weight of an embedding whose rows are on servers. It is a parameter with the real shape, but without
+rows.
 
-Forward passes give it to autograd as torch's own do, so that hooks, `torch.autograd.grad` and
-`backward(inputs=...)` find it. Its gradient is collected by the `RowSource`, and becomes a sparse tensor when
-the script reads it. Each operation that needs the rows is refused by name.
+Forward passes give the weight to autograd as torch's own modules do. Hooks, `torch.autograd.grad` and
+`backward(inputs=...)` therefore find it. The `RowSource` collects its gradient, which becomes a sparse tensor
+when the script reads it. Each operation that needs the rows is refused by name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 
 without_overrides = torch._C.DisableTorchFunctionSubclass
-"""Inside of it torch computes with a ServedWeight as with a Tensor, and much faster."""
+"""A context in which torch computes with a ServedWeight as with a Tensor, and much faster."""
 
 _GRADIENT: Any = Tensor.grad
 _WITHOUT_VALUES = frozenset(
@@ -42,42 +43,43 @@ class WeightGradient(Protocol):
     """The gradient of one weight, where forward and backward passes of its module collect it."""
 
     def has_gradient(self) -> bool:
-        """Whether there is one, collected or of `keep_gradient`."""
+        """Return True if there is a gradient, collected or from `keep_gradient`."""
 
     def take_gradient(self) -> tuple[Tensor, Tensor] | None:
-        """Return what was collected, and forget it: keys (n,) int64 and rows (n, dim) float32. None: no
-        backward pass has reached the weight.
+        """Return the collected gradient and forget it. It has keys (n,) int64 and rows (n, dim) float32.
+
+        Return None if no backward pass has reached the weight.
         """
 
     def drop_gradient(self) -> None:
-        """Forget what was collected, and the gradient of `keep_gradient`."""
+        """Forget the collected gradient, and the gradient of `keep_gradient`."""
 
     def keep_gradient(self) -> None:
-        """Torch's own `grad` of the weight has a gradient from now on."""
+        """Record that torch's own `grad` of the weight has a gradient from now on."""
 
     def return_gradients(self) -> None:
-        """Give each further gradient to autograd, as a sparse tensor, instead of collecting it."""
+        """Return each further gradient to autograd as a sparse tensor, instead of collecting it."""
 
 
 class ServedWeight(Parameter):
-    """The class of the weight while its rows are on servers. A view of it has no `collected`."""
+    """The class of the weight while its rows are on servers. A view of the weight has `collected` None."""
 
     collected: WeightGradient | None = None
     name: str = ""
     former: type[Parameter] = Parameter
     bounded: bool = True
-    """False: the table has no fixed number of rows, and its gradient has no shape."""
+    """If False, the table has no fixed number of rows, and its gradient has no shape."""
     hidden: ClassVar[bool] = False
-    """Whether `grad` is None whatever was collected: see `hidden_gradients`."""
+    """If True, `grad` is None even if a gradient was collected. See `hidden_gradients`."""
     wanted: ClassVar[bool] = False
-    """Whether torch.autograd.grad asks for gradients of weights: then none is collected."""
+    """True while torch.autograd.grad computes gradients of weights. These gradients are not collected."""
 
     followed: ClassVar[bool] = False
-    """Whether a backward pass is itself followed (create_graph): then autograd gets the gradients."""
+    """True while a backward pass is itself recorded (create_graph). Autograd then gets the gradients."""
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient since the last `zero_grad`, sparse: (num_embeddings, dim)."""
+        """The gradient since the last `zero_grad`, sparse, (num_embeddings, dim)."""
         if self.collected is None or ServedWeight.hidden:
             return None
         if not self.bounded and self.collected.has_gradient():
@@ -104,24 +106,25 @@ class ServedWeight(Parameter):
 
     @property
     def own(self) -> Tensor | None:
-        """Torch's own gradient, without what was collected."""
+        """Torch's own gradient, without the collected gradient."""
         with without_overrides():
             found: Tensor | None = _GRADIENT.__get__(self)
         return found
 
     def set_own(self, gradient: Tensor | None) -> None:
-        """Set torch's own gradient, and leave what was collected."""
+        """Set torch's own gradient, and leave the collected gradient unchanged."""
         with without_overrides():
             _GRADIENT.__set__(self, gradient)
 
     def sparse(self, keys: Tensor, rows: Tensor) -> Tensor:
-        """Return a gradient as torch has it: (num_embeddings, dim), sparse. Raises UsageError for an
+        """Return a gradient in torch's form, a sparse tensor (num_embeddings, dim). Raise UsageError for an
         unbounded table.
         """
         if not self.bounded:
             raise self.without_shape()
         with without_overrides():
-            if not len(keys):  # torch resizes these when it adds to them, and cannot resize memory of numpy
+            # torch resizes these tensors when it adds to them, and cannot resize memory of numpy.
+            if not len(keys):
                 keys, rows = keys.clone(), rows.clone()
             values = rows.to(self.device, self.dtype)
             return torch.sparse_coo_tensor(
@@ -129,7 +132,7 @@ class ServedWeight(Parameter):
             ).coalesce()
 
     def without_shape(self) -> UsageError:
-        """The error for a gradient of an unbounded table."""
+        """Return the error for a gradient of an unbounded table."""
         return UsageError(
             f"the gradient of {self.name!r} has no shape, because the table is unbounded; use the "
             "gradient of the rows that the embedding returns (rows.register_hook)"
@@ -164,7 +167,8 @@ class ServedWeight(Parameter):
             return _unmoved(func, name, args, options)
         elif name == "__set__":
             return _set(func.__self__, *args)
-        elif name == "copy_" and _is_same(*args[:2]):  # load_state_dict does, when the rows go to the servers
+        # load_state_dict does this when the rows go to the servers.
+        elif name == "copy_" and _is_same(*args[:2]):
             return args[0]
         elif name not in _WITHOUT_VALUES and name != "__get__":
             raise _without_rows(name)
@@ -178,13 +182,15 @@ class ServedWeight(Parameter):
         if weight.collected is None:
             raise _without_rows(name)
         if not weight.bounded:
-            weight.sparse(torch.empty(0), torch.empty(0))  # raises
+            weight.sparse(torch.empty(0), torch.empty(0))  # this call raises
         weight.collected.return_gradients()
 
 
 def _where_reached(weight: Any, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The hook, of either kind. torch also calls it after a forward pass that this weight shares with others,
-    of which a backward pass has reached another one.
+    """Return the hook, of either kind, for calls that belong to this weight.
+
+    torch also calls the hook after a forward pass that this weight shares with others, if a backward pass has
+    reached only another weight.
     """
     return lambda given: None if given is None or (given is weight and weight.own is None) else hook(given)
 
@@ -198,8 +204,9 @@ def _without_rows(name: str) -> UsageError:
 
 
 def _gradients(func: Any, args: Sequence[Any], options: Fields) -> Any:
-    """torch.autograd.grad, for which backward passes return gradients and collect none. Raises UsageError for
-    the weight of an unbounded table.
+    """Run torch.autograd.grad. Backward passes then return gradients instead of collecting them.
+
+    Raise UsageError for the weight of an unbounded table.
     """
     inputs = args[1] if len(args) > 1 else options["inputs"]
     for each in [inputs] if isinstance(inputs, Tensor) else inputs:
@@ -214,14 +221,14 @@ def _gradients(func: Any, args: Sequence[Any], options: Fields) -> Any:
 
 
 def _unmoved(func: Any, name: str, args: Sequence[Any], options: Fields) -> Any:
-    """The weight itself, where it has the device and the type already."""
+    """Return the weight itself if it already has the device and the type."""
     weight, *rest = args
     with without_overrides():
         stand_in = torch.empty(0, dtype=weight.dtype, device=weight.device)
         moved = func(stand_in, *rest, **options)
         if isinstance(moved, Tensor) and (moved.dtype, moved.device) == (weight.dtype, weight.device):
             return weight
-        if isinstance(moved, str):  # type() without arguments
+        if isinstance(moved, str):  # type() was called without arguments
             return moved
     raise UsageError(
         f"{name} would move the weight of an embedding that parameter servers hold, or change its type; call "
@@ -230,7 +237,7 @@ def _unmoved(func: Any, name: str, args: Sequence[Any], options: Fields) -> Any:
 
 
 def _set(attribute: Any, weight: Any, value: Any) -> None:
-    """Set an attribute of the weight that has nothing to do with its rows."""
+    """Set an attribute of the weight that does not concern its rows."""
     name = getattr(attribute, "__name__", "data")
     if name == "data" and _is_same(weight, value):
         return
@@ -241,7 +248,7 @@ def _set(attribute: Any, weight: Any, value: Any) -> None:
 
 
 def _is_same(weight: Any, value: Any) -> bool:
-    """Whether the value is the weight, or a view of the whole of it."""
+    """Return True if the value is the weight, or a view of the whole weight."""
     if not (isinstance(weight, ServedWeight) and isinstance(value, ServedWeight)):
         return False
     with without_overrides():
@@ -249,8 +256,9 @@ def _is_same(weight: Any, value: Any) -> bool:
 
 
 def once(backward: Callable[..., Any]) -> Any:
-    """The backward pass of an autograd.Function, which no gradient of a gradient can go through: torch says
-    so where a script needs one.
+    """Return the backward pass of an autograd.Function, without support for gradients of gradients.
+
+    torch raises an error if a script needs a gradient of this gradient.
     """
     followed = once_differentiable(backward)
 
@@ -268,9 +276,7 @@ def once(backward: Callable[..., Any]) -> Any:
 
 
 def serve_weight(weight: Parameter, name: str, collected: WeightGradient, *, bounded: bool) -> ServedWeight:
-    """Make the parameter a ServedWeight, without its rows: each of its values is the same NaN. Hooks that it
-    has stay.
-    """
+    """Make the parameter a ServedWeight without rows. All its values are the same NaN, and its hooks stay."""
     if bounded:
         nothing = torch.full((1, 1), math.nan, dtype=weight.dtype, device=weight.device)
         weight.data = nothing.expand(weight.shape)
@@ -286,7 +292,7 @@ def serve_weight(weight: Parameter, name: str, collected: WeightGradient, *, bou
 
 
 def end_serving(weight: ServedWeight, values: Tensor | None) -> None:
-    """Make it an ordinary parameter with these values; None: it keeps the values that it has."""
+    """Make the weight an ordinary parameter with these values. With None, it keeps its current values."""
     former: Any = weight.former
     for name in ("name", "collected", "bounded", "former"):
         del weight.__dict__[name]
@@ -297,7 +303,7 @@ def end_serving(weight: ServedWeight, values: Tensor | None) -> None:
 
 @contextlib.contextmanager
 def hidden_gradients() -> Iterator[None]:
-    """Inside of it torch finds no gradient at served weights: those are handled as rows of all tables."""
+    """Hide the gradients of served weights from torch, because they are handled as rows of all tables."""
     before, ServedWeight.hidden = ServedWeight.hidden, True
     try:
         yield
