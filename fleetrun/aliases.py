@@ -26,6 +26,9 @@ Callback = Callable[[], None]
 Strings = tuple[str, ...]
 """Names, words, lines."""
 
+Integers = tuple[int, ...]
+"""Ranks, ports, devices, sizes."""
+
 Say = Callable[[str], None]
 """Takes a text for the user."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Clock, Document
+from fleetrun.aliases import Document
 from trainers import progress
 from trainers.errors import UsageError
 
@@ -74,7 +75,7 @@ def parameters_of(optimizer: Optimizer) -> list[Parameter]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def loss_of(closure: Clock | None) -> float | None:
+def loss_of(closure: Callable[[], float] | None) -> float | None:
     """Return what the closure of a step returns, if there is one."""
     if closure is None:
         return None
@@ -194,7 +195,7 @@ class DistributedOptimizer(WrappingOptimizer):
         every = [param.grad for param in parameters_of(self)]
         return all(grad is None or not grad.norm() for grad in every)
 
-    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         return self.inner.step(closure)
 
     def load_state_dict(self, state_dict: Document) -> None:

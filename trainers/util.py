@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetrun.aliases import Document
+from fleetrun.aliases import Document, Integers
 from fleetrun.frozen import frozen
 from trainers.data.shard import get_file_shard
 from trainers.errors import NotSupportedError, UsageError
@@ -44,7 +44,7 @@ class Payload:
     call: str
     kind: str
     type: str
-    shape: tuple[int, ...]
+    shape: Integers
     value: Any = field(compare=False)
 
     @property

@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 
 import click
 
-from fleetrun.aliases import Fields
+from fleetrun.aliases import Fields, Integers
 from fleetrun.commands.find import EndedJob
 from fleetrun.commands.output import remark
 from fleetrun.console.text import printable
@@ -99,7 +99,7 @@ class Nodes:
         self._where = where
         self._own = own
         self._guest = Guest(address)
-        self.ranks: tuple[int, ...] = ()
+        self.ranks: Integers = ()
         self.trouble: dict[int, str] = {}
         """Nodes whose answers are incomplete, and why."""
         self._wrong: set[int] = set()

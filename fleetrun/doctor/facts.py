@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Integers, Strings
 from fleetrun.frozen import frozen, frozen_by_name
 
 # ---- Facts of this node and of the job that shall run here. `measure` and `plan` collect them, and `judge_*`
@@ -31,7 +31,7 @@ class Wanted:
     backend: str = "auto"
     threads: str | None = None
     """The trainers' OMP_NUM_THREADS as it was set. None: not set."""
-    fixed_ports: tuple[int, ...] = ()
+    fixed_ports: Integers = ()
     ports: int = 0
     socket_names: tuple[tuple[str, str], ...] = ()
     """Environment variables that name network interfaces, such as NCCL_SOCKET_IFNAME, with their values."""

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleetrun.aliases import Document, Environ, Say
+from fleetrun.aliases import Document, Environ
 from fleetrun.values import frozen
 
 CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
@@ -74,7 +74,7 @@ def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
         probe.hand_steps(take, last)
 
 
-def take_mark(take: Say) -> None:
+def take_mark(take: Callable[[str], None]) -> None:
     """Have the probe, if this process has one, hand the value of CONTAINER_VARIABLE to `take` if that changes
     once: in a standby, which may have imported this caller before its place in the job was known.
     """

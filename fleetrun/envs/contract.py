@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from fleetrun.aliases import Strings, Texts
+from fleetrun.aliases import Integers, Strings, Texts
 from fleetrun.envs.channels import CONTAINER_VARIABLE, container_id
 from fleetrun.values import frozen
 
@@ -139,7 +139,7 @@ class Member:
     node_rank: int = 0
     stage: int = 0
     device_kind: str = "gpu"
-    devices: tuple[int, ...] = ()
+    devices: Integers = ()
     visible: str | None = None
     backend: str | None = None
     pod: str = ""
@@ -413,7 +413,7 @@ class _Reader:
     def endpoints(self, name: str) -> Strings:
         return tuple(filter(None, self.environ.get(name, "").split(",")))
 
-    def numbers(self, name: str) -> tuple[int, ...]:
+    def numbers(self, name: str) -> Integers:
         value = self.environ.get(name, "")
         try:
             return tuple(map(int, value.split(","))) if value else ()
@@ -477,7 +477,7 @@ class _Reader:
             rendezvous=self.integer("PADDLE_GLOO_RENDEZVOUS"),
         )
 
-    def devices(self) -> tuple[str, tuple[int, ...]]:
+    def devices(self) -> tuple[str, Integers]:
         for kind in VISIBLE_VARIABLE:
             own = self.numbers(f"FLAGS_selected_{kind}s")
             if own:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetrun.aliases import Environ, Strings
+from fleetrun.aliases import Environ, Integers, Strings
 from fleetrun.envs.contract import VISIBLE_VARIABLE
 from fleetrun.errors import UsageError
 
@@ -90,7 +90,7 @@ def choose(
 # ---- Division among processes
 
 
-def share(ids: Strings, index: int, size: int, *, whole_node: bool) -> tuple[Strings, tuple[int, ...]]:
+def share(ids: Strings, index: int, size: int, *, whole_node: bool) -> tuple[Strings, Integers]:
     """The share of process `index` of `size`: the ids that it may see, and which of those are its own, by
     position.
 

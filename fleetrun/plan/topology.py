@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun import files
-from fleetrun.aliases import Environ, Strings, Texts
+from fleetrun.aliases import Environ, Integers, Strings, Texts
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
     MEMORY_VARIABLE,
@@ -447,7 +447,7 @@ def _computes_on(kind: str, cluster: Cluster, role: Role, stage: int) -> bool:
 
 def _devices(
     settings: LaunchSettings, host: Host, cluster: Cluster, role: Role, index: int, size: int, stage: int
-) -> tuple[Strings, tuple[int, ...]]:
+) -> tuple[Strings, Integers]:
     """What a process may see, and which of it is its own, as `share` gives it.
 
     Collective trainers share the node's devices. In ps modes only --devices binds, one each in turn (Paddle's

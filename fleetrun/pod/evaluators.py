@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fleetrun.aliases import Say
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Failure, PodEvent, Restarting
@@ -23,7 +22,7 @@ class Evaluators:
         publish: Callable[[PodEvent], None],
         start: Callable[[list[Container]], None],
         goes_on: Callable[[], bool],
-        end_marked: Say,
+        end_marked: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._budget = budget

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from fleetrun.aliases import Document, Fields, Strings
+from fleetrun.aliases import Document, Fields, Integers, Strings
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
@@ -70,7 +70,7 @@ class Verdict:
 
     kind: str
     sentence: str
-    ranks: tuple[int, ...]
+    ranks: Integers
     stack: Strings = ()
     call: str = ""
 

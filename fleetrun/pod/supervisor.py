@@ -27,7 +27,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.aliases import Callback, Clock, Say
+from fleetrun.aliases import Callback, Clock
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended, Pod
@@ -176,7 +176,7 @@ class Supervisor:
         inspect: Inspect | None = None,
         sweep: Callable[[float], int] = end_descendants,
         ask: Callable[[Collection[int]], None] = ask_strays,
-        end_marked: Say = kill_marked,
+        end_marked: Callable[[str], None] = kill_marked,
         wall: Clock = time.time,
     ) -> None:
         """`out_of_memory` tells whether the kernel killed this pid for lack of memory. `restarts`: how many

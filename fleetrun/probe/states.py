@@ -13,7 +13,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from fleetrun.aliases import Fields, Strings
+from fleetrun.aliases import Fields, Integers, Strings
 from fleetrun.envs.channels import cause_in
 from fleetrun.frozen import frozen
 from fleetrun.pod.policy import is_symptom
@@ -56,7 +56,7 @@ class Frame:
 class Group:
     """A process group."""
 
-    ranks: tuple[int, ...]
+    ranks: Integers
     """Ranks of the job."""
     entered: int
     """The number of the last entered collective, counted from 1."""
@@ -72,7 +72,7 @@ class Call:
     operation: str
     number: int
     """Counts the collectives of the group from 1."""
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[Integers, ...]
     dtypes: str
     entered: float
     """In seconds since the epoch."""
@@ -123,7 +123,7 @@ class Served:
     """Number of the server."""
     what: str
     """The call in which the trainer waits."""
-    ranks: tuple[int, ...]
+    ranks: Integers
     """Ranks that have not reached the call. Empty: the trainer waits for the server itself."""
     why: str
     """The current work of the server, if known."""

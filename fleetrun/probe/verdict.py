@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from fleetrun.aliases import Integers
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.pod.events import Verdict
 from fleetrun.probe.states import Call, RankState
@@ -80,7 +81,7 @@ class _Job:
         for rank in [rank for rank in aside if self._waits_for_itself(rank)]:
             del self.waits[rank], self.blocked_by[rank]  # the others wait for its main thread
 
-    def _blockers(self, state: RankState) -> tuple[int, ...]:
+    def _blockers(self, state: RankState) -> Integers:
         """Return the ranks for which this rank waits."""
         call = self.waits.get(state.rank)
         if call is not None:
@@ -93,7 +94,7 @@ class _Job:
             return tuple(each.rank for each in self.states.values() if not each.groups and not each.joining)
         return ()
 
-    def _others(self, call: Call, rank: int) -> tuple[int, ...]:
+    def _others(self, call: Call, rank: int) -> Integers:
         return tuple(each for each in self.members.get(call.group, ()) if each != rank)
 
     def _behind(self, rank: int, call: Call) -> bool:

@@ -24,7 +24,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document, Fields, Integers
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
 from fleetrun.frozen import frozen
 from trainers.checkpoints.manifest import CheckpointError, values_of
@@ -343,7 +343,7 @@ def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) ->
     return {name: value(each) for name, each in said["values"].items()}
 
 
-Meshes = dict[tuple[int, ...], Any]
+Meshes = dict[Integers, Any]
 """Device meshes by their shapes."""
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document, Fields, Integers
 from fleetrun.frozen import frozen
 from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.checkpoints.manifest import CheckpointError
@@ -108,7 +108,7 @@ def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: F
 
 def _index(metadata: Any) -> Document:
     """`{key: {"dtype", "shape", "pieces": [[offsets, sizes, file, first byte, bytes], ...]}}`"""
-    places: dict[tuple[str, tuple[int, ...]], Any] = {
+    places: dict[tuple[str, Integers], Any] = {
         (at.fqn, tuple(at.offset or ())): place for at, place in metadata.storage_data.items()
     }
     index = {}

@@ -9,7 +9,7 @@ FSDP2; the units are the modules that it fetches and frees as one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Clock, Document
+from fleetrun.aliases import Document
 from trainers.checkpoints.tensors import Sharded as Sharded
 from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
 from trainers.collective.averaging import messages_of, put_back
@@ -55,7 +55,7 @@ class ZeroOptimizer(WrappingOptimizer):
         """The parameters that this rank updates and whose state it has."""
         return [param for param in parameters_of(self) if self._owners[param] == self._rank]
 
-    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = loss_of(closure)
         changed = [param for param in parameters_of(self) if param.grad is not None]
         with self._only_mine():

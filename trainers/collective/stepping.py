@@ -6,7 +6,7 @@ The scaler makes all ranks skip a step in which one of them found gradients that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Callback, Clock, Document, Numbers
+from fleetrun.aliases import Callback, Document, Numbers
 from trainers import progress
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import Cadence
@@ -175,7 +175,7 @@ class SteppingOptimizer(DistributedOptimizer):
         """Whether there has been a backward pass since the last step."""
         return any(param.grad is not None and not self._is_kept(param) for param in parameters_of(self))
 
-    def step(self, closure: Clock | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         if closure is not None:
             raise NotSupportedError(
                 "NotSupported: step(closure) with strategy.gradient_merge, localsgd, amp in float16 or "

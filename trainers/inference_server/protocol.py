@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetrun.aliases import Document, Fields
+from fleetrun.aliases import Document, Fields, Integers
 from fleetrun.frozen import frozen
 from trainers.checks import is_whole
 from trainers.storage.safetensors import view_of
@@ -214,7 +214,7 @@ def _tensor(where: str, entry: Fields, wanted: TensorSpec, binary: _Binary) -> T
     return torch.from_numpy(np.frombuffer(content, np.uint8)).view(wanted.dtype).view(shape)
 
 
-def _shape(where: str, shape: Any, wanted: TensorSpec) -> tuple[int, ...]:
+def _shape(where: str, shape: Any, wanted: TensorSpec) -> Integers:
     if not isinstance(shape, list) or not all(_is_count(size) for size in shape):
         raise RequestError(f"{where}.shape is {_shown(shape)}; it must be a list of sizes")
     fits = len(shape) == len(wanted.shape) and all(
@@ -226,7 +226,7 @@ def _shape(where: str, shape: Any, wanted: TensorSpec) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _from_json(where: str, data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _from_json(where: str, data: Any, shape: Integers, dtype: torch.dtype) -> Tensor:
     if not isinstance(data, list):
         raise RequestError(f"{where}.data is {_shown(data)}; it must be a list")
     size = math.prod(shape)

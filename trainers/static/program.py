@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Integers, Strings
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.checks import is_whole
@@ -169,7 +169,7 @@ def _tensor(value: Any, feed: Data) -> Tensor:
         ) from problem
 
 
-def _fits(found: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
+def _fits(found: Integers, declared: tuple[int | None, ...]) -> bool:
     same = len(found) == len(declared)
     return same and all(wanted in (None, size) for size, wanted in zip(found, declared, strict=True))
 

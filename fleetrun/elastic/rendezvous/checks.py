@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from zlib import crc32
 
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Integers, Strings
 from fleetrun.frozen import frozen_by_name
 
 UNEVEN = 4.0
@@ -95,7 +95,7 @@ def time_allowed(found: Found, how: str) -> float:
     return max(LEAST_ALLOWED[how], UNEVEN * took + 2 * _middle(ways))
 
 
-def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[tuple[int, ...], float]:
+def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[Integers, float]:
     """The ranks that have not answered, and after how many seconds of a turn they are overdue. A node that
     does not answer delays its partner as well, so pairs are counted. In the first turn no node is
     overdue before half of them have answered.

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from fleetrun import plugins
-from fleetrun.aliases import Strings, Texts
+from fleetrun.aliases import Integers, Strings, Texts
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
@@ -566,7 +566,7 @@ class LaunchSettings:
     coordinators: Strings = _paddle(
         (), parsing.endpoint_list, "LIST", modes=SERVERS, makes=Mode.PS,
         help="Endpoints of the coordinators.")
-    heter_worker_num: tuple[int, ...] = _heter(
+    heter_worker_num: Integers = _heter(
         (), parsing.stage_counts, "N;N",
         help="Number of heter workers, by stage after the trainers. Makes the mode ps-heter.")
     heter_workers: tuple[Strings, ...] = _heter(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fleetrun import plugins
-from fleetrun.aliases import Strings
+from fleetrun.aliases import Integers, Strings
 from fleetrun.envs.contract import Mode, NodeLoss, Role
 from fleetrun.errors import similar
 
@@ -293,7 +293,7 @@ def assignments(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name.strip(), value.strip()) for name, _, value in pairs)
 
 
-def number_list(text: str) -> tuple[int, ...]:
+def number_list(text: str) -> Integers:
     """`0,2`: each once, ascending; empty text is none."""
     numbers = _numbers(text) if text else ()
     if numbers is None:
@@ -301,7 +301,7 @@ def number_list(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _numbers(text: str) -> tuple[int, ...] | None:
+def _numbers(text: str) -> Integers | None:
     """Numbers joined by commas, each once, ascending. None if the text is anything else."""
     numbers = parts_of(text)
     if not all(each.isascii() and each.isdigit() and len(each) <= 4 for each in numbers):
@@ -380,7 +380,7 @@ def unique(items: Strings) -> Strings:
     return items
 
 
-def stage_counts(text: str) -> tuple[int, ...]:
+def stage_counts(text: str) -> Integers:
     """`2` or `1;2`: the number of processes of each stage."""
     return _stages(count, text, "1;2")
 
@@ -400,7 +400,7 @@ def stage_devices(text: str) -> Strings:
     return _stages(_device_word, text, "gpu;cpu")
 
 
-FollowRule = tuple[Role, tuple[int, ...] | None]
+FollowRule = tuple[Role, Integers | None]
 """A role, and which of its processes on this node (None: all of them)."""
 
 ROLE_WORDS = {

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetrun.aliases import Document
+from fleetrun.aliases import Document, Integers
 from trainers.checks import nearest
 from trainers.errors import FleetError, UsageError
 from trainers.ps.kernels.batch import owners
@@ -191,7 +191,7 @@ def _in_parts(both: tuple[OpenFolder, OpenFolder], name: str) -> Iterator[tuple[
             yield mine, theirs
 
 
-def _places(save: OpenSave, name: str) -> tuple[int, ...]:
+def _places(save: OpenSave, name: str) -> Integers:
     """The servers that share the rows of a table; none if the save does not have it."""
     saved = saved_as(save, name)
     return holders(saved[0].spec, len(save.parts)) if saved else ()

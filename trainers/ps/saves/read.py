@@ -20,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetrun.aliases import Integers
 from fleetrun.frozen import frozen
 from trainers import progress
 from trainers.ps.kernels.batch import owners
@@ -285,15 +286,15 @@ def _names(spec: TableSpec) -> list[str]:
     return ["keys", "values", *states, "statistics", "counts", "days", "stamps"]
 
 
-def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    keys: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"keys": ((piece.rows,), torch.int64)}
+def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[Integers, torch.dtype]]:
+    keys: dict[str, tuple[Integers, torch.dtype]] = {"keys": ((piece.rows,), torch.int64)}
     if piece.kind is PieceKind.REMOVED:
         return keys
     if piece.kind is PieceKind.CANDIDATES:
         columns = ("counts", "days") if spec.rows.bound is None else ("counts", "days", "stamps")
         return {**keys, **dict.fromkeys(columns, ((piece.rows,), torch.float32))}
     dense = piece.kind is PieceKind.DENSE
-    rows: tuple[int, ...] = () if dense else (piece.rows,)
+    rows: Integers = () if dense else (piece.rows,)
     shapes = {} if dense else keys
     shapes["values"] = ((*rows, spec.size), spec.rows.dtype.dtype)
     for number, width in enumerate(state_widths(spec.rule, spec.size)):

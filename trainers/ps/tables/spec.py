@@ -20,6 +20,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from fleetrun.aliases import Integers
 from fleetrun.frozen import frozen
 from trainers.checks import one_of, positive, whole
 from trainers.errors import UsageError
@@ -375,7 +376,7 @@ class ShrinkPolicy:
 # ---- Assign the rows of sparse tables and the dense blocks to servers.
 
 
-def holders(spec: TableSpec, servers: int) -> tuple[int, ...]:
+def holders(spec: TableSpec, servers: int) -> Integers:
     """Return the servers, ascending, that share the rows of a sparse table.
 
     They have the largest hashes of server and name (rendezvous hashing), so the choice does not depend on
@@ -385,7 +386,7 @@ def holders(spec: TableSpec, servers: int) -> tuple[int, ...]:
 
 
 @cache
-def _holders(name: str, count: int, servers: int) -> tuple[int, ...]:
+def _holders(name: str, count: int, servers: int) -> Integers:
     if not 0 < count < servers:
         return tuple(range(servers))
     by_hash = sorted(range(servers), key=lambda server: xxhash.xxh3_64_intdigest(f"{server} {name}".encode()))

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fleetrun.aliases import Callback, Say
+from fleetrun.aliases import Callback, Integers, Say
 from fleetrun.frozen import frozen
 from trainers.data.loop import Arriving
 from trainers.errors import UsageError
@@ -58,8 +58,8 @@ class _View:
 
     module: Module
     leaf: int
-    size: tuple[int, ...] | None = None
-    stride: tuple[int, ...] = ()
+    size: Integers | None = None
+    stride: Integers = ()
     offset: int = 0
 
     def of(self, leaves: Sequence[Tensor]) -> Tensor:
