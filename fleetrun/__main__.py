@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _answer() -> int:
-    """Run a command that starts no job. Such a command works without a guard."""
+    """Run a command that does not launch a job, and so works without a guard."""
     from fleetrun.cli import main as command
 
     return command(sys.argv[1:], os.environ, _no_launch)

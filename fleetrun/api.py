@@ -1,5 +1,5 @@
-"""Launch jobs from Python. `run` and `launch` start the `fleetrun` command as a child process, so the
-caller's process supervises no trainers.
+"""Launch jobs from Python. `run` and `launch` start the `fleetrun` command as a child process, which
+supervises the job's processes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(
     """Run a job to its end and show its output meanwhile. `run` combines `launch` and `Job.wait`.
 
     `display` selects the output. "auto" shows the output of trainer 0, or of the processes that `follow`
-    names; in a notebook it adds one line with the progress. "plain" omits the progress line. "quiet" shows
+    names. In a notebook, it adds one line with the progress. "plain" omits the progress line. "quiet" shows
     nothing.
 
     KeyboardInterrupt stops the job as Ctrl-C does, and a second one kills it. `run` raises KeyboardInterrupt
@@ -132,7 +132,7 @@ def launch(
     A script gets `args` as its command-line arguments. With `module=True`, `program` is the name of a module.
     With None, the script is in the job file `config`.
 
-    `env` is a dict of additional environment variables; the processes also inherit the variables of this
+    `env` is a dict of additional environment variables. The processes also inherit the variables of this
     process. With `scheduler`, the variables of `env` reach the processes on all nodes. `env` may also be a
     list in the form of --env: `["NCCL_*", "A=1"]`.
 

@@ -79,7 +79,7 @@ def _scripts_and_words(_: click.Context, __: click.Parameter, incomplete: str) -
 
 
 def _files(start: str) -> list[CompletionItem[Any]]:
-    """Return the files here whose names need no quoting in a shell."""
+    """Return the files here whose names a shell accepts without quoting."""
     with os.scandir() as entries:
         names = sorted(each.name + "/" * each.is_dir() for each in entries if each.name.startswith(start))
     return [CompletionItem(each) for each in names if each == quote(each) and not each.startswith(".")]

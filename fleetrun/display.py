@@ -1,5 +1,5 @@
-"""Show a job in the process that called `fleetrun.run`: lines of output, and in a notebook a progress line
-that is redrawn in place.
+"""Show a job in the process that called `fleetrun.run`. Print lines of output, and in a notebook redraw a
+progress line in place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Status = Callable[[], Fields]
 
 
 class Display:
-    """A display that shows nothing, and the base of the others."""
+    """The quiet display, and the base of the others."""
 
     def event(self, event: Fields) -> None:
         """Show the next event of the job."""

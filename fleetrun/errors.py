@@ -35,7 +35,7 @@ class NotSupportedError(UsageError):
 
 
 class PortError(LaunchError):
-    """A requested port is in use, or a range has no free port."""
+    """A requested port is in use, or all ports of a range are."""
 
 
 class ReservedPortError(PortError):

@@ -1,5 +1,5 @@
-"""Open files in directories that scripts also write to, and manage the run directory, which holds the sockets
-of a user's running launches. Uses only the standard library.
+"""Open files beside a script's own, and manage the run directory. Scripts may write to the same directories.
+The run directory holds the sockets of a user's running launches. Uses only the standard library.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Call:
 
 
 def _cells() -> Document:
-    """Return the code of notebooks and shells, which is stored in no file. Tracebacks in the processes need
+    """Return the code of notebooks and shells, which exists only in memory. Tracebacks in the processes need
     it.
     """
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}

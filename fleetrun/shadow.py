@@ -70,12 +70,14 @@ class Shadow:
 
     @property
     def sentence(self) -> str:
+        """A sentence that names the module that Python finds, and the hidden one."""
         ours = f"fleetrun's runtime {OURS}"
         found, hidden = (self.theirs, ours) if self.hides_ours else (ours, self.theirs)
         return f"`import trainers` finds {found}, not {hidden}"
 
     @property
     def way_out(self) -> str:
+        """The advice to the user."""
         if not self.hides_ours:
             return WAY_OUT
         return f"{WAY_OUT} `from fleetrun import fleet` works where nothing imports yours."

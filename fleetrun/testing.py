@@ -15,7 +15,7 @@ from fleetrun.job import Result
 
 @pytest.fixture
 def run_job(tmp_path: Path) -> Callable[..., Result[Any]]:
-    """Return `fleetrun.run` with defaults for tests: logs in `tmp_path`, no restarts, failure after 5
+    """Return `fleetrun.run` with defaults for tests: logs in `tmp_path`, restarts off, and a failure after 5
     minutes.
 
     You can override each of these options.

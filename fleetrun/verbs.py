@@ -1,5 +1,5 @@
-"""Find and run the commands besides launching a script: fleetrun's, such as `fleetrun status`, and those of
-other packages. Each command is imported when used.
+"""Find and run the commands besides launching a script. They come from fleetrun, such as `fleetrun status`,
+or from other packages. Each command is imported when used.
 
 To launch a script or program with the name of a command, write `./status` or `fleetrun run status`.
 """

@@ -37,7 +37,9 @@ UNDERSTAND_WITHIN = 5.0
 """Seconds until a node must confirm a request."""
 
 ANSWER_WITHIN = 60.0
-"""Most seconds between two pieces of a node. A node that searches a long log sends empty pieces."""
+"""Longest pause between two pieces of a node, in seconds. A node that searches a long log sends empty
+pieces.
+"""
 
 
 class UnreachableError(LaunchError):

@@ -4,8 +4,8 @@
     answers/QUESTION/ID     another node's answer    only the asking node watches this directory
 
 QUESTION is the id of the asking node and a number. The store holds these keys only during a question. The
-asking node deletes them when all nodes have answered or the time is over. All keys are leased, so the keys of
-a lost node disappear too.
+asking node deletes them when all nodes have answered or the time has passed. All keys are leased, so the keys
+of a lost node disappear too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Inquiry:
     `tell(brief, most)` returns this node's answer, of at most `most` bytes. `tell_ranks(most, detail, then)`
     passes the answer about this node's ranks to `then` a moment later.
 
-    Set `membership` first. Then pass what it sees to the inquiry: `membership.when_looked = inquiry.look`.
+    Set `membership` first, and let it call `look`: `membership.when_looked = inquiry.look`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Inquiry:
 
     @property
     def _members(self) -> list[str]:
-        """Ids of the members in rank order. Empty while this node takes no part."""
+        """Ids of the members in rank order. Empty while this node is outside the job."""
         membership = self.membership
         return [] if membership is None or membership.closed else [each.id for each in membership.members]
 
@@ -190,6 +190,7 @@ class Inquiry:
     # ---- entries of the store
 
     def look(self, others: Entries) -> None:
+        """Handle the entries that `membership` sees: answer new questions, and collect answers."""
         if not others and not self._answered_questions:
             return
         for name in [name for name in self._answered_questions if records.ask_key(name) not in others]:
@@ -225,7 +226,7 @@ class Inquiry:
             self._put_answer(name, self._tell(query.brief, query.most))
 
     def _put_answer(self, name: str, answer: bytes) -> None:
-        """Write the answer, unless the question is over."""
+        """Write the answer, unless the question has ended."""
         if name in self._answered_questions and self.membership is not None and not self.membership.closed:
             self._store.put(records.answers_prefix(name) + self._me, answer, leased=True)
 

@@ -1,5 +1,5 @@
-"""Open the rendezvous store of a job: an etcd, an etcd that nodes of the job run together, the embedded store
-of another node, or an embedded store that this node hosts.
+"""Open the rendezvous store of a job. The store is an external etcd, an etcd that nodes of the job run
+together, or the embedded store of this or another node.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ GUEST_LEASE = 10.0
 
 
 def open_as_guest(master: str, job_id: str, name: str, token: str, loop: Loop) -> Store:
-    """Open a client of the store at `master` that takes no part in the job. `name` must be unique.
+    """Open a client of the store at `master` for a command from outside the job. `name` must be unique.
 
     Raises LaunchError.
     """

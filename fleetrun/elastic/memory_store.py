@@ -104,7 +104,7 @@ class MemoryStore(MirroringStore):
             self._listener.changed()
 
     def _connect(self) -> Session:
-        """Return the session. Start a new one if there is none or its lease has ended."""
+        """Return the session. Start one if it is missing or its lease has ended."""
         session = self._session
         if session is None or not session.open:
             session = self._ledger.grant(self._name, self._lease, self._loop.clock(), self._wake)
@@ -176,6 +176,7 @@ class Expiry:
         self.look()
 
     def look(self) -> None:
+        """End expired leases, or renew all leases if this call comes late."""
         now = self._loop.clock()
         if now - self._looked > self._every + self._late:
             self._ledger.renew_all(now)

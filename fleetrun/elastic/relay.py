@@ -30,6 +30,7 @@ _LAST_WORDS = 2000
 
 
 def main(words: list[str]) -> None:
+    """Run the command and print its output on request, until stdin ends."""
     os.nice(_NICE)  # leaves the processors to the job
     command = [sys.executable, "-P", "-m", "fleetrun", *words]
     with subprocess.Popen(

@@ -58,8 +58,8 @@ one.
 """
 
 LINGER, LINGER_LEAST = 0.5, 0.25
-"""Seconds that a node stays at the end of a job for commands that follow its logs: at most `LINGER`, and at
-least `LINGER_LEAST`, until its helper process has read the logs once more.
+"""Seconds that a node stays at the end of a job for commands that follow its logs: at most `LINGER`. Within
+`LINGER_LEAST`, its helper process reads the logs once more.
 """
 
 _AGAIN = 0.2  # seconds until a failed write of a piece is repeated
@@ -126,6 +126,7 @@ def _is_no_word(value: str) -> bool:
 
 
 def pack_request(name: str, request: Request, token: str) -> bytes:
+    """Pack a request, signed with the token if there is one."""
     said = {"do": request.verb, "with": dict(request.options), "nodes": request.nodes, "by": request.by}
     text = json.dumps(said, separators=(",", ":"))
     return json.dumps({"request": text, "signed": _signature(name, text, token)}).encode()
@@ -168,7 +169,7 @@ def pack_piece(piece: Piece) -> bytes:
 
 
 def unpack_piece(value: bytes) -> Piece | None:
-    """Read a piece. Return None for a value that no node writes."""
+    """Read a piece. Return None for an invalid value."""
     head, _, packed = value.partition(b"\n")
     try:
         said = json.loads(head)
@@ -190,7 +191,7 @@ class Requests:
     `stop(command, now)` ends the job on this node on behalf of `command`. `restart(name, command)` restarts a
     process of the job, and returns the reason if it cannot.
 
-    Set `membership` first. Then pass what it sees to the requests: `membership.when_looked = requests.look`.
+    Set `membership` first, and let it call `look`: `membership.when_looked = requests.look`.
     """
 
     def __init__(
@@ -218,6 +219,7 @@ class Requests:
         self._lingers: float | None = None
 
     def look(self, others: Entries) -> None:
+        """Handle the entries that `membership` sees: take new requests, and continue the answers."""
         for name in [name for name in self._seen if records.request_key(name) not in others]:
             del self._seen[name]
             self._drop(name)

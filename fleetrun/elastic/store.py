@@ -19,7 +19,7 @@ from fleetrun.frozen import frozen
 # A store belongs to one job, and keys are relative to it. A client mirrors the prefixes that it watches. Its
 # user decides again whenever the mirror has changed, and writes. A write that comes too late fails, and the
 # faster change arrives in the mirror. After a lost connection, the mirror becomes complete again and the user
-# decides again, so the user needs no memory of earlier states.
+# decides again, so the user can forget earlier states.
 
 ABSENT = 0
 """As an expected revision: the key must not exist."""
@@ -101,7 +101,7 @@ class Store(Protocol):
         """Start to connect. You may call the other methods before `up`, and their requests wait."""
 
     def watch(self, prefix: str) -> None:
-        """Mirror the keys under `prefix` from now on. `changed` follows, even if there are no keys.
+        """Mirror the keys under `prefix` from now on. `changed` follows, even without keys.
 
         A prefix that ends with `/`, or is empty, covers all keys that start with it. Any other prefix is one
         whole key.
@@ -168,6 +168,7 @@ class Session:
         self._wake = wake
 
     def tell(self, key: str, entry: Entry | None) -> None:
+        """Add a change to the outbox, and wake the client if the outbox was empty."""
         if not self.outbox:
             self._wake()
         self.outbox.pop(key, None)
@@ -185,6 +186,7 @@ class Session:
 
 
 def covers(prefix: str, key: str) -> bool:
+    """Return True if a prefix covers a key: a directory by its start, any other prefix as the whole key."""
     return key.startswith(prefix) if prefix.endswith("/") or not prefix else key == prefix
 
 
@@ -278,8 +280,8 @@ class Ledger:
     ) -> Entry | None:
         """Write a key and return the new entry, or None if the key does not have the expected revision.
 
-        With a session, the key belongs to the session's lease from now on. Without a session, it belongs to
-        no lease.
+        With a session, the key belongs to the session's lease from now on. Without a session, it stays until
+        it is deleted.
         """
         old = self._entries.get(key)
         if not _as_expected(old, expect):

@@ -1,7 +1,7 @@
-"""Read the limits of control groups, version 1 and 2, on this process: of its own group and of the groups
-around it.
+"""Read the limits of control groups, version 1 and 2, on this process. The process's own group and all groups
+around it count.
 
-In a container, /proc/self/cgroup seems to name groups elsewhere; the groups that are mounted there count.
+In a container, /proc/self/cgroup seems to name groups elsewhere. The mounted groups count then.
 """
 
 from __future__ import annotations

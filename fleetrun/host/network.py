@@ -1,8 +1,8 @@
 """Find the addresses of this node, and reserve ports until their processes bind them. Linux only.
 
 A reservation is a bound socket that never listens. The kernel excludes its port from binds to port 0 and from
-outgoing connections. A process that sets SO_REUSEADDR (as TCPStore, zmq, gRPC, http.server and brpc do) can
-still bind the port and listen on it, also after a restart.
+outgoing connections. A process that sets SO_REUSEADDR can still bind the port and listen on it, also after a
+restart. TCPStore, zmq, gRPC, http.server and brpc set it.
 
 TCP alone would let two launchers share the port. Each reservation therefore also binds a name in the abstract
 unix namespace, which belongs to the same network namespace. Other launchers see the name.
@@ -34,8 +34,8 @@ class Ports:
         self._held: dict[int, tuple[socket.socket, socket.socket]] = {}
 
     def any(self) -> int:
-        """Reserve a free port of the range, or else one that the kernel chooses. Raises PortError if none is
-        free.
+        """Reserve a free port of the range, or else one that the kernel chooses. Raises PortError if all are
+        in use.
         """
         for port in self._candidates():
             taken = self._try(port)
@@ -221,6 +221,7 @@ def same_host(one: str, other: str) -> bool:
 
 
 def host_addresses(host: str) -> set[str]:
+    """Return the addresses of a host name, or an empty set if it cannot be resolved."""
     try:
         return {str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:

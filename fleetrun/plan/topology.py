@@ -4,7 +4,7 @@ First, each node's offer: how many processes of each role, and at which endpoint
 the offers of all nodes: role, rank, endpoint and devices of every process. Third, this node's run, from its
 members: commands, environments and files.
 
-Ranks and shares follow Paddle's launchers. Where those differ, each rule names the launcher that it follows.
+Ranks and shares follow Paddle's launchers. If the launchers differ, each rule names the one that it follows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Host:
 
     @property
     def alone(self) -> bool:
-        """True if the job has no other node."""
+        """True if this is the job's only node."""
         return self.nnodes == (1, 1) and not (self.master or "").startswith("etcd://")
 
 
@@ -112,7 +112,7 @@ def _texts(row: Any) -> Strings:
 
 
 def _text(value: Any) -> str:
-    """Check a text that goes into environment variables: it must have no NUL and no line breaks."""
+    """Check a text for environment variables. It must be printable, without NUL or line breaks."""
     text = str(value)
     if not text.isprintable():
         raise ValueError(f"{text!r} is not an endpoint")
@@ -148,8 +148,8 @@ def _nproc(settings: LaunchSettings, host: Host) -> int:
 def offer(settings: LaunchSettings, host: Host, reserve: Reserve) -> Offer:
     """Make this node's offer and reserve its ports.
 
-    From a start port on, ports are consecutive: servers, trainers, heter trainers, coordinators, then the
-    port of the master or of Gloo (the order of Paddle's legacy launcher).
+    From a start port on, ports are consecutive, in the order of Paddle's legacy launcher. Servers come first,
+    then trainers, heter trainers, coordinators, and the port of the master or of Gloo.
     """
     ports = _PortPlan(settings, host, reserve)
     if not settings.run_mode.has_servers:
@@ -237,9 +237,8 @@ def _gloo_port(settings: LaunchSettings, host: Host, ports: _PortPlan) -> int:
 def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank: int) -> list[Member]:
     """Return the evaluators of node `node_rank`.
 
-    They run on the first node only, unless the job file requests them on each node. Evaluators have no
-    endpoint. They divide the devices that were named for them, and share devices if there are fewer devices
-    than evaluators.
+    They run on the first node only, unless the job file requests them on each node. Evaluators divide the
+    devices that were named for them, and share devices if there are fewer devices than evaluators.
     """
     wish = settings.role_settings(Role.EVALUATOR)
     if node_rank > 0 and not wish.each:
@@ -325,7 +324,7 @@ def _cluster(settings: LaunchSettings, offers: Sequence[Offer]) -> Cluster:
 
 
 def check_complete(settings: LaunchSettings, offers: Sequence[Offer]) -> None:
-    """Raise UsageError if all nodes of a parameter-server job together lack trainers or servers. Such a job
+    """Raise UsageError if all nodes of a parameter-server job together lack trainers or servers. The job
     would end without any work.
     """
     if not settings.run_mode.has_servers:

@@ -30,7 +30,7 @@ class _PendingRequest:
 
 
 class PendingRequests:
-    """Requests without an answer. While there is no connection, they wait in order."""
+    """Requests without an answer. They wait in order until there is a connection."""
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
@@ -69,6 +69,7 @@ class PendingRequests:
             self._send(*request.frames)
 
     def answer(self, number: int, answer: Any) -> None:
+        """Pass an answer to the callback of its request."""
         request = self._asked.pop(number, None)
         if request is not None and request.then is not None:
             request.then(answer)
@@ -90,10 +91,10 @@ class PendingRequests:
 
 
 class Silence:
-    """Measure how long nothing was received. Time is an argument.
+    """Measure the time since the last received message. Time is an argument.
 
-    If two calls of `look` are `late` seconds or more apart, this process was stopped or its node slept. Such
-    a time is not counted.
+    If two calls of `look` are `late` seconds or more apart, this process was stopped or its node slept. The
+    time in between is not counted.
     """
 
     def __init__(self, late: float, now: float) -> None:
@@ -101,6 +102,7 @@ class Silence:
         self._heard = self._looked = now
 
     def heard(self, now: float) -> None:
+        """Note that a message was received."""
         self._heard = now
 
     def look(self, now: float) -> float:
@@ -138,6 +140,7 @@ class Heartbeat:
             self.start()
 
     def heard(self) -> None:
+        """Note that a message was received."""
         self._silence.heard(self._loop.clock())
 
     def stop(self) -> None:
@@ -155,6 +158,7 @@ _HINT = "With --master H1,H2,H3 or etcd://... a job survives the loss of any nod
 
 
 def store_gone(endpoint: str) -> StoreLostError:
+    """Return the error for a store whose launcher has ended."""
     return StoreLostError(
         f"the rendezvous store {endpoint} is gone, with the launcher that hosted it: connection refused",
         hint=_HINT,
@@ -162,6 +166,7 @@ def store_gone(endpoint: str) -> StoreLostError:
 
 
 def store_silent(endpoint: str, lease: float) -> StoreSilentError:
+    """Return the error for a store that was silent for a lease, in seconds."""
     return StoreSilentError(
         f"the rendezvous store {endpoint} has not answered for {lease:g} s: its machine or network is down",
         hint=_HINT,
@@ -169,6 +174,7 @@ def store_silent(endpoint: str, lease: float) -> StoreSilentError:
 
 
 def store_replaced(endpoint: str) -> StoreLostError:
+    """Return the error for a store that lost its data with its launcher."""
     return StoreLostError(
         f"the rendezvous store {endpoint} is a new one: the launcher that hosted it was restarted",
         hint=_HINT,

@@ -45,7 +45,9 @@ class Resolver:
         self._told: int | None = None
 
     def ask(self, then: Callable[[Sequence[Address], str], None]) -> None:
-        """Call `then(addresses, "")` or `then((), reason)` from the loop. An address needs no thread."""
+        """Call `then(addresses, "")` or `then((), reason)` from the loop. An address is returned without a
+        thread.
+        """
         if self._is_address():
             found, why = self._look_up()
             self._loop.after(0.0, lambda: then(found, why))
@@ -92,7 +94,8 @@ GREETING = b"\xff"
 
 
 class Probe:
-    """Find out what libzmq does not report: connect a plain socket once, and wait for the first byte.
+    """Find the reason of a failure, which libzmq does not report. Connect a plain socket once, and wait for
+    the first byte.
 
     Calls `then(why, number)` from the loop, unless `close` is called first. `why` is empty if a zmq peer
     answered. `number` is the errno, or 0.
@@ -172,6 +175,8 @@ _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILURES | _END
 
 
 class ConnectionListener(Protocol):
+    """The user of a connection. Calls come from the loop."""
+
     def connected(self) -> None:
         """Handle a new connection, before anything is sent over it."""
 
@@ -193,6 +198,8 @@ class ConnectionListener(Protocol):
 
 
 class StoreConnection:
+    """A connection to the store at `endpoint`, which reconnects until `close`."""
+
     def __init__(
         self,
         loop: Loop,
@@ -241,6 +248,7 @@ class StoreConnection:
                 watched.send(frames)
 
     def look_again(self) -> None:
+        """Read the socket at the loop's next turn, which is due after each use of it."""
         if self._watched is not None:
             self._watched.look_again()
 

@@ -69,8 +69,8 @@ class Peers:
 
     @property
     def sessions(self) -> int:
-        """The number of sessions of nodes. Commands that take no part in the job do not count, because the
-        job does not wait for them.
+        """The number of sessions of nodes. Commands from outside the job do not count, because the job does
+        not wait for them.
         """
         return sum(not peer.guest for peer in self._last.values())
 
@@ -80,9 +80,11 @@ class Peers:
         return list(self._by_address)
 
     def at(self, address: bytes) -> Peer | None:
+        """Return the connection with this zmq address, or None."""
         return self._by_address.get(address)
 
     def on(self, fd: int) -> Peer | None:
+        """Return the connection with this descriptor, or None."""
         return self._by_fd.get(fd)
 
     def of(self, session: Session) -> Peer | None:
@@ -95,6 +97,7 @@ class Peers:
         return self._last.get(session)
 
     def known(self, peer: Peer) -> bool:
+        """Return True until the connection is dropped."""
         return self._by_address.get(peer.address) is peer
 
     def attach(self, peer: Peer) -> None:
@@ -186,7 +189,7 @@ class Service:
         return self._peers.addresses
 
     def when_idle(self, call: Callback) -> None:
-        """Call `call` once, as soon as no client has a session."""
+        """Call `call` once, as soon as all sessions have ended."""
         self._when_idle.append(call)
         self._wake()
 
@@ -201,6 +204,7 @@ class Service:
     # ---- receiving
 
     def receive(self, address: bytes, fd: int, frames: Sequence[bytes]) -> None:
+        """Carry out a message that arrived from an address over the connection `fd`."""
         peer = self._peers.at(address)
         try:
             message, body = wire.decode(frames, wire.REQUESTS, wire.MAX_REQUEST_BYTES)
@@ -464,9 +468,7 @@ class StoreServer:
         return self._refused + self._service.wrong
 
     def when_idle(self, call: Callback) -> None:
-        """Call `call` once, from the loop, as soon as no other node has a session. All have then left or were
-        lost.
-        """
+        """Call `call` once, from the loop, as soon as all other nodes have left or were lost."""
         self._service.when_idle(call)
 
     def close(self) -> None:
@@ -497,8 +499,8 @@ class StoreServer:
         return Sent.YES
 
     def _beat(self) -> None:
-        """Send a sign of life to all nodes, from the thread of the pulse, while this process waits for a
-        file.
+        """Show all nodes that the store is alive, while this process waits for a file. Runs in the thread of
+        the pulse.
         """
         for address in self._service.addresses:
             with contextlib.suppress(zmq.ZMQError):

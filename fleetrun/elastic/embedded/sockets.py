@@ -120,6 +120,7 @@ class Watched:
             self.socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
 
     def look_again(self) -> None:
+        """Read the socket at the loop's next turn."""
         if not self.socket.closed and not self._again.pending:
             self._again = self._loop.after(0.0, self._look)
 

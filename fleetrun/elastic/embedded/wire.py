@@ -63,6 +63,8 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
+    """Delete a key."""
+
     n: int
     key: str
     expect: int | None
@@ -76,16 +78,22 @@ class Clear(NamedTuple):
 
 
 class Read(NamedTuple):
+    """Read a key once."""
+
     n: int
     key: str
 
 
 class Watch(NamedTuple):
+    """List the keys that a prefix covers, and send all their changes from then on."""
+
     n: int
     prefix: str
 
 
 class Unwatch(NamedTuple):
+    """Stop sending the changes under a prefix."""
+
     prefix: str
 
 
@@ -113,7 +121,7 @@ class Welcome(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Answer a Hello of a client that can never join."""
+    """Answer a Hello with a permanent refusal."""
 
     text: str
 
@@ -215,6 +223,7 @@ def _object(frame: bytes) -> dict[str, Any]:
 
 
 def row_of(key: str, entry: Entry | None) -> Row:
+    """Return the row of an entry."""
     return (key,) if entry is None else (key, entry.created, entry.revision, len(entry.value))
 
 
@@ -253,7 +262,7 @@ def check_entry(key: str, value: bytes) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Return True for a printable text, which has neither control characters nor lone surrogates."""
+    """Return True for a printable text, without control characters or lone surrogates."""
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 

@@ -34,8 +34,8 @@ class Access:
     """The shared state of a store's threads: the cluster, the timeout, and the authentication token of the
     user.
 
-    `proven` becomes True with the first write that etcd carried out. From then on no error is final. A
-    certificate or password that worked once can be corrected while the job runs.
+    `proven` becomes True with the first write that etcd carried out. From then on, every error may be
+    temporary. A certificate or password that worked once can be corrected while the job runs.
     """
 
     def __init__(self, address: EtcdAddress, password: str, timeout: float) -> None:
@@ -48,15 +48,18 @@ class Access:
         self._lock = threading.Lock()
 
     def prove(self) -> None:
+        """Note that etcd has carried out a write."""
         self.proven = True
 
     def token(self, login: Callable[[Body], str]) -> str:
+        """Return the user's authentication token. Log in first if it is missing."""
         with self._lock:  # one login is enough for all threads
             if self._token is None:
                 self._token = login({"name": self.address.user, "password": self._password})
             return self._token
 
     def forget(self, token: str) -> None:
+        """Drop an authentication token that etcd refused, unless another thread has replaced it."""
         with self._lock:
             if self._token == token:
                 self._token = None
@@ -81,6 +84,7 @@ def _check_files(address: EtcdAddress) -> None:
 
 
 def session_with(address: EtcdAddress) -> requests.Session:
+    """Return an HTTP session with the certificates of the address."""
     session = requests.Session()
     session.trust_env = False  # ignores proxies, certificates and .netrc in the environment
     session.verify = address.cacert or True
@@ -102,11 +106,13 @@ class StreamInterrupt:
         self._socket: socket.socket | None = None
 
     def use(self) -> None:
+        """End the stream now, or as soon as it starts."""
         with self._lock:
             self.used = True
             self._shut_down()
 
     def arm(self, fd: int) -> None:
+        """Set the connection to end, by its descriptor."""
         with self._lock:
             self._socket = socket.socket(fileno=os.dup(fd))
             if self.used:
@@ -236,6 +242,7 @@ def member_error(error: BaseException, seconds: float) -> MemberError:
 
 
 def timed_out(error: BaseException) -> bool:
+    """Return True if a timeout caused the error."""
     return any(isinstance(cause, TimeoutError) for cause in _causes(error))
 
 
@@ -269,8 +276,8 @@ _LOGIN_TIMEOUT = 10.0  # seconds; checking a password is slow on purpose
 class Client:
     """The requests of one thread. They go to one member until that member fails.
 
-    Raises Unreachable, UnknownOutcome, Rejected, and LaunchError if another attempt will not help. No request
-    lasts beyond `deadline` (time.monotonic), if there is one.
+    Raises Unreachable, UnknownOutcome, Rejected, and LaunchError if another attempt will not help. Every
+    request ends by `deadline` (time.monotonic), if it is set.
     """
 
     def __init__(self, access: Access, first: int) -> None:
@@ -282,13 +289,14 @@ class Client:
         self._at = first % len(self._members)
 
     def ask(self, path: str, body: Body, *, repeat: bool = True) -> Body:
-        """Return the first answer of a member. With `repeat`, sending the request twice does no harm."""
+        """Return the first answer of a member. `repeat` means that the request may be sent twice."""
         return self._in_turn(lambda member: self._post(member, path, body), repeat)
 
     def follow(
         self, path: str, requests_: list[Body], patience: float, interrupt: StreamInterrupt
     ) -> Iterator[Body]:
-        """Yield the messages of a stream, until nothing came for `patience` seconds or `interrupt` was used.
+        """Yield the messages of a stream, until the stream was silent for `patience` seconds or `interrupt`
+        was used.
 
         Raises StreamEnded if the stream ends otherwise.
         """

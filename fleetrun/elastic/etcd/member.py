@@ -9,12 +9,10 @@ process that starts etcd and lets it enter the cluster.
 The cluster is etcd's own. It elects a leader, and a majority of its members decides. Three rules surround it.
 
 1. The first node of the list starts a cluster, and the others enter it. Nodes use a cluster only after all
-listed nodes have been in it at the same time (`complete`).
-
+   listed nodes have been in it at the same time (`complete`).
 2. A node is in one cluster at a time, because the port of its member is reserved.
-
 3. The data of a member end with its launcher, or when it has had no leader for longer than a lease. The node
-then enters again: its old member is removed, and a new one is added with another id and no data.
+   then enters again: its old member is removed, and a new one is added with another id and no data.
 
 By rules 1 and 2, a second cluster can be used only after every node has left the first one, so there are
 never two. By rule 3, no member forgets its votes. Without a majority, the cluster decides nothing and the
@@ -255,6 +253,7 @@ class Runner:
         self._clients: dict[str, Client] = {}
 
     def run(self) -> None:
+        """Start etcd, and restart it whenever it ends or is stranded outside of the majority."""
         backoff, early = Backoff(), 0
         while True:
             begun = time.monotonic()
@@ -294,7 +293,8 @@ class Runner:
             "--listen-client-urls", clients, "--advertise-client-urls", self._url(self._own),
             "--listen-peer-urls", peers, "--initial-advertise-peer-urls", self._peer_url(self._own),
         ]  # fmt: skip
-        if self._no_fsync:  # without fsync, a crash of the node loses the kernel's memory; rule 3 allows this
+        # a crash of the node loses unsynced writes, but these data end with the node anyway
+        if self._no_fsync:
             command.append(_NO_FSYNC)
         if self._certificate:
             command += _secured(*self._certificate)
@@ -366,11 +366,11 @@ class Runner:
         return join_endpoint(host, port - 1)
 
     def _name(self, endpoint: str) -> str:
-        """Return the name of a member. It contains the job, so that no node enters another job's cluster."""
+        """Return the name of a member. It contains the job, which keeps nodes out of other jobs' clusters."""
         return f"{self._job_name}{endpoint}"
 
     def _written(self, members: Sequence[Body]) -> str:
-        """Return the members for `--initial-cluster`. A member that was added has no name before its first
+        """Return the members for `--initial-cluster`. A member that was added gets its name at its first
         start.
         """
         names = {self._peer_url(each): self._name(each) for each in self._endpoints}
@@ -381,8 +381,8 @@ class Runner:
     def _watch(self, etcd: subprocess.Popen[bytes]) -> bool:
         """Wait, and return True when the input ends.
 
-        Return False when etcd has ended or had no leader for too long, or when another cluster exists that is
-        complete.
+        Return False when etcd has ended or was without a leader for too long, or when another, complete
+        cluster exists.
         """
         heard, complete = time.monotonic(), self._entered_complete
         while not _input_ends(etcd, _LOOK_COMPLETE if complete else _LOOK):
@@ -411,7 +411,7 @@ class Runner:
                 client.ask("/kv/put", wire.complete(self._job))
 
     def _complete(self, member: str) -> bool | None:
-        """Return True if the member's cluster is complete, or None if the member is missing or has no
+        """Return True if the member's cluster is complete, or None if the member is missing or without a
         leader.
         """
         try:
@@ -443,7 +443,7 @@ class Runner:
             etcd.wait()
 
     def _is_needed(self) -> bool:
-        """Return True if the job is over and other nodes may not have read it yet.
+        """Return True if the job has ended and other nodes may not have read it yet.
 
         In a job that continues, the other members are a majority.
         """
@@ -515,6 +515,7 @@ def _input_ends(etcd: subprocess.Popen[bytes] | None, seconds: float) -> bool:
 
 
 def main() -> None:
+    """Read the settings from the first line of the input, and run the member."""
     line = b""
     while not line.endswith(b"\n"):  # without a buffer, which would hide the end of the input from poll
         piece = os.read(sys.stdin.fileno(), 1)

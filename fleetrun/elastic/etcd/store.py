@@ -97,7 +97,7 @@ except ModuleNotFoundError as error:
 
 LAST_MOMENT = 1.0
 """Seconds that `close` waits for an etcd with a slow disk."""
-_SHORTEST_LEASE = 2  # seconds; etcd grants no shorter lease
+_SHORTEST_LEASE = 2  # seconds; the shortest lease that etcd grants
 _START = 5.0  # seconds until a missing member of the job's own etcd is an error
 _TOGETHER = 0.01  # seconds; changes within this time are reported together
 

@@ -69,13 +69,15 @@ class WorkerEvents(Protocol):
         """Handle a lease that was granted or, after an outage, confirmed."""
 
     def unanswered(self, why: str) -> None:
-        """Handle an outage in which no member answers. The worker keeps trying."""
+        """Handle an outage of all members. The worker keeps trying."""
 
     def gave_up(self, error: LaunchError) -> None:
         """Handle a permanent error. The worker has stopped."""
 
 
 class Worker:
+    """The thread for the lease, writes and reads."""
+
     def __init__(
         self,
         client: Client,
@@ -104,6 +106,7 @@ class Worker:
         self._failing = False
 
     def submit(self, request: Request) -> None:
+        """Queue a request. Requests are sent in order."""
         with self._changed:
             self._requests.append(request)
             self._changed.notify()
@@ -204,7 +207,7 @@ class Worker:
 # It watches all prefixes in one stream, then reads all at one revision, then reports the changes after that
 # revision. After any failure it starts over.
 #
-# The stream starts before the read, so that the thread misses no change between the two. A stream that is
+# The stream starts before the read, so that the thread sees every change between the two. A stream that is
 # silent for a while is replaced too, because a dead stream looks the same.
 
 _SHORT = 1.0  # seconds; a stream that ends earlier is replaced after a pause
@@ -232,6 +235,8 @@ class WatcherEvents(Protocol):
 
 
 class Watcher:
+    """The thread that mirrors prefixes."""
+
     def __init__(self, client: Client, keys: wire.Keys, patience: float, events: WatcherEvents) -> None:
         self._client = client
         self._keys = keys

@@ -1,7 +1,7 @@
 """Make the certificate of a job's own etcd from the job's token.
 
-Every node with the token makes the same certificate, uses it as server and as client, and trusts no other.
-The certificate is never on a disk.
+Every node with the token makes the same certificate, uses it as server and as client, and trusts only this
+one. The certificate stays in memory.
 """
 
 from __future__ import annotations

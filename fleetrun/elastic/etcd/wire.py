@@ -38,6 +38,7 @@ class Keys:
         self.root = f"/fleetrun/{quote(job_id, safe='')}/"
 
     def one(self, key: str) -> str:
+        """Return a key of the job in the form of etcd's JSON."""
         return _base64((self.root + key).encode())
 
     def span(self, prefix: str) -> Body:
@@ -48,6 +49,7 @@ class Keys:
         return {"key": self.one(prefix), "range_end": _base64((end + "0").encode())}  # "0" comes after "/"
 
     def name(self, key: str) -> str:
+        """Return the job's key for a key in etcd's JSON."""
         return b64decode(key).decode().removeprefix(self.root)
 
 
@@ -66,6 +68,7 @@ def put(keys: Keys, key: str, value: bytes, expect: int | None, lease: str | Non
 
 
 def delete(keys: Keys, key: str, expect: int | None) -> Body:
+    """Delete a key."""
     return _guarded(keys, key, expect, [{"request_delete_range": {"key": keys.one(key)}}])
 
 
@@ -102,6 +105,7 @@ COMPLETE: Body = {"key": _COMPLETE_KEY}
 
 
 def complete(job_id: str) -> Body:
+    """Write the key with the id of the cluster's job."""
     return {"key": _COMPLETE_KEY, "value": _base64(job_id.encode())}
 
 
@@ -117,6 +121,7 @@ def completed_for(answer: Fields) -> str | None:
 
 
 def revision(answer: Fields) -> int:
+    """Return the revision of the store at which etcd answered."""
     return int(answer["header"]["revision"])
 
 
@@ -199,7 +204,9 @@ class EtcdAddress:
 
 
 def parse_address(url: str) -> EtcdAddress:
-    """Parse the address of an etcd. Raises UsageError, whose messages never contain a possible password."""
+    """Parse the address of an etcd. Raises UsageError. Its message leaves out any text that may be a
+    password.
+    """
     if not url.startswith(SCHEME):
         raise UsageError(f"the address of an etcd must begin with {SCHEME}")
     where, _, query = url.removeprefix(SCHEME).partition("?")

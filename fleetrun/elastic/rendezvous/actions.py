@@ -24,7 +24,7 @@ ELECTION = 4.0
 """Seconds in which the members of an etcd elect another leader."""
 
 FORGIVEN_AFTER = 3600.0
-"""Seconds of work after which a node's faults no longer count, without --restart_window."""
+"""Seconds of work after which a node's faults expire, without --restart_window."""
 
 _LOSSES = 3
 """At least this many nodes may be lost before the next step."""
@@ -68,7 +68,7 @@ class Policy:
 
     @property
     def forgiven_after(self) -> float:
-        """Seconds of work after which a node's faults no longer count."""
+        """Seconds of work after which a node's faults expire."""
         return FORGIVEN_AFTER if self.budget.window is None else self.budget.window
 
     @property
@@ -283,7 +283,7 @@ Act = (
 
 @dataclass(slots=True)
 class Decision:
-    """The acts that are due now, and the time of the next decision if nothing changes before."""
+    """The acts that are due now, and the time of the next decision at the latest."""
 
     acts: list[Act] = field(default_factory=list)
     until: float = math.inf
@@ -293,4 +293,5 @@ class Decision:
         self.acts += acts
 
     def look_at(self, when: float) -> None:
+        """Decide again at this time at the latest."""
         self.until = min(self.until, when)

@@ -31,7 +31,7 @@ class Admission:
 
 
 def admit(job: Situation) -> Admission:
-    """Admit nodes with the options of the round's members, or of the leader if the round has no members.
+    """Admit nodes with the options of the round's members, or of the leader in a round without members.
 
     If two nodes request the same rank, the older node gets it. The younger node may be its replacement, until
     the lease of a dead node would have ended. If the older node is still present then, the younger node is
@@ -175,6 +175,7 @@ def difference(one: Node, other: Node) -> str:
 
 
 def job_is_full(job: Situation) -> Verdict:
+    """Return the refusal of a node for which there is no rank."""
     members, policy = job.members, job.policy
     names = ", ".join(node.title for node in members[:4])
     more = ", ..." if len(members) > 4 else ""
@@ -201,12 +202,12 @@ def choose(
     """Return at most `most` of the nodes in rank order.
 
     Members of the previous generation are preferred, then nodes that request a rank, then earlier arrivals.
-    No two nodes may request the same rank.
+    Each rank may be requested only once.
 
     A node that requests a rank gets it. The other members of the previous generation keep their ranks. A
-    missing member's rank goes to a new process on the same node. The last ranks move into the remaining gaps.
-    New nodes follow, by address with `sort_ip`, else by arrival. A requested rank of `most` or above is a
-    spare's and means any rank.
+    missing member's rank goes to a new launcher on the same host. The last ranks move into the remaining
+    gaps. New nodes follow, by address with `sort_ip`, else by arrival. A requested rank of `most` or above is
+    a spare's and means any rank.
 
     With `keep`, members do not move for a late node that requests a rank. A spare may keep this rank.
     """
@@ -247,7 +248,7 @@ class _RankSlots:
         self._placed: set[str] = set()
 
     def take(self, rank: int, node: Node) -> None:
-        """Assign a rank if the rank is free and the node has none."""
+        """Assign a free rank to a node without a rank."""
         if 0 <= rank < len(self._slots) and self._slots[rank] is None and node.id not in self._placed:
             self._slots[rank] = node
             self._placed.add(node.id)

@@ -21,7 +21,7 @@ UNEVEN = 4.0
 """A node this many times slower than the median is too slow."""
 
 SECONDS = {"fast": 3.0, "full": 60.0}
-"""Most seconds of a turn. `full` imports torch."""
+"""Longest time of a turn, in seconds. `full` imports torch."""
 
 LEAST_ALLOWED = {"fast": 1.0, "full": 20.0}
 """Seconds that every node has to answer, because its process may first have to be read from a disk."""
@@ -38,7 +38,7 @@ class Check:
     suspects: Strings = ()  # ids of the suspects of the first turn
     usual: float = 0.0  # the median speed of a link in the first turn, in bytes/s
     within: float = 0.0  # seconds that a node has to answer in the second turn
-    done: int = 0  # the `digest` of the nodes whose check is over
+    done: int = 0  # the `digest` of the nodes whose check has ended
 
 
 NO_CHECK = Check()
@@ -80,7 +80,7 @@ def time_allowed(found: Found, how: str) -> float:
     """Return the seconds after which a silent node is suspected.
 
     This is four times the other nodes' time, plus twice the time of their link tests, which have a separate
-    limit. If no link was measured, a node may take as long as a turn.
+    limit. Without a measured link, a node may take as long as a turn.
     """
     ways = [each.waited for each in found.values() if each.link]
     if not ways:
@@ -92,8 +92,8 @@ def time_allowed(found: Found, how: str) -> float:
 def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[tuple[int, ...], float]:
     """Return the ranks that have not answered, and after how many seconds of a turn they are overdue.
 
-    A silent node also delays its partner, so pairs are counted. In the first turn, no node is overdue before
-    half of them have answered.
+    A silent node also delays its partner, so pairs are counted. In the first turn, nodes are overdue only
+    after half of them have answered.
     """
     paired = pairs(ids, check.suspects)
     single = set(range(len(ids))).difference(*paired)
@@ -107,6 +107,7 @@ def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[t
 
 
 def digest(ids: Sequence[str]) -> int:
+    """Return a number that identifies this set of nodes, never 0."""
     return crc32(",".join(sorted(ids)).encode()) or 1
 
 
@@ -128,12 +129,13 @@ def measures(ids: Sequence[str], suspects: Sequence[str], rank: int) -> bool:
 
 
 def left_over(ids: Sequence[str], suspects: Sequence[str]) -> Strings:
-    """Return the suspects that have no partner in the second turn."""
+    """Return the suspects without a partner in the second turn."""
     paired = {ids[rank] for pair in pairs(ids, suspects) for rank in pair}
     return tuple(id_ for id_ in ids if id_ in suspects and id_ not in paired)
 
 
 def usual_speed(found: Found) -> float:
+    """Return the median speed of the measured links, in bytes/s, or 0."""
     seconds = _middle([1 / each.link for each in found.values() if each.link])
     return 1 / seconds if seconds else 0.0
 

@@ -1,5 +1,5 @@
 """Decide what the leader of a round does next: when nodes become a generation, why the generation stopped,
-and whether another follows. Pure: from a view and the time to acts and the time of the next look.
+and whether another follows. Pure functions turn a view and the time into acts and the time of the next look.
 
 `admission.py` admits nodes. `member.py` chooses the leader, and decides what every other node does.
 """
@@ -77,7 +77,7 @@ writes a core dump may take seconds to report a failure. A launcher that was kil
 
 
 def follows(lease: float) -> float:
-    """Return how many seconds the loss of a node may be seen after the failures that follow from it.
+    """Return the seconds before the detected loss of a node in which other failures count as its consequence.
 
     The connections of other nodes broke together with the store's connection, and the store waited for
     `reconnect_grace`.
@@ -86,6 +86,7 @@ def follows(lease: float) -> float:
 
 
 def lost(job: Situation, node: Node, rank: int, age: float) -> Cause:
+    """Return the cause for a lost member. `age` is in seconds."""
     if node.id in job.view.closed:
         why, suspicion = "its launcher has ended (its connection was closed)", "launcher"
     else:
@@ -196,8 +197,8 @@ def _last_step(view: View) -> int | None:
 
 
 def _too_many_lost(loss: Fault, before: Spent, policy: Policy) -> str:
-    """Return the reason why no generation follows a loss, or an empty text if one may. Without known steps,
-    losses do not count.
+    """Return the reason to end the job after a loss, or an empty text if a generation may follow. If steps
+    are unavailable, losses do not count.
     """
     if loss.step is None and before.step is None:
         return ""
@@ -224,8 +225,8 @@ def gone_at(job: Situation, node: Node, decision: Decision) -> float | None:
 
 
 def may_go(view: View, node: Node) -> bool:
-    """Return True if a member may leave early. Its trainers have then completed, and it serves no trainers of
-    other nodes.
+    """Return True if a member may leave early. Its trainers have completed, and trainers of other nodes do
+    not need it.
     """
     return view.done(node.id) is MemberStatus.COMPLETED and not node.offer.serves
 
@@ -239,8 +240,8 @@ class _DatedCause:
 def final_cause(job: Situation, but: CauseKind | None = None) -> Cause:
     """Return the oldest cause, preceded in its lines by the server end that led to it.
 
-    A cause of kind `but` is returned only if there is no other, and a symptom only if there is no other
-    failure.
+    A cause of kind `but` is returned only if all causes are of this kind. A symptom is returned only if all
+    failures are symptoms.
     """
     view, now = job.view, job.now
     stopped_for = job.round.cause
@@ -344,7 +345,7 @@ ROOM = 0.005
 """Seconds granted per member for reading the topology."""
 CENSUS_EVERY = 2.0
 LEAVE = 2.0
-"""Least seconds that the leader waits for the others to see the end."""
+"""Shortest time that the leader waits for the others to see the end, in seconds."""
 
 
 def lead(view: View, policy: Policy, now: float, *, over: bool) -> Decision:
@@ -415,7 +416,7 @@ def _open(job: Situation) -> Decision:
         else:
             decision.look_at(until)
     form_at = _form_at(job, nodes, deadline)
-    if form_at <= now < deadline + 2 * policy.lease:  # after that, no proposal was ever accepted
+    if form_at <= now < deadline + 2 * policy.lease:  # by then, every proposal has failed
         decision.do(_form(job, nodes))
     elif now >= deadline:
         decision.do(_ended(job, _timeout(job, nodes)))

@@ -29,7 +29,7 @@ The phases of a member in one generation (`view.py`):
                           +---> FINISHING ---------+--> OVER
 
 A lost leader is replaced. A member takes the lead immediately (in OPEN any node does). Another node takes it
-if no member has claimed the lead for a whole lease. The store holds everything that a new leader needs.
+after a whole lease without a claim by a member. The store holds everything that a new leader needs.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ def follow(view: View, own: MemberState, policy: Policy, now: float) -> Decision
 
 
 def error_of(verdict: Verdict) -> LaunchError:
+    """Return the error that a refusal stands for."""
     kind = {2: UsageError, 124: RendezvousError}.get(verdict.code, LaunchError)
     error = kind(verdict.message, hint=verdict.hint or None)
     error.exit_code = verdict.code
@@ -134,7 +135,7 @@ def error_of(verdict: Verdict) -> LaunchError:
 
 
 def _register(turn: Turn) -> None:
-    """Register this node, and claim the lead if there is no leader."""
+    """Register this node, and claim the lead if it is free."""
     view, own, decision = turn.view, turn.own, turn.decision
     if fenced(view, own):
         return
@@ -154,7 +155,7 @@ def _register(turn: Turn) -> None:
 
 
 def _may_lead_at_once(view: View, own: MemberState) -> bool:
-    """Return True for a member of the generation, or for any node if no member can be left."""
+    """Return True for a member of the generation, or for any node if the round has no active members."""
     round_ = view.round
     if round_ is None or round_.state in (State.OPEN, State.ENDED):
         return True
@@ -282,6 +283,7 @@ def _own_failure(own: MemberState, round_: Round, policy: Policy) -> Cause | Non
 
 
 def disconnected(own: MemberState) -> Cause:
+    """Return the cause for a node that the job left behind while it was disconnected."""
     return Cause(
         why=CauseKind.LOST,
         node=own.node.title,
@@ -408,8 +410,8 @@ def _end_unknown(own: MemberState) -> Sequence[Stop | Fail]:
 
 
 def left_for_good(own: MemberState) -> Cause | None:
-    """Return the cause if this node learned that a node left whose leaving ends the job. That node may have
-    hosted the store.
+    """Return the cause if this node learned that a node left whose leaving ends the job. The departed node
+    may have hosted the store.
     """
     round_, cause = own.round, own.stop_cause
     if own.phase not in (Phase.STOPPING, Phase.STOPPED) or round_ is None or cause is None:

@@ -45,10 +45,10 @@ class State(StrEnum):
 
 
 class CauseKind(StrEnum):
-    """The reason why a round stops, or an event that may have led to the reason."""
+    """The reason why a round stops, or an event that may have led to the stop."""
 
     FAILED = "failed"  # a process failed
-    LOST = "lost"  # a node no longer answers
+    LOST = "lost"  # a node has stopped answering
     LEFT = "left"  # a node received a signal to leave
     ASKED = "asked"  # a user requested that all processes restart
     JOINED = "joined"  # a node joined an elastic job
@@ -67,7 +67,7 @@ class Node:
     offer: Offer
     rank: int = -1  # the requested rank, or -1 for any
     version: str = ""
-    machine: str = ""  # the name by which an engine knows the node, if there is one
+    machine: str = ""  # the engine's name for the node, if it has one
     options: Texts = field(default_factory=dict)
     """Options that must be equal on all nodes, in the form of the command line."""
     faults: MachineFaults = ()  # the faults that earlier runs have left on this node
@@ -104,7 +104,7 @@ class Cause:
     age: float = 0.0
     """Age in seconds when the node wrote the cause. Both times are by the node's clock, so clocks may differ.
     """
-    symptom: bool = False  # another process made this one fail, and the node does not know which
+    symptom: bool = False  # another, unidentified process made this one fail
     time: float = 0.0  # `time`, `step` and `error` are as in `pod.policy.Fault`
     step: int | None = None
     error: str = ""
@@ -138,8 +138,8 @@ class Round:
     """Seconds of work of nodes with faults since their last fault, in generations that made new steps."""
     cause: Cause | None = None
     """In an OPEN or FORMING round, the cause that ended the previous generation."""
-    restart: bool = False  # while STOPPING: another generation follows
-    after: float = 0.0  # while STOPPING: seconds until the next generation at the earliest
+    restart: bool = False  # True in a STOPPING round if another generation follows
+    after: float = 0.0  # in a STOPPING round, seconds until the next generation at the earliest
     code: int = 0  # the exit code of an ENDED round
     topology: str = ""
     """The name of the record with the members. `3/h1-17.0` is the first one of generation 3 that this node
@@ -148,6 +148,7 @@ class Round:
     check: Check = NO_CHECK
 
     def stopping(self, cause: Cause, *, restart: bool, after: float = 0.0) -> Round:
+        """Return this round in the state STOPPING."""
         return replace(self, state=State.STOPPING, cause=cause, restart=restart, after=after)
 
     def again(self) -> Round:
@@ -195,6 +196,7 @@ class Census:
 
 
 def pack(record: Node | Round | Report | Verdict | Census) -> bytes:
+    """Return a record as JSON."""
     return json.dumps(asdict(record), separators=(",", ":")).encode()
 
 
@@ -393,7 +395,7 @@ REQUESTS_PREFIX = "state/requests/"
 
 ANSWERS_PREFIX = "answers/"
 IMPORTS_KEY = "imports"
-"""With --warm, the modules that warm standby processes may import. Only these nodes watch the key."""
+"""With --warm, the modules that spares may import. Only spares watch the key."""
 REPORTS_PREFIX = "reports/"
 TOPOLOGY_PREFIX = "topology/"
 EVERYTHING = ""

@@ -1,5 +1,5 @@
 """Hold the state for a node's decisions: the state of the job, from its mirror of the store (`View`), and its
-own (`MemberState`). Decides and writes nothing. Time is an argument.
+own (`MemberState`). Decisions and writes are elsewhere. Time is an argument.
 """
 
 from __future__ import annotations
@@ -144,11 +144,12 @@ class View:
         return not self._missed or mine.created > self._round_seen
 
     def learned(self, name: str, members: Nodes) -> None:
+        """Store a topology that was read."""
         self._topology = (name, members)
         self.topologies_seen += 1
 
     def left(self, id_: str, now: float) -> None:
-        """Note that the store itself has no entry of this node."""
+        """Note that the entry of a node is missing in the store itself."""
         if id_ not in self.nodes:
             self.gone.setdefault(id_, now)
 
@@ -163,6 +164,7 @@ class View:
         return self.gone.get(id_, max(self.whole_since, self.led_since) + lease)
 
     def done(self, id_: str) -> MemberStatus | None:
+        """Return the progress of a member, or None before its first report."""
         heard = self.reports.get(id_)
         return None if heard is None else heard.report.done
 
@@ -323,6 +325,8 @@ class Situation:
 
 
 class Phase(Enum):
+    """The phase of a node in its generation."""
+
     IDLE = auto()  # in no generation
     READY = auto()  # member of a generation that forms
     RUNNING = auto()  # its processes were started
@@ -409,16 +413,20 @@ class MemberState:
         self.killed, self.step, self.measured = False, None, None
 
     def rest(self) -> None:
+        """Leave the generation."""
         self.phase, self.round, self.members, self.rank = Phase.IDLE, None, (), -1
         self.failure, self.causes = None, []
 
     def own(self, cause: Cause) -> Cause:
+        """Return a cause with this node's name and rank."""
         return replace(cause, node=self.node.title, rank=self.rank)
 
     def aged(self, now: float) -> tuple[Cause, ...]:
+        """Return the causes with their ages, in seconds."""
         return tuple(replace(cause, age=max(0.0, now - at)) for at, cause in self.causes)
 
     def report(self, now: float) -> Report | None:
+        """Return the report that is due, or None in a phase without one."""
         if self.phase is Phase.READY:
             checks = self.round is not None and self.round.check.turn
             if checks and self.measured is None:
