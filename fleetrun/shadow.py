@@ -66,7 +66,7 @@ class Shadow:
     """Another `trainers` on the search path."""
 
     theirs: Path  # its path
-    hides_ours: bool  # True if Python imports it in place of the runtime
+    hides_ours: bool  # True if Python imports it in place of the runtime, else the runtime hides it
 
     @property
     def sentence(self) -> str:

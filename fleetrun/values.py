@@ -2,8 +2,9 @@
 
 The standard library compiles six functions for each class, and imports `inspect`, `ast` and `tokenize` to do
 so. For the classes of a launch, this took a third of all import time. Type checkers see the standard
-library's decorator. Its `replace`, `fields`, `asdict` and `is_dataclass` accept these classes too. Creating
-an instance takes a few microseconds longer. In code that no launch loads, use `fleetrun.frozen`.
+library's decorator. The standard library's `replace`, `fields`, `asdict` and `is_dataclass` accept these
+classes too. Creating an instance takes a few microseconds longer. In code that no launch loads, use
+`fleetrun.frozen`.
 """
 
 from __future__ import annotations

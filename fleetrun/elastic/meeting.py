@@ -218,11 +218,11 @@ _ANSWER = 3.0
 
 
 def _host_or_holder(options: MeetingOptions, endpoint: str, ports: Ports) -> tuple[str | None, str]:
-    """Return None and where to listen, or the process that holds the port and the address.
+    """Return None if this process hosts the store, or else a text on the process that holds the port. Also
+    return where to listen.
 
-    None means that this process hosts the store. It then is the first fleetrun to take the port, on the node
-    that has the address or is node 0. The text is empty if the process that holds the port cannot be seen
-    from here.
+    This process hosts the store if it is the first fleetrun to take the port, on the node that has the
+    address or is node 0. The text is empty if the process that holds the port cannot be seen from here.
     """
     host, port = split_endpoint(endpoint)
     at = endpoint

@@ -1,7 +1,7 @@
 """Define the rendezvous store: its interface (`Store`), its content in memory (`Ledger`), and a client's copy
 of the watched keys (`Mirror`).
 
-All of it is pure: without transport, loop or clock. The clients are `memory_store.py` (the same process),
+All of it is pure: without transport, loop or clock. The clients are in `memory_store.py` (the same process),
 `embedded/client.py` (zmq) and `etcd/store.py`. The tests of the protocol run against all three.
 """
 

@@ -20,8 +20,8 @@ _DEVICE_FILES = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}
 def count_devices(kind: str) -> int:
     """Return the number of devices of this kind.
 
-    NVML counts NVIDIA's devices, because it respects the limits of a container. Files in /dev count the
-    others.
+    NVML counts NVIDIA's devices, because it respects the limits of a container. Other devices are counted by
+    their files in /dev.
     """
     start = _DEVICE_FILES[kind]
     behind = [each.name.removeprefix(start) for each in Path("/dev").iterdir() if each.name.startswith(start)]

@@ -12,10 +12,10 @@ The cluster is etcd's own. It elects a leader, and a majority of its members dec
    listed nodes have been in it at the same time (`complete`).
 2. A node is in one cluster at a time, because the port of its member is reserved.
 3. The data of a member end with its launcher, or when it has had no leader for longer than a lease. The node
-   then enters again: its old member is removed, and a new one is added with another id and no data.
+   then enters again: its old member is removed, and a new, empty one is added with another id.
 
-By rules 1 and 2, a second cluster can be used only after every node has left the first one, so there are
-never two. By rule 3, no member forgets its votes. Without a majority, the cluster decides nothing and the
+By rules 1 and 2, a second cluster can be used only after every node has left the first one, so at most one is
+in use. By rule 3, every member remembers its votes. Without a majority, the cluster decides nothing and the
 nodes end (`fenced` in `EtcdStore`).
 """
 

@@ -34,9 +34,9 @@ _LOSSES = 3
 class Policy:
     """The job's requirements on its nodes: how many, and what happens if one is lost."""
 
-    fewest: int  # fewest nodes
-    most: int  # most nodes
-    spares: int = 0  # most nodes that wait until another is lost
+    fewest: int
+    most: int
+    spares: int = 0  # nodes that may wait until another is lost
     on_loss: NodeLoss = NodeLoss.FAIL  # --on_node_loss
     elastic_timeout: float = 30.0
     rdzv_timeout: float = 60.0

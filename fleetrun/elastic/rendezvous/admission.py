@@ -209,7 +209,7 @@ def choose(
     gaps. New nodes follow, by address with `sort_ip`, else by arrival. A requested rank of `most` or above is
     a spare's and means any rank.
 
-    With `keep`, members do not move for a late node that requests a rank. A spare may keep this rank.
+    With `keep`, members keep their ranks, even if a late node requests the rank that a spare has taken.
     """
     ranks = {node.id: rank for rank, node in enumerate(previous)}
     there = sorted(
