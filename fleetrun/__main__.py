@@ -1,5 +1,5 @@
-"""`fleetrun` and `python -m fleetrun`: the same command. Forks the guard before anything large is
-imported.
+"""Run `fleetrun` and `python -m fleetrun`, which are the same command. Fork the guard before any large
+import.
 """
 
 import os
@@ -12,7 +12,7 @@ try:
 
     from fleetrun.pod.guard import Guard, Signals, flush, guarded
     from fleetrun.verbs import asked
-except KeyboardInterrupt:  # Ctrl-C before there is a handler
+except KeyboardInterrupt:  # Ctrl-C before a handler is installed
     os._exit(130)
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 def main() -> None:
     try:
-        gc.disable()  # until everything is imported: modules are not garbage, and scanning them takes time
+        gc.disable()  # until all imports are done: modules stay alive, and scanning them takes time
         _open_standard_streams()
         code = guarded(_command) if asked(sys.argv[1:]) is None else _answer()
-    except KeyboardInterrupt:  # Ctrl-C before there is a handler
+    except KeyboardInterrupt:  # Ctrl-C before a handler is installed
         code = 130
     flush()
     os._exit(code)
 
 
 def _answer() -> int:
-    """A command that starts no job needs no guard."""
+    """Run a command that does not launch a job, and so works without a guard."""
     from fleetrun.cli import main as command
 
     return command(sys.argv[1:], os.environ, _no_launch)
@@ -44,12 +44,14 @@ def _no_launch(resolved: object) -> int:
 
 
 def _open_standard_streams() -> None:
-    """If one of them is closed (`2>&-`), the next file that is opened would get its descriptor."""
+    """Open closed standard streams (`2>&-`). Otherwise the next opened file would get the descriptor of a
+    stream.
+    """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor: this one
+            os.open(os.devnull, os.O_RDWR)  # the kernel assigns the lowest free descriptor, which is this one
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
@@ -71,7 +73,7 @@ def _engine_values(environ: "Mapping[str, str]", but: "Collection[str]") -> "Map
 def _launch(resolved: object, signals: Signals, guard: Guard) -> int:
     from fleetrun.launcher.local import run
 
-    gc.freeze()  # nor will they become garbage
+    gc.freeze()  # the objects of these imports also stay alive
     gc.enable()
     return run(resolved, signals, guard)  # type: ignore[arg-type]
 

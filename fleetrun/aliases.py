@@ -1,4 +1,4 @@
-"""Names for types that occur in every part of the launcher and the runtime."""
+"""Names for types that occur throughout the launcher."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Environ = Mapping[str, str]
-"""Environment variables, by name."""
+"""Environment variables by name."""
 
 Texts = Mapping[str, str]
-"""Texts by name, such as options as they would be typed."""
+"""Texts by name, such as options in the form of the command line."""
 
 Fields = Mapping[str, Any]
-"""A JSON object by the names of its fields: an event of the record, the status of a job, a message."""
+"""The fields of a JSON object by name: an event of the event log, the status of a job, a message."""
 
 Numbers = Mapping[str, float]
 """Numbers by name."""
 
 Document = dict[str, Any]
-"""Values by name, in a dict that may change: a JSON object, a state dict, keyword arguments."""
+"""A JSON object under construction, or one that the caller may change."""
 
 Callback = Callable[[], None]
-"""A call without arguments: from a loop, a timer, or whoever was asked to report back."""
+"""A call without arguments, made by a loop, by a timer, or at the end of a request."""
 
 Strings = tuple[str, ...]
-"""Names, words, lines."""
+"""Names, words or lines."""
 
 Integers = tuple[int, ...]
 """Ranks, ports, devices, sizes."""
 
 Say = Callable[[str], None]
-"""Takes a text for the user."""
+"""A function that shows a text to the user."""
 
 Clock = Callable[[], float]
 """The time in seconds."""

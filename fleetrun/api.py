@@ -1,5 +1,5 @@
-"""Launching from Python: `run` and `launch` start the command line that could have been typed, as a child
-process. Nothing is supervised in the caller's process.
+"""Launch jobs from Python. `run` and `launch` start the `fleetrun` command as a child process, which
+supervises the job's processes.
 """
 
 from __future__ import annotations
@@ -66,15 +66,18 @@ def run(
     display: str = "auto",
     **options: OptionValue,
 ) -> Result[Any]:
-    """Run a job to its end, as `launch` and `Job.wait` do, and show its output meanwhile.
+    """Run a job to its end and show its output meanwhile. `run` combines `launch` and `Job.wait`.
 
-    `display` is "auto" (the output of trainer 0, or of what `follow` names; in a notebook also one line with
-    the progress), "plain" (without that line) or "quiet" (nothing). KeyboardInterrupt stops the job as Ctrl-C
-    does, a second one kills it; it is raised again when the job has ended.
+    `display` selects the output. "auto" shows the output of trainer 0, or of the processes that `follow`
+    names. In a notebook, it adds one line with the progress. "plain" omits the progress line. "quiet" shows
+    nothing.
 
-    Raises what `launch` and `Job.wait` raise.
+    KeyboardInterrupt stops the job as Ctrl-C does, and a second one kills it. `run` raises KeyboardInterrupt
+    again after the job has ended.
+
+    Raises the errors of `launch` and of `Job.wait`.
     """
-    __tracebackhide__ = True  # IPython and pytest show the caller's frame
+    __tracebackhide__ = True  # IPython and pytest then show the caller's frame
     _check_arguments(args, kwargs, env)
     labelled = "follow" in options or "FLEETRUN_FOLLOW" in {**os.environ, **_added(env)}
     show = display_of(display, labelled=labelled)
@@ -82,7 +85,8 @@ def run(
     try:
         _show_to_the_end(job, show)
     except BaseException:
-        job.stop()  # an interrupt has ended it; but the reader of the output may be gone
+        # after an interrupt the job has ended, but another error, such as a closed output, leaves it running
+        job.stop()
         raise
     finally:
         show.close()
@@ -122,19 +126,22 @@ def launch(
     env: Environment = None,
     **options: OptionValue,
 ) -> Job[Any]:
-    """Start a job and return at once.
+    """Start a job and return immediately.
 
-    `program` is a function, which each process of the job calls with `args` and `kwargs`, or a script, which
-    gets `args` as its words (with `module=True`: the name of a module; None: the script of the job file
-    `config`). `env` is a dict of variables that the processes have besides those that they inherit from this
-    one (with `scheduler`, those on all machines), or a list of words as after --env: `["NCCL_*", "A=1"]`.
+    `program` is a function or a script. Each process of the job calls the function with `args` and `kwargs`.
+    A script gets `args` as its command-line arguments. With `module=True`, `program` is the name of a module.
+    With None, the script is in the job file `config`.
 
-    Each option of the command line is a keyword of its Python name (`nproc_per_node=2`, `hang_timeout="10m"`,
-    `nnodes=(2, 4)`): a value as a job file takes it, in the same units, seconds for times. A function is not
-    restarted unless `max_restart` says so.
+    `env` is a dict of additional environment variables. The processes also inherit the variables of this
+    process. With `scheduler`, the variables of `env` reach the processes on all nodes. `env` may also be a
+    list in the form of --env: `["NCCL_*", "A=1"]`.
 
-    The job ends with this process. Raises UsageError and other LaunchErrors, with the message and the hint
-    of the command line, for what cannot be started.
+    Pass each command-line option as a keyword by its Python name (`nproc_per_node=2`, `hang_timeout="10m"`,
+    `nnodes=(2, 4)`). Values have the types and units of a job file, with times in seconds. A function
+    restarts only if you set `max_restart`.
+
+    The job ends when this process ends. Raises UsageError or another LaunchError, with the message and the
+    hint of the command line, if the job cannot start.
     """
     _check_arguments(args, kwargs, env)
     engine = _engine_of(options)
@@ -178,7 +185,9 @@ def _check_arguments(args: Any, kwargs: Any, env: Any) -> None:
 
 
 def _env_words(env: Environment, engine: str) -> list[str]:
-    """On this machine processes inherit what the launcher has; an engine has to be told what to pass on."""
+    """Return the --env words for the launcher. Local processes inherit the launcher's variables, but an
+    engine passes on only the variables that these words name.
+    """
     if not isinstance(env, Mapping):
         return [f"--env={word}" for word in env or ()]
     names = [name for name in env if name not in _VARIABLES and not is_owned(name)]
@@ -186,7 +195,7 @@ def _env_words(env: Environment, engine: str) -> list[str]:
 
 
 def _added(env: Environment) -> Texts:
-    """Variables for the launcher, from which the processes inherit them."""
+    """Return the variables to set for the launcher, which its processes inherit."""
     return env if isinstance(env, Mapping) else {}
 
 
@@ -215,7 +224,9 @@ _NOT_FOR_FUNCTIONS = {
 
 
 def option_words(options: Mapping[str, OptionValue]) -> list[str]:
-    """`--nproc_per_node=2`; of None nothing. The launcher checks names and values."""
+    """Return the options as words such as `--nproc_per_node=2`, without options that are None. The launcher
+    checks names and values.
+    """
     words = []
     for keyword, value in options.items():
         if normal(keyword) in _NOT_HERE:
@@ -232,7 +243,9 @@ def option_words(options: Mapping[str, OptionValue]) -> list[str]:
 
 
 def _secrets_apart(options: Mapping[str, OptionValue]) -> tuple[dict[str, OptionValue], dict[str, str]]:
-    """Options that may be secrets, as variables: all users see the words of a command line."""
+    """Split off options that may hold secrets, as environment variables. All users of a node can read command
+    lines.
+    """
     secret = {
         keyword: option
         for keyword in options
@@ -249,7 +262,7 @@ def _secrets_apart(options: Mapping[str, OptionValue]) -> tuple[dict[str, Option
 
 
 def _plain(value: Any) -> Any:
-    """As a job file could have it."""
+    """Convert a value to the types of a job file."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
@@ -263,9 +276,9 @@ def _plain(value: Any) -> Any:
 
 
 def _engine_of(options: Mapping[str, OptionValue]) -> str:
-    """The engine that starts launchers on other machines; empty if this launch is one of processes here.
+    """Return the engine that starts launchers on other nodes, or an empty string if the processes run here.
 
-    Raises UsageError for a job file that cannot be read.
+    Raises UsageError if the job file cannot be read.
     """
     given = {normal(keyword): value for keyword, value in options.items()}
     engine = given.get("scheduler") or os.environ.get("FLEETRUN_SCHEDULER")
@@ -311,7 +324,9 @@ def _show_to_the_end(job: Job[Any], show: Display) -> None:
 
 
 def _show(job: Job[Any], events: Events, show: Display) -> None:
-    """Errors that only repeat what `Job.wait` raises are not shown: those before the events of the end."""
+    """Show events until the stream pauses or ends. Hold back an error directly before the final events,
+    because `Job.wait` raises the same error.
+    """
     errors: list[Event] = []
     while True:
         try:
@@ -333,7 +348,7 @@ _ERRORS = ("ERROR", "CRITICAL")
 
 
 def _is_final(event: Event) -> bool:
-    """Whether it says the end, or the failure that leads to it."""
+    """Return True for the final event, or for the failure that leads to it."""
     if event["event"] == "failed":
         return not (event.get("restart") or event.get("beside"))
     return bool(event["event"] == "over")

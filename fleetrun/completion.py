@@ -1,4 +1,6 @@
-"""Shell completion by click: the options as click describes them. Imported only when a shell asks."""
+"""Complete shell words with click, from the options as click describes them. Imported only when a shell asks
+for completion.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from fleetrun.envs.settings.options import OWN, Option, Takes
 from fleetrun.errors import PluginError
 
 VARIABLE = "_FLEETRUN_COMPLETE"
-"""The shell's completion script sets it and calls the command again."""
+"""Set by the shell's completion script, which then runs the command again."""
 
 
 def answer(instruction: str) -> int:
-    """Print what the shell asked for, such as `bash_complete`; return the exit code."""
+    """Print the completions for a shell's instruction, such as `bash_complete`, and return the exit code."""
     words = os.environ.get("COMP_WORDS", "").replace("\n", " ").split()
     named = len(words) > 1 and (words[1] in verbs.VERBS or plugins.is_command(words[1]))
     completed = _one(words[1]) if named else _command()
@@ -26,7 +28,7 @@ def answer(instruction: str) -> int:
 
 
 def script(shell: str) -> str:
-    """The lines that a shell evaluates to complete `fleetrun`."""
+    """Return the lines that a shell evaluates to complete `fleetrun`."""
     found = get_completion_class(shell)
     if found is None:
         raise ValueError(f"click completes no shell called {shell}")
@@ -64,19 +66,20 @@ def _one(verb: str) -> click.Group:
 
 
 _FILES = click.Command("program", params=[click.Argument(["words"], nargs=-1, type=click.Path())])
-"""For a command whose words are not known."""
+"""A stand-in for commands with unknown words. It completes files."""
 
 
 def _scripts_and_words(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
     known = {**plugins.other_commands(), **verbs.VERBS}
     words = [CompletionItem(word, help=text) for word, text in known.items() if word.startswith(incomplete)]
-    if words and os.environ.get(VARIABLE, "").startswith("bash"):  # with "file" it forgets the words
+    # after an item of type "file", bash would drop the words
+    if words and os.environ.get(VARIABLE, "").startswith("bash"):
         return [*words, *_files(incomplete)]
     return [*words, CompletionItem(incomplete, type="file")]
 
 
 def _files(start: str) -> list[CompletionItem[Any]]:
-    """Those here whose names a shell takes as they are."""
+    """Return the files here whose names a shell accepts without quoting."""
     with os.scandir() as entries:
         names = sorted(each.name + "/" * each.is_dir() for each in entries if each.name.startswith(start))
     return [CompletionItem(each) for each in names if each == quote(each) and not each.startswith(".")]

@@ -1,5 +1,5 @@
-"""What `fleetrun.run` shows of a job in the caller's process: lines, and in a notebook one more that says how
-far the job is, redrawn in its place.
+"""Show a job in the process that called `fleetrun.run`. Print lines of output, and in a notebook redraw a
+progress line in place.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ from fleetrun.aliases import Fields
 from fleetrun.console.status_text import StatusFields, status_fields, status_row
 from fleetrun.errors import LaunchError, UsageError
 
-_WIDTH = 100  # columns of the line in a notebook
-_INTERVAL = 1.0  # seconds between two states of it
+_WIDTH = 100  # columns of the progress line in a notebook
+_INTERVAL = 1.0  # seconds between two states of the progress line
 
 Status = Callable[[], Fields]
-"""Asks the launcher for the state of the job. Raises LaunchError."""
+"""A function that requests the state of the job from the launcher. Raises LaunchError."""
 
 
 class Display:
-    """Shows nothing."""
+    """The quiet display, and the base of the others."""
 
     def event(self, event: Fields) -> None:
-        """The next event of the job."""
+        """Show the next event of the job."""
 
     def progress(self, ask: Status) -> None:
-        """Called when all events that have come are shown, and once a second when there is none."""
+        """Show the progress. Called after all received events are shown, and once a second while no event
+        arrives.
+        """
 
     def close(self) -> None:
-        """The job has ended."""
+        """Finish the display, because the job has ended."""
 
 
 class Lines(Display):
-    """Output of processes to stdout, warnings and errors of fleetrun to stderr. With `labelled`, each line
-    begins with the name of its process.
+    """Print the output of processes to stdout, and warnings and errors of fleetrun to stderr. With
+    `labelled`, each line starts with the name of its process.
     """
 
     def __init__(self, labelled: bool) -> None:
         self._labelled = labelled
 
     def event(self, event: Fields) -> None:
-        # The streams of this moment: notebooks and tests replace them.
+        # Look up the streams at each event, because notebooks and tests replace them.
         if event["event"] == "log":
             label = f"{event['container']} | " if self._labelled and event["container"] else ""
             sys.stdout.write(f"{label}{event['line']}\n")
@@ -57,7 +59,7 @@ class Lines(Display):
 
 
 class NotebookLines(Lines):
-    """The same, with a line of progress above what is printed."""
+    """Print the same lines, below a line of progress."""
 
     def __init__(self, labelled: bool) -> None:
         super().__init__(labelled)
@@ -71,7 +73,7 @@ class NotebookLines(Lines):
             return
         try:
             self._newest = status_fields(ask())
-        except LaunchError:  # it is about to end, or very busy
+        except LaunchError:  # the job is about to end, or the launcher is very busy
             return
         finally:
             self._due = time.monotonic() + _INTERVAL
@@ -91,7 +93,7 @@ class NotebookLines(Lines):
 
 
 def display_of(name: str, *, labelled: bool) -> Display:
-    """auto, plain or quiet. Raises UsageError for another name."""
+    """Return the display called auto, plain or quiet. Raises UsageError for another name."""
     if name == "quiet":
         return Display()
     if name == "auto" and _in_notebook():
@@ -102,7 +104,7 @@ def display_of(name: str, *, labelled: bool) -> Display:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, not a shell or a script."""
+    """Return True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return hasattr(shell, "kernel")

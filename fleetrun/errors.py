@@ -1,4 +1,4 @@
-"""The errors of the launcher: what happened, what to do about it, and the exit code."""
+"""Define the errors of the launcher. Each has a message, a hint with a remedy, and an exit code."""
 
 from __future__ import annotations
 
@@ -6,41 +6,40 @@ from collections.abc import Iterable
 
 
 def similar(word: str, words: Iterable[str], most: int = 1, cutoff: float = 0.7) -> list[str]:
-    """The `words` that are spelled almost like `word`, best first: suggestions for a hint."""
-    from difflib import get_close_matches  # late: needed for mistakes only
+    """Return the `words` with a spelling close to `word`, best first, as suggestions for a hint."""
+    from difflib import get_close_matches  # late: only mistakes need it
 
     return get_close_matches(word, list(words), most, cutoff)
 
 
 class LaunchError(Exception):
-    """An error with a `message` for the user. `hint` is one more line, or None: what to do about it.
-    `exit_code` is what the command ends with.
-    """
+    """An error with a `message` for the user."""
 
-    exit_code = 125  # only `cli.py` prints an error and exits
+    exit_code = 125  # The exit code of the command. Only `cli.py` prints an error and exits.
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        """One more line with a remedy, or None."""
 
 
 class UsageError(LaunchError):
-    """The command line, a variable or a job file is invalid. Nothing was started."""
+    """The command line, an environment variable or a job file is invalid. No process was started."""
 
     exit_code = 2
 
 
 class NotSupportedError(UsageError):
-    """Valid, but not supported by this version."""
+    """The request is valid, but this version does not support it."""
 
 
 class PortError(LaunchError):
-    """A requested port is in use, or a range has no free port."""
+    """A requested port is in use, or all ports of a range are."""
 
 
 class ReservedPortError(PortError):
-    """A port that is reserved by another fleetrun."""
+    """Another fleetrun has reserved the port."""
 
 
 class ScriptNotFoundError(LaunchError):
@@ -60,21 +59,24 @@ class SpawnError(LaunchError):
 
 
 class RendezvousError(LaunchError):
-    """The machines of a job did not meet in time, or this one was rejected."""
+    """The nodes of a job did not join in time, or this node was rejected."""
 
     exit_code = 124
 
 
 class NotNeededError(LaunchError):
-    """The job has no place for this machine, or goes on, or has ended, without it: none is to be started for
-    it.
+    """The job does not need this node: all ranks are filled, the job continues without it, or the job has
+    ended.
+
+    No replacement should be started for this node.
     """
 
-    exit_code = 123  # below all others of fleetrun's: srun ends with the highest of its tasks
+    # below all other exit codes of fleetrun, because srun ends with the highest code of its tasks
+    exit_code = 123
 
 
 class PluginError(LaunchError):
-    """A plug-in is missing, cannot be loaded, or does not do what its kind has to."""
+    """A plug-in is missing, cannot be loaded, or does not fulfil the interface of its kind."""
 
 
 class StoreError(LaunchError):
@@ -86,4 +88,4 @@ class StoreLostError(StoreError):
 
 
 class StoreSilentError(StoreLostError):
-    """It has not answered for as long as a lease: others may go on without this node."""
+    """The store has been silent for a whole lease, so the other nodes may continue without this node."""

@@ -1,7 +1,9 @@
-"""A Python function as the program of a job. The caller pickles it into a folder of its own; each process
-(`python -m fleetrun.function FOLDER NAME`) calls it and leaves there what it returned or raised.
+"""Run a Python function as the program of a job.
 
-The folder is the caller's, and no other user can write to it: it holds nothing that is not of this user.
+The caller pickles the function into a private directory. Each process (`python -m fleetrun.function FOLDER
+NAME`) calls the function and writes the returned value or the exception to the same directory.
+
+Only the caller's user can write to the directory, so its pickles can be trusted.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ _TRAINER = "trainer"
 
 
 class Call:
-    """A call that waits in its folder for the processes of a job, and their answers to it."""
+    """A pickled call in its directory, and the answers of the job's processes."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Fields | None) -> None:
-        """Raises UsageError if the function or an argument cannot be pickled."""
+        """Pickle the call. Raises UsageError if the function or an argument cannot be pickled."""
         module = getattr(function, "__module__", None) or "__main__"
         self.name = _name(function) if module == "__main__" else f"{module}.{_name(function)}"
-        """For people: it is the last word of the processes' command lines."""
+        """The function's name for people. It is the last word of the processes' command lines."""
         setup = {"path": [str(Path(each).absolute()) for each in sys.path], "cells": _cells()}
         self.folder = Path(tempfile.mkdtemp(prefix="fleetrun-"))
         try:
@@ -49,20 +51,23 @@ class Call:
             raise UsageError(str(error), hint=hint) from None
 
     def has_value(self, rank: int) -> bool:
-        """Whether this trainer's last attempt has returned."""
+        """Return True if the last attempt of this trainer returned a value."""
         return _answer(self.folder, rank, "value").exists()
 
     def value(self, rank: int) -> Any:
-        """What it returned. Raises LaunchError if that cannot be unpickled here."""
+        """Return the value of this trainer. Raises LaunchError if the value cannot be unpickled here."""
         try:
             with _answer(self.folder, rank, "value").open("rb") as file:
                 return pickle.load(file)
-        except Exception as error:  # objects decide how they are unpickled
+        except Exception as error:  # any object may define its own unpickling
             reason = f"{type(error).__name__}: {error}"
             raise LaunchError(f"what trainer {rank} returned cannot be unpickled here: {reason}") from error
 
     def error(self, rank: int) -> BaseException | None:
-        """What this trainer's last attempt raised; None if it cannot be unpickled here, or there is none."""
+        """Return the exception of this trainer's last attempt.
+
+        Return None if the attempt raised no exception, or if the exception cannot be unpickled here.
+        """
         try:
             with _answer(self.folder, rank, "error").open("rb") as file:
                 found = pickle.load(file)
@@ -72,7 +77,9 @@ class Call:
 
 
 def _cells() -> Document:
-    """Code that is in no file, of notebooks and shells: for tracebacks in the processes."""
+    """Return the code of notebooks and shells, which exists only in memory. Tracebacks in the processes need
+    it.
+    """
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
 
 
@@ -81,10 +88,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _write(path: Path, what: str, *values: Any) -> None:
-    """Pickle the values into this file, which is whole or not there. Raises TypeError, which names `what`,
-    and OSError.
+    """Pickle the values into this file, which is then either complete or absent.
+
+    Raises TypeError with `what` in its message, and OSError.
     """
-    import cloudpickle  # late: a launch of a script needs none
+    import cloudpickle  # late: a launch of a script works without it
 
     aside = path.with_suffix(".new")
     try:
@@ -106,16 +114,14 @@ def _answer(folder: Path, rank: int, kind: str) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Call the function; a trainer leaves its value. What it raises ends the process as a script's exception
-    would.
-    """
-    if not (folder / _CALL).exists():  # its command line was copied
+    """Call the function and, in a trainer, write its value. An exception ends the process as in a script."""
+    if not (folder / _CALL).exists():  # a user may have copied the command line
         sys.exit(
             f"fleetrun: {folder} is gone: this was a function of a Python program. Run the program again."
         )
     role, rank = _place()
     value, error = (_answer(folder, rank, kind) for kind in ("value", "error"))
-    if role == _TRAINER:  # of an earlier attempt
+    if role == _TRAINER:  # answers of an earlier attempt
         value.unlink(missing_ok=True)
         error.unlink(missing_ok=True)
     sys.excepthook = _report
@@ -126,7 +132,7 @@ def main(folder: Path) -> None:
             _write(value, f"what {_name(function)} returned", returned)
     except Exception as raised:  # noqa: BLE001  # it is the user's function
         if role == _TRAINER:
-            with suppress(Exception):  # then its text is in the report
+            with suppress(Exception):  # the report then has the exception's text
                 _write(error, "the exception", raised)
         sys.excepthook(type(raised), raised, raised.__traceback__)
         sys.exit(1)
@@ -148,14 +154,15 @@ def _read_call(folder: Path) -> tuple[Callable[..., Any], tuple[Any, ...], Docum
 
 
 def _place() -> tuple[str, int]:
-    """Role, and rank in this role."""
+    """Return the role, and the rank within this role."""
     _, role, rank = (inside_container(os.environ) or "..-1").rsplit(".", 2)
     return role, int(rank)
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback and tell the launcher. Frames of this file are left out, and lines of notebooks
-    shown, which Python's own hook does not do.
+    """Print the traceback and report it to the launcher.
+
+    Unlike Python's own hook, omit the frames of this file and show the lines of notebooks.
     """
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -163,7 +170,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     sys.stderr.write(text)
     if path := error_file(os.environ):
         aside = Path(f"{path}.{os.getpid()}")
-        with suppress(OSError):  # a full disk: the log may have it
+        with suppress(OSError):  # on a full disk, the log may still have the traceback
             aside.touch(mode=0o600)  # a traceback may hold private values
             aside.write_text(write_error(f"{kind.__name__}: {error}", text, time.time_ns()), "utf-8")
             aside.replace(path)

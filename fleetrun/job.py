@@ -1,5 +1,5 @@
-"""A job that this process has launched: the launcher as a child process, the events that it prints, and how
-it ended, as values or as exceptions.
+"""Represent a job that this process launched. The launcher runs as a child process and prints events. The end
+of the job becomes a value or an exception.
 """
 
 from __future__ import annotations
@@ -43,48 +43,44 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Generic[T]):
-    """How a job ended on this machine.
-
-    `values[i]` is what the trainer of rank `ranks[i]` returned; `values` is empty if the job ran a script.
-    With one machine, `values[rank]` is the value of a rank. `logs` has the log file of each process by its
-    name, such as `trainer.0` or `ps.1`; `elapsed` is in seconds, from the call to the end. `exit_code`
-    is 0 unless the job ended because of `Job.stop`.
-    """
+    """The end of a job on this node."""
 
     values: list[T]
+    """`values[i]` is the return value of the trainer with rank `ranks[i]`. Empty if the job ran a script."""
     ranks: list[int]
+    """The ranks of the trainers on this node. On a single node, `values[rank]` is the value of a rank."""
     logs: dict[str, Path] = field(repr=False)
+    """The log file of each process by its name, such as `trainer.0` or `ps.1`."""
     elapsed: float
+    """Seconds from the call to the end."""
     restarts: int = 0
     exit_code: int = 0
+    """0, unless `Job.stop` ended the job."""
 
 
 class JobError(LaunchError):
-    """A job that was started has failed. The message is the report of the first failure.
+    """A started job failed. The message is the report of the first failure.
 
-    `exit_code` is that of the command `fleetrun`; `rank` and `role` say which process failed first (None if
-    no process of this machine did), `traceback` is its traceback (empty if it left none), `logs` has the log
-    file of each process by its name. If a function raised an exception, that is `__cause__`, unless it
-    cannot be unpickled.
+    `exit_code` is the exit code of the `fleetrun` command. If a function raised an exception, that exception
+    is `__cause__`, unless it cannot be unpickled.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.role: str | None = None
         self.rank: int | None = None
+        """`role` and `rank` of the process that failed first; None if no process on this node failed."""
         self.traceback = ""
+        """The traceback of that process, empty if it left none."""
         self.logs: dict[str, Path] = {}
+        """The log file of each process by its name."""
 
 
 # ---- A job
 
 
 class Job(Generic[T]):
-    """A job that this process has launched. Every method may be called from any thread.
-
-    `name` and `pod` identify it to commands (`fleetrun status`), `logs` has the log file of each process by
-    its name, such as `trainer.0`; `pid` is the process of the launcher.
-    """
+    """A job that this process launched. You may call every method from any thread."""
 
     def __init__(
         self,
@@ -106,7 +102,7 @@ class Job(Generic[T]):
         self._code: int | None = None
         self._asked: set[int] = set()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._said = self._engine_said = ""  # by the launcher: its error
+        self._said = self._engine_said = ""  # the error text that the launcher printed
         self._outcome_lock = threading.Lock()
         self._outcome: Result[T] | LaunchError | None = None
         if folder:
@@ -114,40 +110,43 @@ class Job(Generic[T]):
         threading.Thread(target=self._follow, name="fleetrun", daemon=True).start()
         self._await_start()
 
-    # ---- what users call
+    # ---- public methods
 
     @property
     def name(self) -> str:
-        """The id of the job, `job_id`."""
+        """The `job_id`, which commands such as `fleetrun status` accept."""
         return str(self._seen.launch.get("job", ""))
 
     @property
     def pod(self) -> str:
-        """The name of its processes on this machine, six letters."""
+        """The run ID on this node, six letters. Commands accept it too."""
         return str(self._seen.launch.get("pod", ""))
 
     @property
     def pid(self) -> int:
-        """The process of the launcher; a signal to it is one to the command `fleetrun`."""
+        """The process ID of the launcher. Signals to it have the same effect as signals to the `fleetrun`
+        command.
+        """
         return self._popen.pid if self._popen is not None else 0
 
     @property
     def logs(self) -> dict[str, Path]:
-        """The log file of each process of this machine."""
+        """The log file of each process on this node by its name, such as `trainer.0`."""
         return self._seen.logs()
 
     @property
     def running(self) -> bool:
-        """Whether anything of it is left."""
+        """True until the job has ended."""
         return self._code is None
 
     def wait(self, timeout: float | None = None) -> Result[T]:
-        """Wait for the end, at most `timeout` seconds; the job goes on if that, or KeyboardInterrupt, ends
-        the waiting.
+        """Wait for the end of the job, at most `timeout` seconds. The job continues after a timeout or
+        KeyboardInterrupt.
 
-        Raises TimeoutError; JobError if the job failed; another LaunchError if fleetrun could not continue;
-        UsageError for a negative `timeout`.
-        After `stop` the result has an `exit_code`, and values only of the trainers that returned.
+        Raises TimeoutError after the timeout, JobError if the job failed, another LaunchError if fleetrun
+        could not continue, and UsageError for a negative `timeout`.
+
+        After `stop`, the result has an `exit_code`, and values only from the trainers that returned.
         """
         __tracebackhide__ = True
         if timeout is not None and not timeout >= 0:
@@ -166,7 +165,7 @@ class Job(Generic[T]):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait for the end, and raise what `wait` raises; after an exception, stop the job first."""
+        """Wait for the end, and raise the errors of `wait`. After an exception, stop the job first."""
         if error is None:
             self.wait()
             return
@@ -175,16 +174,20 @@ class Job(Generic[T]):
             self._changed.wait_for(lambda: not self.running)
 
     def stop(self, *, now: bool = False) -> None:
-        """Ask the job to end, and return: its processes get SIGTERM, and SIGKILL after `stop_timeout`; `now`
-        kills them at once. Does nothing if the job has ended.
+        """Request the end of the job, and return. The processes get SIGTERM, and SIGKILL after
+        `stop_timeout`.
+
+        With `now`, they are killed immediately. Does nothing if the job has ended.
         """
         self.send_signal(signal.SIGTERM)
         if now:
             self.send_signal(signal.SIGQUIT)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the launcher, which acts as the command `fleetrun` does: SIGINT is Ctrl-C, SIGUSR1
-        and SIGUSR2 are passed on to the processes. Does nothing if the job has ended.
+        """Send a signal to the launcher, which acts like the `fleetrun` command.
+
+        SIGINT acts like Ctrl-C. The launcher passes SIGUSR1 and SIGUSR2 to the processes. Does nothing if the
+        job has ended.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._popen is not None or not self.running)
@@ -193,9 +196,10 @@ class Job(Generic[T]):
             self._popen.send_signal(number)
 
     def status(self, timeout: float = 5.0) -> Document:
-        """The state of the job and its processes, as in `fleetrun status --json` but for what that measures
-        itself (`cpu`, `memory`, `gpu`, `last_line`). Raises LaunchError if the job has ended, or does not
-        answer within `timeout` seconds.
+        """Return the state of the job and its processes, as `fleetrun status --json` shows it.
+
+        The fields that the command measures itself (`cpu`, `memory`, `gpu`, `last_line`) are absent. Raises
+        LaunchError if the job has ended, or does not answer within `timeout` seconds.
         """
         if self._engine:
             raise LaunchError(f"the status of a job that {self._engine} runs is known on its machines only")
@@ -207,15 +211,16 @@ class Job(Generic[T]):
             except NoAnswer as silence:
                 with self._changed:
                     early = isinstance(silence, Gone) and self.running and time.monotonic() < deadline
-                    if early:  # it is about to listen, or to end
+                    if early:  # the launcher is about to listen, or to end
                         self._changed.wait(0.05)
                 if not early:
                     ended = "has ended" if not self.running else f"does not answer: {silence}"
                     raise LaunchError(f"job {self.name} (pod {self.pod}) {ended}") from None
 
     def events(self) -> Iterator[Event]:
-        """Each event from the beginning, as `--display json` prints them, until the job has ended. Whoever
-        reads more than 10,000 events late misses some: `{"event": "lost", "events": 17}`.
+        """Yield each event from the start until the job has ended, as `--display json` prints it.
+
+        A reader that falls more than 10,000 events behind misses some: `{"event": "lost", "events": 17}`.
         """
         return Events(self)
 
@@ -226,14 +231,16 @@ class Job(Generic[T]):
     # ---- the launcher
 
     def _follow(self) -> None:
-        """The thread lives as long as the launcher, which ends with the thread that started it."""
+        """Run and follow the launcher. This thread must live as long as the launcher, because the launcher
+        ends with the thread that started it.
+        """
         code, began = LaunchError.exit_code, time.monotonic()
         try:
             with tempfile.TemporaryFile() as errors:
                 code = self._seen.code(self._run(errors))
                 errors.seek(0)
                 self._said = errors.read().decode(errors="replace") or self._engine_said
-        except (OSError, ValueError) as error:  # no more processes; a NUL character in a word
+        except (OSError, ValueError) as error:  # the process limit is reached, or a word has a NUL character
             self._said = f"{_ERROR}the launcher cannot be started: {error}"
         finally:
             with self._changed:
@@ -241,14 +248,17 @@ class Job(Generic[T]):
                 self._changed.notify_all()
 
     def _run(self, errors: IO[bytes]) -> int:
-        """To its end; returns its exit code, or minus its signal. Raises OSError and ValueError."""
+        """Run the launcher to its end. Return its exit code, or the negative number of its signal.
+
+        Raises OSError and ValueError.
+        """
         self._popen = subprocess.Popen(
             self._argv,
             env=self._environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if self._engine else errors,
-            start_new_session=True,  # Ctrl-C in a terminal is for the caller, which decides
+            start_new_session=True,  # Ctrl-C in a terminal reaches only the caller, which decides
         )
         with self._changed:
             self._changed.notify_all()
@@ -262,7 +272,9 @@ class Job(Generic[T]):
         return self._popen.wait()
 
     def _engine_line(self, line: bytes) -> Event:
-        """Launchers on other machines print text, and so does the one here that has started them."""
+        """Return a line of an engine as an event. Launchers on other nodes print text, and the local launcher
+        that started them does too.
+        """
         text = line.decode(errors="backslashreplace")
         if text.startswith(_ERROR) or self._engine_said:
             self._engine_said += f"{text}\n"
@@ -275,7 +287,7 @@ class Job(Generic[T]):
             self._changed.notify_all()
 
     def _await_start(self) -> None:
-        """Until the launch is recorded, or cannot be. Raises LaunchError then."""
+        """Wait until the launch is recorded. Raises LaunchError if it fails."""
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self._seen.launch or self._engine or not self.running)
@@ -346,7 +358,7 @@ class Job(Generic[T]):
 
 
 def _remove_folder(folder: str, pid: int) -> None:
-    """At the end of the caller, not of its forks."""
+    """Remove the directory at the end of the caller. A fork of the caller leaves it in place."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -354,11 +366,11 @@ def _remove_folder(folder: str, pid: int) -> None:
 # ---- The events of a job
 
 _MOST_EVENTS = 10_000
-_AT_ONCE = 1 << 16  # bytes of events that are read and told at once, if there are so many
+_AT_ONCE = 1 << 16  # most bytes of events that are read and handed over together
 
 
 class Events(Iterator[Event]):
-    """A position in the events of a job, which an interrupt leaves as it is."""
+    """A position in the events of a job. An interrupt does not lose events."""
 
     def __init__(self, job: Job[Any]) -> None:
         self._job = job
@@ -367,7 +379,7 @@ class Events(Iterator[Event]):
 
     @property
     def behind(self) -> bool:
-        """Whether the next event is there already."""
+        """True if the next event has already arrived."""
         return bool(self._ready)
 
     def __next__(self) -> Event:
@@ -376,7 +388,7 @@ class Events(Iterator[Event]):
         return event
 
     def within(self, seconds: float | None) -> Event | None:
-        """The next event; None if there is none for so long. Raises StopIteration at the end."""
+        """Return the next event, or None if none arrives in time. Raises StopIteration at the end."""
         job, seen = self._job, self._job._seen
         if not self._ready:
             with job._changed:
@@ -392,7 +404,7 @@ class Events(Iterator[Event]):
 
 @dataclass(slots=True)
 class _Seen:
-    """The events that have come: the newest of them, and those that say how the job goes."""
+    """The received events. The newest are kept, and the ones that describe the state of the job."""
 
     launch: Event = field(default_factory=dict)
     ready: Event = field(default_factory=dict)
@@ -417,8 +429,9 @@ class _Seen:
             del self._kept[:_MOST_EVENTS]
 
     def code(self, ended: int) -> int:
-        """The exit code of the launcher, which `ended` with that code or minus a signal. In a program that
-        ignores SIGCHLD the code cannot be read: then it is 0.
+        """Return the launcher's exit code, given its exit code or minus its signal.
+
+        A program that ignores SIGCHLD cannot read the code and gets 0. The code then comes from the events.
         """
         if ended < 0:
             return 128 - ended
@@ -429,7 +442,9 @@ class _Seen:
         return self._dropped + len(self._kept)
 
     def since(self, position: int) -> list[Event]:
-        """Those from there on. For those that are gone, one that says how many."""
+        """Return the events from `position` on. If some were dropped, a `lost` event with their number comes
+        first.
+        """
         lost = self._dropped - position
         if lost <= 0:
             return self._kept[-lost:]
@@ -437,15 +452,16 @@ class _Seen:
 
     @property
     def first(self) -> Event:
-        """With the container and the rank of the first failure, empty if there was none here."""
-        known = self.over or self.failed  # a launcher that was killed does not say which came first
+        """The event with the process and rank of the first failure. Empty if no process failed here."""
+        # a killed launcher leaves no final event, so use the first `failed` event
+        known = self.over or self.failed
         return known if known.get("container") else {}
 
     def logs(self) -> dict[str, Path]:
         return {each["name"]: Path(each["log"]) for each in self.ready.get("containers", [])}
 
     def trainers(self) -> dict[int, str]:
-        """Those of this machine, by rank."""
+        """Return the names of the trainers on this node by rank."""
         containers = self.ready.get("containers", [])
         return {each["rank"]: each["name"] for each in containers if each["role"] == "trainer"}
 
@@ -453,7 +469,7 @@ class _Seen:
 # ---- Errors of the launcher
 
 _ERROR = "fleetrun: error: "
-"""How the command begins to report an error on stderr (`cli._report`)."""
+"""The start of an error on the stderr of the command (`cli._report`)."""
 
 _KINDS: Mapping[int, type[LaunchError]] = {
     kind.exit_code: kind
@@ -462,7 +478,7 @@ _KINDS: Mapping[int, type[LaunchError]] = {
 
 
 def _launch_error(code: int, text: str) -> LaunchError:
-    """What the command said on stderr, as the exception that it was in the launcher."""
+    """Convert the stderr of the command back to the exception that the launcher raised."""
     message, _, rest = text.strip().partition("\n")
     hint = "\n".join(line.removeprefix("  ") for line in rest.splitlines())
     error = _KINDS.get(code, LaunchError)(message or f"the launcher ended with {code}", hint=hint or None)

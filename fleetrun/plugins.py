@@ -1,8 +1,9 @@
-"""Plug-ins: schedulers, exporters, notifiers and commands by their names, of fleetrun itself and of installed
-packages, which declare them as entry points of the group `fleetrun.KIND`.
+"""Find plug-ins by name: schedulers, exporters, notifiers and commands. fleetrun has its own, and installed
+packages declare others as entry points of the group `fleetrun.KIND`.
 
-Those of fleetrun are a table, so that no launch has to read what is installed, and a copy of the sources
-works. They come first: no package replaces one of them. Commands are also programs `fleetrun-NAME` on PATH.
+fleetrun's own plug-ins are in a table. A launch therefore does not have to read the installed packages, and a
+copy of the sources works. The table comes first, so a package cannot replace its plug-ins. Programs named
+`fleetrun-NAME` on PATH are commands too.
 """
 
 from __future__ import annotations
@@ -66,26 +67,27 @@ IN_TREE: Mapping[str, Texts] = {
         name: f"fleetrun.commands.{name}:command" for name in (*ASKING, *LAUNCHING) if name != "run"
     },
 }
-"""Of each kind what fleetrun has itself, as `module:attribute`, the syntax of entry points."""
+"""fleetrun's own plug-ins of each kind, as `module:attribute`, the syntax of entry points."""
 
 
 @frozen
 class Plugin:
-    """`package` is the distribution that has it, with its version; empty for those of fleetrun."""
+    """A plug-in of fleetrun or of an installed package."""
 
     kind: str
     name: str
     target: str
-    package: str = ""
+    package: str = ""  # the distribution with its version, or empty for fleetrun's own
 
     def __str__(self) -> str:
         """`the scheduler 'lsf' of fleetrun-lsf 1.0`"""
         return f"the {self.kind.removesuffix('s')} {self.name!r} of {self.package or 'fleetrun'}"
 
     def load(self, has: str) -> Any:
-        """The object itself. It must have an attribute `has` that can be called (`__call__`: be callable).
+        """Import and return the object. It must have a callable attribute `has` (`__call__`: the object is
+        callable).
 
-        Raises PluginError, whatever the code of the package raises.
+        Raises PluginError for every error in the code of another package.
         """
         module, _, attribute = self.target.partition(":")
         try:
@@ -105,12 +107,14 @@ class Plugin:
         return found
 
     def failed(self, error: Exception) -> PluginError:
-        """For a bug in the code of another package, which is not to be taken for one in fleetrun."""
+        """Return the error for a bug in another package, so that users do not take it for a bug in
+        fleetrun.
+        """
         return PluginError(f"{self} failed: {type(error).__name__}: {error}")
 
 
 def find(kind: str, name: str) -> Plugin | None:
-    """Raises PluginError where two packages have one of this name."""
+    """Find a plug-in. Raises PluginError if two packages have one of this name."""
     target = IN_TREE[kind].get(name)
     if target is not None:
         return Plugin(kind, name, target)
@@ -124,7 +128,7 @@ def find(kind: str, name: str) -> Plugin | None:
 
 
 def load(kind: str, name: str, has: str) -> Any:
-    """`find` and `Plugin.load`. Raises PluginError also where there is none."""
+    """Find and load a plug-in. Raises PluginError, also if there is none of this name."""
     found = find(kind, name)
     if found is None:
         _refuse(kind, name)
@@ -139,12 +143,12 @@ def _refuse(kind: str, name: str) -> NoReturn:
 
 
 def names(kind: str) -> Strings:
-    """All that there are, those of fleetrun first."""
+    """Return the names of all plug-ins of a kind, with fleetrun's own first."""
     return (*IN_TREE[kind], *others(kind))
 
 
 def others(kind: str) -> Texts:
-    """Those of other packages by name, sorted, and which packages have them."""
+    """Return the sorted names of other packages' plug-ins, each with the names of its packages."""
     found = {name: ", ".join(each.package for each in some) for name, some in _installed(kind).items()}
     return dict(sorted((name, package) for name, package in found.items() if name not in IN_TREE[kind]))
 
@@ -156,19 +160,19 @@ def _installed(kind: str) -> Mapping[str, tuple[Plugin, ...]]:
         try:
             owner = distribution.metadata["Name"]
             package = f"{owner} {distribution.version}"
-            # Without a name: pip was killed while it removed the package.
+            # A package without a name is left behind when pip is killed during removal.
             points = tuple(distribution.entry_points.select(group=f"fleetrun.{kind}")) if owner else ()
         except Exception:  # noqa: BLE001  (broken metadata: other commands must work)
             continue
         for each in points:
-            # A package that is on the path twice is one, and its first copy counts.
+            # A package may be on the path twice. Its first copy counts.
             found.setdefault(each.name, {}).setdefault(owner, Plugin(kind, each.name, each.value, package))
     return {name: tuple(some.values()) for name, some in found.items()}
 
 
 @cache
 def _distributions() -> tuple[Any, ...]:
-    """The installed packages that declare a plug-in of any kind."""
+    """Return the installed packages that declare a plug-in of any kind."""
     found = [path for folder in dict.fromkeys(sys.path) for path in _declaring(folder or os.curdir)]
     if not found:
         return ()
@@ -178,7 +182,9 @@ def _distributions() -> tuple[Any, ...]:
 
 
 def _declaring(folder: str) -> Iterator[str]:
-    """The folders of metadata in a folder of `sys.path` that name a group of ours."""
+    """Yield the metadata directories in a directory of `sys.path` that declare a plug-in group of
+    fleetrun.
+    """
     try:
         names = os.listdir(folder)  # noqa: PTH208  (a command may wait for this)
     except OSError:
@@ -200,13 +206,14 @@ _WORD = r"[A-Za-z][\w-]*"
 
 
 def _is_word(name: str) -> bool:
-    """Whether it can be the name of a command: no option, no path, no `train.py`."""
+    """Return True if a command can have this name, which excludes options, paths and `train.py`."""
     return re.fullmatch(_WORD, name) is not None
 
 
 def is_command(word: str) -> bool:
-    """Whether another package, or a program `fleetrun-WORD` on PATH, is this command. Reads what is installed
-    only for what can be the name of one.
+    """Return True if another package or a program `fleetrun-WORD` on PATH provides this command.
+
+    Reads the installed packages only if the word can be a command's name.
     """
     if not _is_word(word):
         return False
@@ -214,13 +221,13 @@ def is_command(word: str) -> bool:
 
 
 def program(name: str) -> str | None:
-    """The path of `fleetrun-NAME`."""
+    """Return the path of `fleetrun-NAME`, or None."""
     paths = (os.path.join(folder or ".", f"fleetrun-{name}") for folder in _folders())  # noqa: PTH118 - many
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), None)  # noqa: PTH113
 
 
 def programs() -> Texts:
-    """The path of each `fleetrun-NAME`, sorted by name."""
+    """Return the path of each `fleetrun-NAME`, sorted by name."""
     found: dict[str, str] = {}
     for folder in _folders():
         try:
@@ -239,8 +246,9 @@ def _folders() -> list[str]:
 
 
 def other_commands() -> Texts:
-    """Those that fleetrun does not have itself, by name, and what each is. An entry point comes before a
-    program of its name.
+    """Return the commands of other packages and programs, with a description of each.
+
+    An entry point comes before a program of the same name.
     """
     found = {name: f"The program {path}." for name, path in programs().items()}
     found |= {name: f"Of the package {package}." for name, package in others("commands").items()}
@@ -252,15 +260,17 @@ def other_commands() -> Texts:
 
 
 def described(kind: str, name: str, error: BaseException) -> str:
-    """What a plug-in has raised, or its lookup, as text."""
+    """Describe an error of a plug-in, or of its lookup, as text."""
     if isinstance(error, PluginError):
         return str(error)
     return f"the {kind.removesuffix('s')} {name!r} failed: {type(error).__name__}: {error}"
 
 
 def guarded(plugin: Plugin, call: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> Any:
-    """What this call of a plug-in returns. A bug in another package is told as that: its traceback on stderr,
-    then PluginError. LaunchErrors, a broken pipe and the exceptions `but` pass.
+    """Call a plug-in and return its result.
+
+    For a bug in another package, print its traceback on stderr and raise PluginError. LaunchErrors, a broken
+    pipe and the exceptions `but` pass unchanged.
     """
     try:
         return call()

@@ -1,5 +1,5 @@
-"""Processes of this machine as the kernel shows them: the only reader of `/proc/<pid>/stat` (proc(5)), and
-whether a descriptor, as that of a process, is readable.
+"""Read the processes of this node from the kernel. This is the only reader of `/proc/<pid>/stat`
+(proc(5)).
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from fleetrun.values import frozen_by_name
 
 @frozen_by_name
 class Stat:
-    """`state` is the letter of `ps`. `ticks` of processor in user and kernel mode, `started` in ticks since
-    the machine was started, `resident` memory in pages. `exit`: the wait status of one that has ended.
-    """
+    """The status of a process."""
 
     pid: int
     name: str
-    state: str
+    state: str  # the letter of `ps`
     parent: int
-    ticks: int
-    started: int
-    resident: int
-    exit: int
+    ticks: int  # processor time in user and kernel mode, in clock ticks
+    started: int  # clock ticks since the node booted
+    resident: int  # resident memory, in pages
+    exit: int  # the wait status of a process that has ended
 
 
 def readable(fd: int, within: float = 0.0) -> bool:
-    """Whether it is, or becomes so within these seconds (less than 0: without a limit). The descriptor of a
-    process is readable once that has ended.
+    """Return True if the descriptor becomes readable within `within` seconds (less than 0: without a limit).
+
+    The descriptor of a process becomes readable when the process has ended.
     """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -36,9 +35,9 @@ def readable(fd: int, within: float = 0.0) -> bool:
 
 
 def read_stat(pid: int | str, proc: Path = Path("/proc")) -> Stat:
-    """Of a pid, or of `self`. Raises ProcessLookupError when there is no such process."""
+    """Read the status of a pid, or of `self`. Raises ProcessLookupError if the process does not exist."""
     try:
-        # The name may hold spaces and parentheses; it ends at the last one.
+        # The name may hold spaces and parentheses. It ends at the last parenthesis.
         head, _, tail = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")
         number, _, name = head.partition(" (")
         fields = tail.split()

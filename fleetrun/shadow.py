@@ -1,5 +1,7 @@
-"""The name `trainers`: fleetrun's runtime has it, and so may a folder or file of the user. Finds such a
-second one and says which of the two Python imports; loads the runtime for `from fleetrun import fleet`.
+"""Find a second module named `trainers`. fleetrun's runtime has this name, and a user's directory or file may
+have it too.
+
+Report which of the two Python imports, and load the runtime for `from fleetrun import fleet`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from fleetrun.aliases import Environ
 from fleetrun.values import frozen
 
 OURS = Path(__file__).resolve().parents[1] / "trainers"
-"""fleetrun's runtime: installed beside the launcher."""
+"""fleetrun's runtime, installed beside the launcher."""
 
 WAY_OUT = "Rename your `trainers`, or move it into a package (`mypackage.trainers`)."
 
@@ -23,10 +25,10 @@ WAY_OUT = "Rename your `trainers`, or move it into a package (`mypackage.trainer
 
 
 def load_fleet() -> ModuleType:
-    """The module `trainers.fleet` of fleetrun's runtime. Raises ImportError if another `trainers` was
+    """Return the module `trainers.fleet` of fleetrun's runtime. Raises ImportError if another `trainers` was
     imported before.
     """
-    from importlib import import_module  # late, as below: not for the launcher
+    from importlib import import_module  # late, as below: the launcher works without it
 
     present = sys.modules.get("trainers")
     if present is None:
@@ -42,7 +44,7 @@ def load_fleet() -> ModuleType:
 
 
 def _load_ours() -> None:
-    """From its own place: another `trainers` may come first in sys.path."""
+    """Load the runtime by its path, because another `trainers` may come first in sys.path."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("trainers", OURS / "__init__.py", submodule_search_locations=[str(OURS)])
@@ -61,46 +63,46 @@ def _load_ours() -> None:
 
 @frozen
 class Shadow:
-    """Another `trainers`, at the path `theirs`. `hides_ours`: Python imports it and not the runtime;
-    otherwise Python imports the runtime and not it.
-    """
+    """Another `trainers` on the search path."""
 
-    theirs: Path
-    hides_ours: bool
+    theirs: Path  # its path
+    hides_ours: bool  # True if Python imports it in place of the runtime, else the runtime hides it
 
     @property
     def sentence(self) -> str:
+        """A sentence that names the module that Python finds, and the hidden one."""
         ours = f"fleetrun's runtime {OURS}"
         found, hidden = (self.theirs, ours) if self.hides_ours else (ours, self.theirs)
         return f"`import trainers` finds {found}, not {hidden}"
 
     @property
     def way_out(self) -> str:
+        """The advice to the user."""
         if not self.hides_ours:
             return WAY_OUT
         return f"{WAY_OUT} `from fleetrun import fleet` works where nothing imports yours."
 
 
 def find_shadow(argv: Sequence[str], environ: Environ) -> Shadow | None:
-    """The first other `trainers` on the search path of a process `argv`, None if there is none."""
+    """Return the first other `trainers` on the search path of a process `argv`, or None."""
     ours_seen = False
     for folder in _search_path(argv, environ):
         place = folder / "trainers"
         if _is_file(place / "__init__.py"):
             if place.resolve() == OURS or _is_file(folder / "fleetrun" / "__main__.py"):
-                ours_seen = True  # or it is another copy of fleetrun, with its own runtime
+                ours_seen = True  # another copy of fleetrun, which has its own runtime, also counts
             else:
                 return Shadow(place, hides_ours=not ours_seen)
         elif _is_file(place.with_suffix(".py")):
             return Shadow(place.with_suffix(".py"), hides_ours=not ours_seen)
-        elif place.is_dir():  # a namespace package: any regular package of the name comes before it
+        elif place.is_dir():  # a namespace package, which comes after any regular package of this name
             on_path = any(Path(each or ".").resolve() == OURS.parent for each in sys.path)
             return Shadow(place, hides_ours=not ours_seen and not on_path)
     return None
 
 
 def _search_path(argv: Sequence[str], environ: Environ) -> Iterator[Path]:
-    """The folders that Python searches before the installed packages."""
+    """Yield the directories that Python searches before the installed packages."""
     if not environ.get("PYTHONSAFEPATH"):
         script = source_of(argv)
         yield script.resolve().parent if script is not None and "-m" not in argv[1:3] else Path.cwd()
@@ -109,7 +111,9 @@ def _search_path(argv: Sequence[str], environ: Environ) -> Iterator[Path]:
 
 
 def source_of(argv: Sequence[str]) -> Path | None:
-    """The file that `python -u script` or `python -u -m module` runs; None if it is not known."""
+    """Return the file that `python -u script` or `python -u -m module` runs, or None if it cannot be
+    determined.
+    """
     if len(argv) > 3 and argv[1:3] == ("-u", "-m"):
         parts = argv[3].split(".")
         places = (Path(*parts).with_suffix(".py"), Path(*parts, "__main__.py"))
@@ -124,12 +128,14 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-# ---- Whether it matters to a script
+# ---- Does the shadow affect a script?
 
 
 def shadow_of_script(argv: Sequence[str], environ: Environ) -> Shadow | None:
-    """The shadow if the script imports `fleet` from fleetrun, or from `trainers` a name that only the hidden
-    one has.
+    """Return the shadow if it affects the script.
+
+    The shadow does so if the script imports `fleet` from fleetrun, or a name from `trainers` that only the
+    hidden module has.
     """
     shadow = find_shadow(argv, environ)
     script = source_of(argv)
@@ -147,8 +153,8 @@ _FROM_FLEETRUN = ""
 
 
 def _imported(script: Path) -> Iterator[str]:
-    """What the script takes from `trainers`: `fleet`, `metrics`; and `_FROM_FLEETRUN`."""
-    import ast  # late: only where there is a shadow
+    """Yield the names that the script imports from `trainers`, such as `fleet`, and `_FROM_FLEETRUN`."""
+    import ast  # late: only a shadow needs it
 
     try:
         tree = ast.parse(script.read_bytes())
@@ -174,7 +180,9 @@ def _below_trainers(names: Iterable[str]) -> Iterator[str]:
 
 
 def _has(package: Path, name: str) -> bool:
-    """Whether a module of this name is in the package, or the text of its `__init__.py` has the name."""
+    """Return True if the package has a module of this name, or the text of its `__init__.py` contains the
+    name.
+    """
     if (package / name).is_dir() or _is_file(package / f"{name}.py"):
         return True
     text = package if package.is_file() else package / "__init__.py"
@@ -184,7 +192,7 @@ def _has(package: Path, name: str) -> bool:
         return False
 
 
-# ---- Whether it is what a process failed of
+# ---- Did the shadow make a process fail?
 
 _FAILURES = (
     r"No module named 'trainers\b|cannot import name '\w+' from '(partially initialized module ')?trainers\b"
@@ -193,5 +201,5 @@ _FAILURES = (
 
 
 def shadow_of_failure(text: str, argv: Sequence[str], environ: Environ) -> Shadow | None:
-    """`text` is what the process wrote of its failure."""
+    """Return the shadow if `text`, the error of a process, looks like its effect."""
     return find_shadow(argv, environ) if re.search(_FAILURES, text) else None

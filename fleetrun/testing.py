@@ -1,4 +1,4 @@
-"""A fixture of pytest that runs jobs. `pytest_plugins = ["fleetrun.testing"]` in a conftest.py takes it."""
+"""A pytest fixture that runs jobs. Enable it in conftest.py with `pytest_plugins = ["fleetrun.testing"]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from fleetrun.job import Result
 
 @pytest.fixture
 def run_job(tmp_path: Path) -> Callable[..., Result[Any]]:
-    """`fleetrun.run` for tests: the logs are in `tmp_path`, nothing is restarted, and a job that runs longer
-    than 5 minutes fails. Each of these options can be given another value.
+    """Return `fleetrun.run` with defaults for tests: logs in `tmp_path`, restarts off, and a failure after 5
+    minutes.
+
+    You can override each of these options.
     """
     return partial(run, log_dir=tmp_path / "log", max_restart=0, timeout=300)

@@ -1,9 +1,10 @@
-"""`@frozen` for the values of every launch, without compiling anything.
+"""Provide `@frozen` for the value classes of every launch, without compiling code.
 
-The standard library's compiles six functions for each class, and imports `inspect`, `ast` and `tokenize` to
-do so: for the classes of a launch that was a third of all its imports. Type checkers see the standard
-library's, and its `replace`, `fields`, `asdict` and `is_dataclass` accept these classes too. Creating an
-instance takes a few microseconds longer; in code that no launch loads, use `fleetrun.frozen`.
+The standard library compiles six functions for each class, and imports `inspect`, `ast` and `tokenize` to do
+so. For the classes of a launch, this took a third of all import time. Type checkers see the standard
+library's decorator. The standard library's `replace`, `fields`, `asdict` and `is_dataclass` accept these
+classes too. Creating an instance takes a few microseconds longer. In code that no launch loads, use
+`fleetrun.frozen`.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ if TYPE_CHECKING:
 else:
 
     def frozen(cls=None, *, kw_only=False):
-        """The decorator, as that of `fleetrun.frozen`."""
+        """Decorate a class like `fleetrun.frozen`."""
         return _made(cls, kw_only) if cls else lambda each: _made(each, kw_only)
 
     def frozen_by_name(cls):
-        """The same for a class whose fields are given by their names."""
+        """Decorate a class whose fields are passed by name."""
         return _made(cls, True)
 
     def field(**arguments):
-        """`default`, `default_factory`, `repr` and `metadata`, as in the standard library."""
+        """Declare `default`, `default_factory`, `repr` and `metadata` of a field, as in the standard
+        library.
+        """
         return _FieldArguments(arguments)
 
     def replace(value, /, **changes):
-        """A copy with these fields changed."""
+        """Return a copy with these fields changed."""
         return type(value)(**({name: getattr(value, name) for name in value.__slots__} | changes))
 
 
 def field_arguments(cls: type[Any]) -> Mapping[str, Fields]:
-    """The fields of such a class, each with the arguments of `field`."""
+    """Return the fields of such a class, each with its arguments of `field`."""
     arguments: Mapping[str, Fields] = cls._field_arguments
     return arguments
 
@@ -70,10 +73,10 @@ def _made(cls: type[Any], kw_only: bool) -> type[Any]:
 
 
 class _StandardFields:
-    """`__dataclass_fields__`, by which the standard library recognizes a dataclass; made on first access."""
+    """`__dataclass_fields__`, which marks a dataclass for the standard library. Made on first access."""
 
     def __get__(self, value: object, cls: Any) -> Any:
-        from dataclasses import field, make_dataclass  # late: launches do without it
+        from dataclasses import field, make_dataclass  # late: launches work without it
 
         arguments = [
             (name, cls.__annotations__[name], field(**words)) for name, words in cls._field_arguments.items()
@@ -84,7 +87,7 @@ class _StandardFields:
 
 
 class _Value:
-    """The base of all these classes."""
+    """The base of all value classes."""
 
     __slots__ = ()
     __dataclass_fields__ = _StandardFields()

@@ -1,7 +1,7 @@
-"""The commands besides launching a script: `fleetrun status`, `fleetrun logs`, and those of other packages.
-Each is imported when used.
+"""Find and run the commands besides launching a script. They come from fleetrun, such as `fleetrun status`,
+or from other packages. Each command is imported when used.
 
-A script or program with the name of a command is launched as `./status`, or as `fleetrun run status`.
+To launch a script or program with the name of a command, write `./status` or `fleetrun run status`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FAMILIES: Mapping[str, Sequence[str]] = {
     "models": ("tables", "serve"),
     "other": ("help",),
 }
-"""The commands as the help groups them."""
+"""The commands in the groups of the help."""
 
 
 def asked(argv: Sequence[str]) -> str | None:
-    """The command of this command line, if it launches no job or only its help is wanted."""
+    """Return the command of this command line if it launches no job or requests only help, else None."""
     if not argv:
         return None
     if argv[0] in ("-h", "--help"):
@@ -44,7 +44,7 @@ def asked(argv: Sequence[str]) -> str | None:
 
 
 def answer(verb: str, argv: Sequence[str]) -> int:
-    """Run the command; return the exit code. A program takes the place of this process.
+    """Run the command and return the exit code. A program replaces this process.
 
     Raises LaunchError.
     """
@@ -55,7 +55,7 @@ def answer(verb: str, argv: Sequence[str]) -> int:
     from fleetrun.errors import UsageError
 
     asked_for = command(verb)
-    gc.enable()  # which was off for the imports
+    gc.enable()  # it was off during the imports
     main = partial(asked_for.main, list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
     try:
         found = plugins.find("commands", verb)
@@ -63,7 +63,7 @@ def answer(verb: str, argv: Sequence[str]) -> int:
         code = main() if found is None else plugins.guarded(found, main, passed)
     except click.exceptions.Abort:
         return 130
-    except SystemExit:  # how click reports a broken pipe
+    except SystemExit:  # click reports a broken pipe in this way
         raise BrokenPipeError from None
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and error.possibilities:
@@ -78,25 +78,29 @@ def answer(verb: str, argv: Sequence[str]) -> int:
 
 
 def command(verb: str) -> Any:
-    """The click command of this name, with -h as all have it. Raises PluginError."""
-    found = plugins.load("commands", verb, has="get_help")  # what has that is a command of click
+    """Return the click command of this name with the common option -h. Raises PluginError."""
+    found = plugins.load("commands", verb, has="get_help")  # only click commands have this method
     found.context_settings.setdefault("help_option_names", ["-h", "--help"])
     return found
 
 
 def program_of(verb: str) -> str | None:
-    """The path of the program that is this command; None if it is one of fleetrun or of a package."""
+    """Return the path of the program behind this command, or None for a command of fleetrun or a package."""
     if verb in VERBS or plugins.find("commands", verb) is not None:
         return None
     return plugins.program(verb)
 
 
 def _become(program: str, argv: Sequence[str]) -> NoReturn:
-    """Its exit code and its signals are those of this command then. Raises LaunchError."""
+    """Replace this process, so that the program's exit code and signals become those of this command.
+
+    Raises LaunchError.
+    """
     from fleetrun.errors import ScriptNotExecutableError
 
     sys.stdout.flush()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, and that would be inherited
+    # Python ignores these two, and the program would inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execv(program, [program, *argv])
@@ -106,7 +110,7 @@ def _become(program: str, argv: Sequence[str]) -> NoReturn:
 
 
 def nearest(word: str) -> str | None:
-    """A command with a similar name, as a suggestion."""
+    """Return a command with a similar name as a suggestion, or None."""
     from fleetrun.errors import similar
 
     cutoff = 0.6 if len(word) <= 3 else 0.7  # `tpo`
@@ -114,7 +118,7 @@ def nearest(word: str) -> str | None:
 
 
 def launching(argv: Sequence[str], environ: Environ) -> tuple[Sequence[str], Environ]:
-    """Replace a command of `LAUNCHING` by the command line and environment that it stands for.
+    """Replace a command of `LAUNCHING` with the command line and environment that it stands for.
 
     Raises LaunchError.
     """

@@ -1,1 +1,1 @@
-"""Several machines: a shared store, rendezvous, membership, restarts of the whole job."""
+"""Multi-node jobs: a shared store, the rendezvous, membership, and restarts of the whole job."""

@@ -1,9 +1,10 @@
-"""A command that asks the nodes of a running job through its store, without taking part in the job: which
-nodes there are, and what they answer to its requests (`requests.py`). It runs on a host of the job or on any
-other.
+"""Let a command query the nodes of a running job through its store, without taking part in the job.
 
-The store's client runs in a thread of its own, so that its lease is kept while the command waits for a reader
-of its output. What it hears arrives in one queue, which holds one piece of each node at most.
+The command lists the nodes and reads their answers to its requests (`requests.py`). It runs on a host of the
+job or on any other host.
+
+The store's client runs in a separate thread, so its lease is renewed while the command waits for a reader of
+its output. Answers arrive in one queue, which holds at most one piece of each node.
 """
 
 from __future__ import annotations
@@ -30,32 +31,34 @@ from fleetrun.frozen import frozen_by_name
 from fleetrun.pod.loop import Loop, Timer
 
 CONNECT_WITHIN = 10.0
-"""Seconds until the store and the list of the nodes must be there."""
+"""Seconds to connect to the store and read the list of nodes."""
 
 UNDERSTAND_WITHIN = 5.0
-"""Seconds in which a node says that it has understood a request."""
+"""Seconds until a node must confirm a request."""
 
 ANSWER_WITHIN = 60.0
-"""Seconds between two pieces of a node. One that searches a long log sends empty ones."""
+"""Longest pause between two pieces of a node, in seconds. A node that searches a long log sends empty
+pieces.
+"""
 
 
 class UnreachableError(LaunchError):
-    """The store of the job does not answer or refuses this command, or nothing runs there."""
+    """The store of the job does not answer, it refuses this command, or no job runs there."""
 
     exit_code = 1
 
 
 @frozen_by_name
 class Address:
-    """Where the store of a job is: `master` as for a launch, with ports."""
+    """The address of a job's store."""
 
-    master: str
+    master: str  # as in --master, with ports
     job: str
     token: str = ""
 
 
 def read_address(text: str, token: str) -> Address:
-    """Of `HOST[:PORT][,HOST...][/JOB]` or `etcd://HOST:PORT[,...][/JOB][?...]`. Raises UsageError."""
+    """Read `HOST[:PORT][,HOST...][/JOB]` or `etcd://HOST:PORT[,...][/JOB][?...]`. Raises UsageError."""
     scheme, mark, rest = text.rpartition("://")
     if mark and scheme != "etcd":
         raise UsageError(f"--job {text}: use HOST:PORT/JOB or etcd://HOST:PORT/JOB")
@@ -77,16 +80,16 @@ def _with_port(text: str) -> str:
 
 @frozen_by_name
 class Heard:
-    """From the node of this rank: a piece, or why none follows (`gone`); `over`: since the job has ended."""
+    """An answer from the node of this rank: a piece, or the end of its pieces."""
 
     rank: int
     piece: Piece | None = None
-    gone: str = ""
-    over: bool = False
+    gone: str = ""  # why no piece follows
+    over: bool = False  # with `gone`: the job has ended
 
 
 class Guest:
-    """Use it as a context. Its methods are called from one thread, the command's."""
+    """A connection of a command to a job. Use it as a context manager, from the command's thread only."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -95,7 +98,7 @@ class Guest:
         self._thread = _Client(address, self._heard, self._met)
 
     def __enter__(self) -> Guest:
-        """Raises LaunchError."""
+        """Connect to the store and read the list of nodes. Raises LaunchError."""
         self._thread.start()
         try:
             self._wait()
@@ -105,7 +108,7 @@ class Guest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What is still asked for is dropped."""
+        """Disconnect and drop open requests."""
         self._thread.end()
 
     def _wait(self) -> None:
@@ -117,51 +120,53 @@ class Guest:
 
     @property
     def nodes(self) -> Nodes:
-        """Those that run the job, in the order of their ranks."""
+        """The nodes that run the job, in rank order."""
         return self._thread.members
 
     def ask(self, request: Request, ranks: Sequence[int], patience: float) -> None:
-        """What they answer is heard from now on. They may be silent for so many seconds."""
+        """Send a request to the nodes of these ranks. From now on `hear` returns their answers. A node may be
+        silent for `patience` seconds.
+        """
         chosen = {self.nodes[rank].id: rank for rank in ranks}
         self._thread.call(partial(self._thread.ask, request, chosen, patience))
 
     def hear(self, within: float | None = None) -> Heard | None:
-        """The next piece of any node that was asked; None if none comes within so many seconds."""
+        """Return the next piece of any asked node, or None if none arrives within so many seconds."""
         try:
             return self._heard.get(timeout=within)
         except queue.Empty:
             return None
 
     def take(self, heard: Heard) -> None:
-        """The piece has been used: its node may send the next one."""
+        """Confirm that a piece was used, so that its node may send the next one."""
         if heard.piece is not None:
             self._thread.call(partial(self._thread.taken, heard.rank))
 
     def wait_for_end(self, ranks: Sequence[int]) -> None:
-        """Until these nodes have left the job, or the job is over."""
+        """Wait until these nodes have left the job, or the job has ended."""
         while self._thread.present & set(ranks) and self._thread.failed is None:
             time.sleep(0.05)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What one node answers. `quiet`: since when it has been silent; None while its piece is not taken."""
+    """The answers of one node."""
 
     rank: int
     key: str
     next: int = 0
-    quiet: float | None = 0.0
+    quiet: float | None = 0.0  # silent since this time; None while its piece is unread
     revision: int = -1
 
 
 class _Client(threading.Thread):
-    """The store's Listener. All but `call`, `end` and attributes runs in this thread."""
+    """The store's Listener in a thread. All but `call`, `end` and the attributes runs in this thread."""
 
     def __init__(self, address: Address, heard: queue.SimpleQueue[Heard], met: threading.Event) -> None:
         super().__init__(name="store", daemon=True)
         self.members: Nodes = ()
         self.present: frozenset[int] = frozenset()
-        """Ranks of the nodes that have not left."""
+        """Ranks of the nodes that are still in the job."""
         self.failed: LaunchError | None = None
         self.silence = f"the rendezvous store {_shown(address)} does not answer"
         self._address = address
@@ -180,11 +185,11 @@ class _Client(threading.Thread):
         self._timer = Timer()
 
     def call(self, what: Callback) -> None:
-        """From another thread."""
+        """Make a call in this thread. Call it from another thread."""
         self._mailbox.post(what)
 
     def end(self) -> None:
-        """From another thread."""
+        """End this thread. Call it from another thread."""
         if self.is_alive():
             self.call(self._leave)
             self.join(5.0)
@@ -261,7 +266,7 @@ class _Client(threading.Thread):
     # ---- requests and their answers
 
     def ask(self, request: Request, chosen: Mapping[str, int], patience: float) -> None:
-        """One at a time: the one before is dropped."""
+        """Send a request and drop the previous one."""
         if self._number:
             before = f"{self._name}.{self._number}"
             self._store.unwatch(records.answers_prefix(before))
@@ -289,7 +294,7 @@ class _Client(threading.Thread):
             if stream.rank == rank and stream.quiet is None:
                 stream.quiet = self._loop.clock()
                 self._store.delete(stream.key, expect=stream.revision)
-                self._loop.after(0.0, self.changed)  # its node may have gone meanwhile
+                self._loop.after(0.0, self.changed)  # the node may have left meanwhile
 
     def _look_at(self, id_: str, stream: _Stream, mirror: Entries) -> None:
         entry = mirror.get(stream.key)
@@ -302,7 +307,8 @@ class _Client(threading.Thread):
     def _note(self, id_: str, stream: _Stream, piece: Piece | None) -> None:
         if piece is None or piece.number > stream.next:
             self._end(id_, "what it says cannot be read, or a part of it is lost")
-        elif piece.number < stream.next:  # written again, as its node did not see that it was taken
+        # the node wrote the piece again, because it did not see that the piece was read
+        elif piece.number < stream.next:
             self._store.delete(stream.key)
         else:
             stream.next += 1
@@ -334,5 +340,5 @@ class _Client(threading.Thread):
 
 
 def _shown(address: Address) -> str:
-    """Without parameters."""
+    """Return the address without parameters."""
     return address.master.partition("?")[0]

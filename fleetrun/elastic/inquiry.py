@@ -1,11 +1,11 @@
-"""Questions of one node to the others of its job, through the rendezvous store. Between questions it has no
-keys of them.
+"""Send questions from one node to the other nodes of its job, through the rendezvous store.
 
-    state/asks/QUESTION     what one node asks       all nodes watch `state/` anyway
-    answers/QUESTION/ID     another node's answer    only the asking node watches this folder
+    state/asks/QUESTION     a node's question        all nodes watch `state/` anyway
+    answers/QUESTION/ID     another node's answer    only the asking node watches this directory
 
-QUESTION is the id of the asking node and a number. All keys are leased, so a node that disappears leaves
-none; the asking node deletes them when all have answered or the time is over.
+QUESTION is the id of the asking node and a number. The store holds these keys only during a question. The
+asking node deletes them when all nodes have answered or the time has passed. All keys are leased, so the keys
+of a lost node disappear too.
 """
 
 from __future__ import annotations
@@ -29,46 +29,41 @@ WITHIN = 2.0
 """Seconds that the asking node waits for answers."""
 
 RANKS_WITHIN = 4.0
-"""The same for where ranks are: to find that out may take a node 3 seconds."""
+"""Seconds that the asking node waits for the positions of ranks. A node may need 3 seconds to find them."""
 
 LARGEST, SMALLEST = 32 << 10, 2 << 10
 """Limits of the size of one answer, in bytes."""
 
 ALL_OF_THEM = 16 << 20
-"""Limit of all answers to one question, in bytes: the more nodes, the shorter each answer."""
+"""Limit of all answers to one question, in bytes. The more nodes, the shorter each answer."""
 
 _LONGEST_NAME = 64
-"""Characters of a valid question's name."""
+"""Most characters in the name of a valid question."""
 
 Found = Mapping[int, bytes | None]
-"""Answers by rank of the nodes that were asked; None where there was none."""
+"""Answers by rank of the asked nodes, with None for a missing answer."""
 
 
 class Answer(NamedTuple):
-    """Of one node, which was asked at `asked`; it arrived at `heard`: seconds since the epoch by the clock of
-    this node.
-    """
+    """An answer of one node. Times are in seconds since the epoch, by the clock of the asking node."""
 
     data: bytes
-    asked: float
-    heard: float
+    asked: float  # when the question was sent
+    heard: float  # when the answer arrived
 
 
 Answers = Mapping[int, Answer | None]
-"""The same with the times."""
+"""Answers by rank with their times, with None for a missing answer."""
 
 
 @frozen
 class StatusQuery:
-    """A request for status, or with `ranks` for where the ranks of a node are, in this detail. `only`: the id
-    of the one node that is asked, empty for all. `brief`: a short answer. `most`: bytes that an answer may
-    have.
-    """
+    """A question about the status of nodes, or about the positions of their ranks."""
 
-    only: str = ""
-    brief: bool = False
-    ranks: Detail | None = None
-    most: int = LARGEST
+    only: str = ""  # the id of the only node that is asked; empty: all nodes
+    brief: bool = False  # request a short answer
+    ranks: Detail | None = None  # request the positions of ranks, in this detail
+    most: int = LARGEST  # most bytes of an answer
 
 
 @dataclass(slots=True)
@@ -83,10 +78,12 @@ class _PendingQuestion:
 
 
 class Inquiry:
-    """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes;
-    `tell_ranks(most, detail, then)` the answer about its ranks, a moment later.
+    """The questions and answers of one node.
 
-    Needs `membership`, and to be called with what that sees: `membership.when_looked.append(inquiry.look)`.
+    `tell(brief, most)` returns this node's answer, of at most `most` bytes. `tell_ranks(most, detail, then)`
+    passes the answer about this node's ranks to `then` a moment later.
+
+    Set `membership` first, and let it call `look`: `membership.when_looked = inquiry.look`.
     """
 
     def __init__(
@@ -104,11 +101,11 @@ class Inquiry:
         self._tell_ranks = tell_ranks
         self._wall = wall
         self.membership: Membership | None = None
-        """Of this node; None until there is one."""
+        """The membership of this node, or None before the node has one."""
         self._questions: dict[str, _PendingQuestion] = {}
         self._number = 0
         self._answered_questions: dict[str, tuple[int, float]] = {}
-        """Questions of other nodes that are in the store: their revision, and when they were answered."""
+        """Questions of other nodes in the store, with their revision and the time of this node's answer."""
 
     @property
     def _store(self) -> Store:
@@ -117,15 +114,17 @@ class Inquiry:
 
     @property
     def _members(self) -> list[str]:
-        """Ids of the members in rank order; empty when this node does not take part."""
+        """Ids of the members in rank order. Empty while this node is outside the job."""
         membership = self.membership
         return [] if membership is None or membership.closed else [each.id for each in membership.members]
 
     # ---- asking
 
     def ask(self, rank: int | None, brief: bool, then: Callable[[Found], None]) -> None:
-        """`then` gets the answers of the other nodes (or of the one with this rank) within WITHIN seconds.
-        While the store is unreachable it gets none, at once: requests to a store wait until it is back.
+        """Ask all other nodes, or the one with this rank. `then` gets the answers within WITHIN seconds.
+
+        While the store is unreachable, `then` gets empty answers immediately, because requests to a store
+        wait until it is back.
         """
 
         def found(answers: Answers) -> None:
@@ -134,7 +133,9 @@ class Inquiry:
         self._ask(rank, brief, found)
 
     def ask_ranks(self, detail: Detail, then: Callable[[Answers], None]) -> None:
-        """The same for where the ranks of all other nodes are, within RANKS_WITHIN seconds."""
+        """Ask all other nodes for the positions of their ranks. `then` gets the answers within RANKS_WITHIN
+        seconds.
+        """
         self._ask(None, False, then, detail)
 
     def _ask(
@@ -178,7 +179,8 @@ class Inquiry:
         question.limit.cancel()
         if self.membership is not None and not self.membership.closed:
             self._store.delete(records.ask_key(name))
-            self._store.unwatch(records.answers_prefix(name))  # first: the deletions need not be sent here
+            # before the deletions, so that the store does not send them here
+            self._store.unwatch(records.answers_prefix(name))
             self._store.delete_prefix(records.answers_prefix(name))
         ranks = {id_: rank for rank, id_ in enumerate(self._members)}
         found = {ranks[id_]: question.found.get(id_) for id_ in question.asked if id_ in ranks}
@@ -188,6 +190,7 @@ class Inquiry:
     # ---- entries of the store
 
     def look(self, others: Entries) -> None:
+        """Handle the entries that `membership` sees: answer new questions, and collect answers."""
         if not others and not self._answered_questions:
             return
         for name in [name for name in self._answered_questions if records.ask_key(name) not in others]:
@@ -223,13 +226,15 @@ class Inquiry:
             self._put_answer(name, self._tell(query.brief, query.most))
 
     def _put_answer(self, name: str, answer: bytes) -> None:
-        """Unless the question is over."""
+        """Write the answer, unless the question has ended."""
         if name in self._answered_questions and self.membership is not None and not self.membership.closed:
             self._store.put(records.answers_prefix(name) + self._me, answer, leased=True)
 
     def _forget(self, name: str) -> None:
-        """The asking node deletes the answers, unless it is gone: the question was there for longer than a
-        node waits.
+        """Forget a question that left the store.
+
+        Usually the asking node deletes the answers. If the question stayed longer than a node waits, the
+        asking node is lost, and this node deletes its own answer.
         """
         _, since = self._answered_questions.pop(name)
         if self._loop.clock() - since > 2 * RANKS_WITHIN:
@@ -237,7 +242,7 @@ class Inquiry:
 
 
 def _unpack(data: bytes) -> StatusQuery | None:
-    """None for a question that this version cannot read."""
+    """Read a question. Return None if this version cannot read it."""
     try:
         fields = json.loads(data)
         most = max(0, min(LARGEST, int(fields["most"])))

@@ -1,4 +1,4 @@
-"""Calls that threads leave for an event loop."""
+"""Pass calls from threads to an event loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fleetrun.pod.loop import Loop
 
 
 class Mailbox:
-    """Calls from threads, made in the loop."""
+    """A queue of calls. Threads post them, and the loop makes them."""
 
     def __init__(self, loop: Loop, emptied: Callback = lambda: None) -> None:
-        """`emptied` is called after the calls that were posted."""
+        """Add the mailbox to the loop. `emptied` is called after each batch of posted calls."""
         self._loop = loop
         self._emptied = emptied
         self._calls: deque[Callback] = deque()
@@ -24,14 +24,14 @@ class Mailbox:
         loop.add(self._event, self._empty)
 
     def post(self, call: Callback) -> None:
-        """From any thread. After `close` it does nothing."""
-        with self._lock:  # the number of a closed descriptor may be another's by now
+        """Post a call from any thread. After `close`, the call is dropped."""
+        with self._lock:  # after `close`, the descriptor's number may belong to another file
             if self._open:
                 self._calls.append(call)
                 os.eventfd_write(self._event, 1)
 
     def close(self) -> None:
-        """Calls that were not made are dropped."""
+        """Close the mailbox and drop the remaining calls."""
         with self._lock:
             if self._open:
                 self._open = False

@@ -1,5 +1,5 @@
-"""Opens the rendezvous store of a job: an etcd, an etcd that machines of the job run together, the embedded
-store of another node, or one that this node hosts.
+"""Open the rendezvous store of a job. The store is an external etcd, an etcd that nodes of the job run
+together, or the embedded store of this or another node.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 PREFERRED_PORT = 6768
 _OTHER_PORT = "Give another port in --master."
 START_CHECK_AFTER = 10.0
-"""Seconds after which a port that another process holds, and a name without an address, are errors: until
-then the job's host may only be slow to start.
+"""Seconds until two states become errors: another process holds the port, or a name has no address.
+
+Before that, the job's host may only be slow to start.
 """
 SHORTEST_LEASE = 5.0
-"""Seconds, where several machines serve the store."""
+"""The shortest lease where several nodes serve the store, in seconds."""
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that the host of the store waits for the other nodes to read how the job ended."""
@@ -37,51 +38,49 @@ CLOSE_TIMEOUT = 3.0
 
 @frozen(kw_only=True)
 class MeetingOptions:
-    """Which store: `master` is host:port, several of these with commas (the machines run an etcd), etcd://...
-    or None (this node chooses a port and hosts the store).
-
-    `address` is this machine's, `lease` is in seconds. `first`: this is known to be node 0, which hosts the
-    store where `master` is an address in front of this machine. `patience`: seconds in which the names in
-    `master` get their addresses; less once `urgent` is readable. Helper processes are put into `companions`;
-    `tell` gets what the user should know.
-    """
+    """The choice of a store."""
 
     master: str | None
-    address: str
+    """host:port, several of these with commas (the nodes run an etcd), etcd://..., or None (this node chooses
+    a port and hosts the store).
+    """
+    address: str  # this node's address
     job_id: str
     node_id: str
-    lease: float
+    lease: float  # seconds
     token: str = ""
     first: bool = False
+    """True on node 0. It hosts the store if `master` is an address in front of this node."""
     patience: float = 0.0
+    """Seconds for the names in `master` to get addresses."""
     urgent: int | None = None
-    companions: set[int] = field(default_factory=set)
-    tell: Say = field(default=lambda text: None)
+    """When this descriptor becomes readable, `patience` ends."""
+    companions: set[int] = field(default_factory=set)  # the pids of helper processes
+    tell: Say = field(default=lambda text: None)  # shows a text to the user
 
 
 StartCheck = Callable[[], LaunchError | None]
-"""While the rendezvous store was never reached: an error if it will never be reached, else None."""
+"""A check of a rendezvous store that was never reached. It returns an error if the store can never be
+reached, else None.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Meeting:
-    """An open rendezvous store. `endpoint` is its address for the other nodes. `hosted`: this process hosts
-    it, and it ends with this process; `member`: this process has one of several parts of it. `open_to_all`:
-    any program that reaches `endpoint` can write into it.
-    `start_checks`: checks, and the seconds from the start after which each is made.
-    """
+    """An open rendezvous store."""
 
     store: Store
-    endpoint: str
-    hosted: bool = False
-    member: bool = False
-    open_to_all: bool = False
+    endpoint: str  # the store's address for the other nodes
+    hosted: bool = False  # this process hosts the store, which ends with this process
+    member: bool = False  # this process runs one of several members of the store
+    open_to_all: bool = False  # any program that reaches `endpoint` can write to the store
     close: Callback = field(default=lambda: None)
     start_checks: tuple[tuple[float, StartCheck], ...] = ()
+    """Checks, with the seconds from the start after which each is made."""
 
 
 def check_meeting(master: str | None) -> None:
-    """Raises UsageError for an etcd address with unknown parameters or missing files."""
+    """Check the address. Raises UsageError for an etcd address with unknown parameters or missing files."""
     if master is not None and master.startswith("etcd://"):
         from fleetrun.elastic.etcd.wire import parse_address
 
@@ -89,9 +88,9 @@ def check_meeting(master: str | None) -> None:
 
 
 def open_meeting(options: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
-    """Raises LaunchError for an address that cannot be used."""
+    """Open the store. Raises LaunchError for an unusable address."""
     if options.master is not None and options.master.startswith("etcd://"):
-        from fleetrun.elastic.etcd.store import EtcdStore  # late: a dependency of its own
+        from fleetrun.elastic.etcd.store import EtcdStore  # late: it needs another package
 
         etcd = EtcdStore(
             loop, options.master, job_id=options.job_id, node_id=options.node_id, lease=options.lease
@@ -129,8 +128,8 @@ def open_meeting(options: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
 
 
 def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) -> Meeting:
-    """The machines of the list run an etcd."""
-    from fleetrun.elastic.etcd.store import EtcdStore  # isort: skip  first: it tells which package is missing
+    """Open the etcd that the nodes of the list run together."""
+    from fleetrun.elastic.etcd.store import EtcdStore  # isort: skip  first: its error names the package
     from fleetrun.elastic.etcd.member import Member, own_member
 
     if options.lease < SHORTEST_LEASE:
@@ -154,7 +153,9 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
 
 
 def _url_together(master: str, token: str) -> tuple[str, Certificate | None]:
-    """The address of the etcd that the machines of the list run."""
+    """Return the address of the etcd that the nodes of the list run, and the certificate if the job has a
+    token.
+    """
     from fleetrun.elastic.etcd.tls import Certificate
 
     if not token:
@@ -165,12 +166,13 @@ def _url_together(master: str, token: str) -> tuple[str, Certificate | None]:
 
 
 GUEST_LEASE = 10.0
-"""Seconds after which what a command asked for is dropped, if that is not heard of."""
+"""Seconds of silence after which the requests of a command are dropped."""
 
 
 def open_as_guest(master: str, job_id: str, name: str, token: str, loop: Loop) -> Store:
-    """A client of the store at `master` that takes no part in the job. `name` is unique. Raises
-    LaunchError.
+    """Open a client of the store at `master` for a command from outside the job. `name` must be unique.
+
+    Raises LaunchError.
     """
     from fleetrun.elastic.embedded.wire import GUEST
 
@@ -195,7 +197,9 @@ def _free_port(ports: Ports) -> int:
 
 
 def _await_names(options: MeetingOptions, hosts: list[str]) -> None:
-    """Until one of the hosts is this machine, or all have addresses: Kubernetes gives names to pods late."""
+    """Wait until one of the hosts is this node, or all have addresses. Kubernetes gives names to pods
+    late.
+    """
     deadline = time.monotonic() + options.patience
     urgent = [] if options.urgent is None else [options.urgent]
     told = False
@@ -210,13 +214,15 @@ def _await_names(options: MeetingOptions, hosts: list[str]) -> None:
 
 _LOOK = 0.5
 _ANSWER = 3.0
-"""Seconds that node 0 waits for a store at an address that is not its own."""
+"""Seconds that node 0 waits for a store at an address of another host."""
 
 
 def _host_or_holder(options: MeetingOptions, endpoint: str, ports: Ports) -> tuple[str | None, str]:
-    """None and where to listen: this process is the first fleetrun to take the port, on the machine that has
-    the address or is node 0, so it hosts the store. Else the process that holds the port; empty when that
-    cannot be seen from here.
+    """Return None if this process hosts the store, or else a text on the process that holds the port. Also
+    return where to listen.
+
+    This process hosts the store if it is the first fleetrun to take the port, on the node that has the
+    address or is node 0. The text is empty if the process that holds the port cannot be seen from here.
     """
     host, port = split_endpoint(endpoint)
     at = endpoint
@@ -249,7 +255,7 @@ def _hosted(options: MeetingOptions, endpoint: str, at: str, loop: Loop) -> Meet
     )
 
     def close() -> None:
-        """Waits a limited time for the other nodes to leave."""
+        """Close the store, after a limited wait for the other nodes to leave."""
         if server.connected:
             limit = loop.after(CLOSE_TIMEOUT, loop.stop)
             server.when_idle(loop.stop)

@@ -1,5 +1,5 @@
-"""A client of a ledger in the same process, and the timer that ends a ledger's leases. The launcher that
-hosts the store uses both.
+"""Connect to a ledger in the same process, and end its leases by a timer. The launcher that hosts the store
+uses both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MemoryStore(MirroringStore):
         self._ask(lambda session: self._show(then, self._ledger.get(key)))
 
     def close(self) -> None:
-        """Earlier requests are carried out first; their callbacks are not called."""
+        """End the lease after all earlier requests. Their callbacks are not called."""
         asked, session = self._taken(), self._session
         self._stop()
         if session is not None:
@@ -104,7 +104,7 @@ class MemoryStore(MirroringStore):
             self._listener.changed()
 
     def _connect(self) -> Session:
-        """The session; a new one if there is none or its lease has ended."""
+        """Return the session. Start one if it is missing or its lease has ended."""
         session = self._session
         if session is None or not session.open:
             session = self._ledger.grant(self._name, self._lease, self._loop.clock(), self._wake)
@@ -141,7 +141,7 @@ class MemoryStore(MirroringStore):
             self._mirror.replace(prefix, self._ledger.watch(session, prefix))
 
     def _forget(self, session: Session, prefix: str) -> None:
-        if prefix not in self._mirror.prefixes:  # else it is watched again
+        if prefix not in self._mirror.prefixes:  # otherwise it is watched again
             self._ledger.unwatch(session, prefix)
 
     def _keep_alive(self) -> None:
@@ -154,10 +154,10 @@ _LOOKS_PER_LEASE = 16
 
 
 class Expiry:
-    """Ends the leases of a ledger that were not renewed, until `close`.
+    """A timer that ends the leases of a ledger that were not renewed, until `close`.
 
-    After this process was stopped, or its machine slept, all leases seem to have run out. So when a look
-    comes late by more than a quarter of a lease, all leases are renewed instead.
+    After this process was stopped, or its node slept, all leases seem to have run out. If a tick is late by
+    more than a quarter of a lease, the timer therefore renews all leases.
     """
 
     def __init__(self, ledger: Ledger, loop: Loop, lease: float) -> None:
@@ -176,6 +176,7 @@ class Expiry:
         self.look()
 
     def look(self) -> None:
+        """End expired leases, or renew all leases if this call comes late."""
         now = self._loop.clock()
         if now - self._looked > self._every + self._late:
             self._ledger.renew_all(now)

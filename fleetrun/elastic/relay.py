@@ -1,6 +1,9 @@
-"""`python -m fleetrun.elastic.relay WORDS`: the helper process with which a node answers a request of
-another host. Runs `fleetrun WORDS` and prints what that prints as lines of JSON, one for each line `more` on
-stdin and each with a compressed piece, so that a slow reader is waited for here. Ends when stdin does.
+"""Run `python -m fleetrun.elastic.relay WORDS`, the helper process with which a node answers a request of
+another host.
+
+The relay runs `fleetrun WORDS` and prints its output as lines of JSON. It prints one line, with one
+compressed piece, for each line `more` on stdin. A slow reader therefore delays only the relay. The relay ends
+when stdin ends.
 """
 
 from __future__ import annotations
@@ -17,17 +20,18 @@ from pathlib import Path
 from fleetrun.aliases import Document
 
 PIECE = 64 << 10
-"""Bytes of a piece before it is compressed. An etcd takes values of about a megabyte."""
+"""Bytes of a piece before compression. An etcd accepts values of about a megabyte."""
 
 _SIGN_OF_LIFE = 10.0
-"""Seconds after which an empty piece says that the command computes: it may search a long log."""
+"""Seconds until an empty piece reports that the command is still computing. It may search a long log."""
 
 _NICE = 10
 _LAST_WORDS = 2000
 
 
 def main(words: list[str]) -> None:
-    os.nice(_NICE)  # the processors are for the job
+    """Run the command and print its output on request, until stdin ends."""
+    os.nice(_NICE)  # leaves the processors to the job
     command = [sys.executable, "-P", "-m", "fleetrun", *words]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -66,7 +70,7 @@ def main(words: list[str]) -> None:
 
 
 def _ticks(pid: int) -> int:
-    """Of a processor, that this process has used."""
+    """Return the processor time of a process, in clock ticks."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     return int(fields[11]) + int(fields[12])
 

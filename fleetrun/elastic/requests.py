@@ -1,18 +1,20 @@
-"""Requests of commands to the nodes of a running job, through the rendezvous store: each node that is asked
-runs a command of fleetrun on itself, such as `fleetrun logs --json`, and hands on what that prints, piece by
-piece. Between requests the store has no keys of them.
+"""Answer requests of commands to the nodes of a running job, through the rendezvous store.
 
-    state/requests/NAME    what is wanted of which nodes    all nodes watch `state/` anyway
-    answers/NAME/ID        the next piece of node ID        only the asking command and this node watch it
+Each asked node runs a command of fleetrun on itself, such as `fleetrun logs --json`, and passes the output on
+piece by piece.
 
-All keys are leased. The asking command deletes a piece when it has taken it, and the node writes the next
-one: there is never more than one piece of a node in the store, and a command that reads slowly is waited for
-by the helper process that reads the log, and by nothing else. When the command ends, is killed or is
-suspended, its lease ends, its request disappears, and the nodes end what they run for it.
+    state/requests/NAME    the request and its nodes    all nodes watch `state/` anyway
+    answers/NAME/ID        the next piece of node ID    only the asking command and this node watch it
 
-With a secret a request is signed with it. Without one, anyone who can reach the store can write there, as
-anyone can join the job and end it: then a node answers `stop`, `restart`, `status`, `why`, `stacks`, and
-`logs`, of which it looks at the last `MOST_BYTES_OPEN` and at new lines.
+The store holds these keys only during a request, and all keys are leased. The asking command deletes a piece
+after it has read it, and the node then writes the next one. The store therefore holds at most one piece of
+each node. If a command reads slowly, only the helper process that reads the log waits for it. When the
+command ends, is killed or is suspended, its lease ends and its request disappears. The nodes then end the
+processes that they run for it.
+
+In a job with a token, the token signs each request. Without a token, anyone who can reach the store can write
+requests, and could also join the job and end it. A node then answers only `stop`, `restart`, `status`, `why`,
+`stacks` and `logs`. For `logs` it reads only the last `MOST_BYTES_OPEN` bytes, and new lines.
 """
 
 from __future__ import annotations
@@ -39,25 +41,28 @@ from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.process import Exit
 
-# ---- What is asked and answered
+# ---- Requests and answers
 
 MOST_REQUESTS = 8
-"""That a node answers at a time: each costs it a process."""
+"""Most requests that a node answers at a time. Each costs the node a process."""
 
 MOST_ANSWERS = 2 * MOST_REQUESTS
-"""The same, with those that it refuses: each costs a watch of its store session, which has few. More are
-ignored.
+"""Most answers at a time, including refusals. Further requests are ignored.
+
+Each answer costs one of the few watches of a store session.
 """
 
 MOST_BYTES, MOST_BYTES_OPEN = 16 << 20, 256 << 10
-"""Bytes of older lines: that a node sends, with a secret; that it looks at, without one."""
-
-LINGER, LINGER_LEAST = 0.5, 0.25
-"""Seconds that a node stays at the end of a job for commands that follow its logs: at most, and until its
-helper process has looked at the logs once more.
+"""Bytes of older log lines: most bytes that a node sends with a token, and most bytes that it reads without
+one.
 """
 
-_AGAIN = 0.2  # seconds until a piece that could not be written is written again
+LINGER, LINGER_LEAST = 0.5, 0.25
+"""Seconds that a node stays at the end of a job for commands that follow its logs: at most `LINGER`. Within
+`LINGER_LEAST`, its helper process reads the logs once more.
+"""
+
+_AGAIN = 0.2  # seconds until a failed write of a piece is repeated
 _LONGEST_REQUEST = 16 << 10
 _LONGEST_NAME = 64
 _LONGEST_BY = 100
@@ -74,27 +79,25 @@ VERBS: Mapping[str, Mapping[str, type]] = {
     "report": {"record": bool},
     "bundle": {},
 }
-"""What may be asked, with the options that are passed on, and what their values must be. What is not listed
-here reaches no command line.
+"""The permitted requests, with the options that are passed on and the types of their values. Anything else is
+kept out of command lines.
 """
 
 ALWAYS = frozenset({"logs", "stacks", "stop", "restart", "status", "why"})
-"""Those that a node without a secret answers."""
+"""The requests that a node answers without a token."""
 
 
 @frozen_by_name
 class Request:
-    """`nodes`: the ids of the nodes that are asked; empty for all. `by`: `USER on HOST`, for the message
-    of a stop.
-    """
+    """A request of a command to nodes."""
 
     verb: str
     options: Fields
-    nodes: Strings = ()
-    by: str = ""
+    nodes: Strings = ()  # the ids of the asked nodes; empty: all nodes
+    by: str = ""  # `USER on HOST`, for the message of a stop
 
     def words(self, pod: str, *, secret: bool) -> list[str]:
-        """The command line after `fleetrun`. Raises ValueError for what is not among `VERBS`."""
+        """Return the command line after `fleetrun`. Raises ValueError for anything outside `VERBS`."""
         kinds = VERBS.get(self.verb)
         if kinds is None:
             raise ValueError(f"this fleetrun does not know what to answer to {self.verb[:40]!r}")
@@ -115,7 +118,7 @@ class Request:
 
 
 def _is_no_word(value: str) -> bool:
-    """Whether no shell could give it to a command, or no user would."""
+    """Return True if a shell cannot pass the value to a command, or no user would type it."""
     try:
         return any(byte < 32 and byte != 9 for byte in os.fsencode(value))
     except UnicodeEncodeError:
@@ -123,13 +126,14 @@ def _is_no_word(value: str) -> bool:
 
 
 def pack_request(name: str, request: Request, token: str) -> bytes:
+    """Pack a request, signed with the token if there is one."""
     said = {"do": request.verb, "with": dict(request.options), "nodes": request.nodes, "by": request.by}
     text = json.dumps(said, separators=(",", ":"))
     return json.dumps({"request": text, "signed": _signature(name, text, token)}).encode()
 
 
 def unpack_request(name: str, data: bytes, token: str) -> Request | None:
-    """None for what was written without the secret, or this version cannot read."""
+    """Read a request. Return None if it lacks the token's signature, or if this version cannot read it."""
     try:
         envelope = json.loads(data)
         text = envelope["request"]
@@ -150,24 +154,22 @@ def _signature(name: str, text: str, token: str) -> str:
 
 @frozen_by_name
 class Piece:
-    """The `number`-th of one node, from 0: the first one is empty, and says that the node has understood. The
-    last one has the exit code of the command there in `code`, and in `error` the end of its standard error.
-    """
+    """A piece of a node's output."""
 
-    number: int
+    number: int  # from 0; the first piece is empty and confirms the request
     data: bytes = b""
-    code: int | None = None
-    error: str = ""
+    code: int | None = None  # in the last piece, the exit code of the command
+    error: str = ""  # in the last piece, the end of the command's standard error
 
 
 def pack_piece(piece: Piece) -> bytes:
-    """`data` is compressed already."""
+    """Pack a piece whose `data` is compressed already."""
     head = {"n": piece.number, "code": piece.code, "error": piece.error}
     return json.dumps(head).encode() + b"\n" + piece.data
 
 
 def unpack_piece(value: bytes) -> Piece | None:
-    """None for what no node writes."""
+    """Read a piece. Return None for an invalid value."""
     head, _, packed = value.partition(b"\n")
     try:
         said = json.loads(head)
@@ -184,10 +186,12 @@ def unpack_piece(value: bytes) -> Piece | None:
 
 
 class Requests:
-    """The requests that this node answers. `stop(command, now)` ends the job on this node for a `command`;
-    `restart(name, command)` starts a process of it again, and returns why not.
+    """The requests that this node answers.
 
-    Needs `membership`, and to be called with what that sees: `membership.when_looked.append(requests.look)`.
+    `stop(command, now)` ends the job on this node on behalf of `command`. `restart(name, command)` restarts a
+    process of the job, and returns the reason if it cannot.
+
+    Set `membership` first, and let it call `look`: `membership.when_looked = requests.look`.
     """
 
     def __init__(
@@ -201,7 +205,7 @@ class Requests:
         restart: Callable[[str, str], str],
     ) -> None:
         self.membership: Membership | None = None
-        """Of this node; None until there is one."""
+        """The membership of this node, or None before the node has one."""
         self._loop = loop
         self._me = me
         self._pod = pod
@@ -210,11 +214,12 @@ class Requests:
         self._stop = stop
         self._restart = restart
         self._seen: dict[str, int] = {}
-        """Requests that are in the store: their revisions."""
+        """Requests in the store, with their revisions."""
         self._answers: dict[str, _Answer] = {}
         self._lingers: float | None = None
 
     def look(self, others: Entries) -> None:
+        """Handle the entries that `membership` sees: take new requests, and continue the answers."""
         for name in [name for name in self._seen if records.request_key(name) not in others]:
             del self._seen[name]
             self._drop(name)
@@ -225,13 +230,14 @@ class Requests:
             answer.go_on()
 
     def close(self) -> None:
-        """Before the launcher ends. May be called twice."""
+        """End all answers, before the launcher ends. May be called twice."""
         for name in list(self._answers):
             self._drop(name)
 
     def lingers(self) -> bool:
-        """Whether this node should stay for a moment, because a command follows its logs: once, at the end of
-        the job.
+        """Return True if this node should stay for a moment because a command follows its logs.
+
+        This happens once, at the end of the job.
         """
         now = self._loop.clock()
         if self._lingers is None:
@@ -271,7 +277,7 @@ class Requests:
             answer.say(code=1, error=error.message)
 
     def _begin(self, answer: _Answer, request: Request) -> None:
-        """Raises LaunchError and ValueError."""
+        """Start to answer a request. Raises LaunchError and ValueError."""
         words = request.words(self._pod, secret=bool(self._token))
         if not self._token and request.verb not in ALWAYS:
             raise ValueError(f"the job has no secret (FLEETRUN_TOKEN): its nodes tell no {request.verb}")
@@ -301,7 +307,7 @@ def _asker(request: Request) -> str:
 
 
 class _Answer:
-    """To one request. `over` is called when the last piece was taken."""
+    """The answer to one request. `over` is called after the last piece was read."""
 
     def __init__(self, loop: Loop, store: Store, key: str, over: Callback) -> None:
         self._loop = loop
@@ -324,11 +330,11 @@ class _Answer:
 
     @property
     def unread(self) -> bool:
-        """Whether a piece of it is on its way."""
+        """True if a piece is on its way."""
         return self._sent is not None or bool(self._waiting)
 
     def run(self, companions: set[int], words: Sequence[str]) -> None:
-        """Raises LaunchError."""
+        """Start the helper process that runs the command. Raises LaunchError."""
         self._companion = Companion(
             self._loop,
             companions,
@@ -338,7 +344,7 @@ class _Answer:
         )
 
     def when_taken(self, then: Callback) -> None:
-        """Once the last piece was taken, or a moment later."""
+        """Call `then` after the last piece was read, or a moment later."""
         self._taken = then
         self._limit = self._loop.after(LINGER, self._was_taken)
 
@@ -348,7 +354,7 @@ class _Answer:
         self.go_on()
 
     def go_on(self) -> None:
-        """Write the next piece, if the one before was taken."""
+        """Write the next piece, if the previous piece was read."""
         if self._closed:
             return
         if self._sent is not None and self._written and self._key not in self._store.mirror:
@@ -364,7 +370,7 @@ class _Answer:
             self._put()
 
     def close(self, *, leave: bool) -> None:
-        """`leave`: the store is closed already."""
+        """End the answer. With `leave`, the store is closed already."""
         if self._closed:
             return
         self._closed = True
@@ -382,7 +388,7 @@ class _Answer:
         sent, self._written = self._sent, False
 
         def then(done: bool) -> None:
-            """Only now the mirror has it, unless it was taken since."""
+            """Continue after the write. Only now the mirror has the piece, unless it was read meanwhile."""
             if self._sent is sent and not self._closed:
                 self._written = done
                 if done:
@@ -399,7 +405,7 @@ class _Answer:
             then()
 
     def _heard(self, line: bytes) -> None:
-        """A piece, or how the command has ended."""
+        """Handle a line of the helper process: a piece, or the end of the command."""
         try:
             said = json.loads(line)
             data = b64decode(said.get("data", ""))
@@ -409,7 +415,7 @@ class _Answer:
         self.say(data, code, error)
 
     def _ended(self, exit: Exit) -> None:
-        """After its last line; without one it was killed."""
+        """Handle the end of the helper process. If it did not report the command's end, it was killed."""
         self._companion = None
         if not any(each.code is not None for each in (*self._waiting, *filter(None, (self._sent,)))):
             self.say(code=1, error=f"the process that answers was ended: {exit}")

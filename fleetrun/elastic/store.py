@@ -1,8 +1,8 @@
-"""The rendezvous store: what nodes need of it (`Store`), its content in memory (`Ledger`), and a client's
-copy of what it watches (`Mirror`).
+"""Define the rendezvous store: its interface (`Store`), its content in memory (`Ledger`), and a client's copy
+of the watched keys (`Mirror`).
 
-All of it is pure: no transport, no loop, no clock. Clients are `memory_store.py` (the same process),
-`embedded/client.py` (zmq) and `etcd/store.py`; the tests of the protocol run against all three.
+All of it is pure: without transport, loop or clock. The clients are in `memory_store.py` (the same process),
+`embedded/client.py` (zmq) and `etcd/store.py`. The tests of the protocol run against all three.
 """
 
 from __future__ import annotations
@@ -16,72 +16,76 @@ from fleetrun.frozen import frozen
 
 # ---- The interface: compare-and-set, leases, watches
 #
-# A store belongs to one job; keys are relative to it. A client mirrors the prefixes that it watches. Its user
-# decides again whenever the mirror has changed, and writes; a write that comes too late fails, and the change
-# that was faster arrives in the mirror. Nothing needs to be remembered over a lost connection: after it the
-# mirror is complete again, and the user decides again.
+# A store belongs to one job, and keys are relative to it. A client mirrors the prefixes that it watches. Its
+# user decides again whenever the mirror has changed, and writes. A write that comes too late fails, and the
+# faster change arrives in the mirror. After a lost connection, the mirror becomes complete again and the user
+# decides again, so the user can forget earlier states.
 
 ABSENT = 0
 """As an expected revision: the key must not exist."""
 
 
 def reconnect_grace(lease: float) -> float:
-    """Seconds that a store whose connection to a client ended waits for it to come back, before it ends the
-    client's lease. The client's process may only be suspended.
+    """Return the seconds that a store waits for a client to reconnect before it ends the client's lease.
+
+    The client's process may only be suspended.
     """
     return min(max(1.0, lease / 10), 4.0, lease / 4)
 
 
 @frozen
 class Entry:
-    """A value, and the store's revisions (1, 2, ... over all keys) at which its key was created and last
-    written.
-    """
+    """A value and its revisions. The store counts revisions from 1 over all keys."""
 
     value: bytes
-    created: int
-    revision: int
+    created: int  # the revision that created the key
+    revision: int  # the revision of the last write
 
 
 Written = Callable[[bool], None]
-"""Gets whether a key was written or deleted."""
+"""A function that gets True if a key was written or deleted."""
 
 Found = Callable[[Entry | None], None]
-"""Gets an entry that was read, None where there is none."""
+"""A function that gets the entry that was read, or None if there is none."""
 
 Entries = Mapping[str, Entry]
-"""By key."""
+"""Entries by key."""
 
 CLOSED = Entry(b"", ABSENT, ABSENT)
-"""Instead of an entry, among changes: the key was deleted because its client's connection was closed. A key
-that was deleted for another reason, such as a lease that was not renewed, has None.
+"""A marker among changes, in place of an entry: the key was deleted because its client closed the connection.
+
+A key that was deleted for another reason, such as an expired lease, has None.
 """
 
 
 class Listener(Protocol):
-    """The user of a store. Calls come from the loop and must return at once."""
+    """The user of a store. Calls come from the loop and must return immediately."""
 
     def changed(self) -> None:
-        """The mirror has changed: called once for all changes that arrived together."""
+        """Handle changes of the mirror. Called once for all changes that arrived together."""
 
     def up(self, *, fresh: bool) -> None:
-        """The store answers (again), and the mirror is complete. `fresh`: with a new lease, so what was
-        written under the earlier one is gone, or will be, and must be written again.
+        """Handle a new or restored connection. The mirror is complete.
+
+        With `fresh`, the lease is new. Keys under the earlier lease disappear and must be written again.
         """
 
     def down(self, why: str) -> None:
-        """The store has not answered for a while, or the connection was refused; `why` is for users, such as
-        `h1:6768: Connection refused`. Called again when `why` changes. The client keeps trying.
+        """Handle a store that has not answered for a while, or has refused the connection.
+
+        `why` is a text for users, such as `h1:6768: Connection refused`. Called again when `why` changes. The
+        client keeps trying.
         """
 
     def lost(self, error: LaunchError) -> None:
-        """The store will never answer this client: the launcher that hosts it is gone, or it refused this
-        node (secret, version, job). The client has stopped.
+        """Handle the permanent loss of the store. The client has stopped.
+
+        The launcher that hosts the store has ended, or the store refused this node (token, version, job).
         """
 
 
 class Store(Protocol):
-    """One node's client. It keeps its own lease alive from `open` to `close`."""
+    """One node's client. It renews its lease from `open` to `close`."""
 
     @property
     def mirror(self) -> Entries:
@@ -89,20 +93,22 @@ class Store(Protocol):
 
     @property
     def closed(self) -> Collection[str]:
-        """Keys that left the mirror because the connection of the client that wrote them was closed. Always
-        empty where the store does not tell.
+        """Keys that left the mirror because the client that wrote them closed its connection. Always empty if
+        the store does not report them.
         """
 
     def open(self, listener: Listener) -> None:
-        """Begin to connect. The other methods may be called before `up`: requests wait."""
+        """Start to connect. You may call the other methods before `up`, and their requests wait."""
 
     def watch(self, prefix: str) -> None:
-        """Mirror the keys under `prefix` from now on; `changed` follows, even if there are none. A prefix
-        that ends with `/`, or is empty, covers all keys that begin with it; any other is one whole key.
+        """Mirror the keys under `prefix` from now on. `changed` follows, even without keys.
+
+        A prefix that ends with `/`, or is empty, covers all keys that start with it. Any other prefix is one
+        whole key.
         """
 
     def unwatch(self, prefix: str) -> None:
-        """Stop mirroring this prefix; its keys leave the mirror."""
+        """Stop mirroring this prefix. Its keys leave the mirror."""
 
     def put(
         self,
@@ -113,39 +119,41 @@ class Store(Protocol):
         leased: bool = False,
         then: Written | None = None,
     ) -> None:
-        """Write. `expect`: only if the key's revision is this one (ABSENT: if there is no such key).
+        """Write a key.
 
-        `leased`: the key is deleted when this client's lease ends. `then` gets whether it was written; False
-        also when the connection was lost and the outcome is unknown.
+        With `expect`, write only if the key has this revision (ABSENT: only if the key does not exist). With
+        `leased`, the key is deleted when this client's lease ends. `then` gets True if the key was written.
+        It gets False also when the connection was lost and the outcome is unknown.
         """
 
     def delete(self, key: str, *, expect: int | None = None, then: Written | None = None) -> None:
-        """Like `put`. Deleting a key that does not exist succeeds."""
+        """Delete a key, with arguments as in `put`. Deleting a missing key succeeds."""
 
     def delete_prefix(self, prefix: str) -> None:
-        """Delete all keys of this job that begin with `prefix`; "" is all of them."""
+        """Delete all keys of this job that start with `prefix`. An empty prefix deletes all keys."""
 
     def read(self, key: str, then: Found) -> None:
         """Read one key without watching it. The client repeats the request until it is answered."""
 
     def close(self) -> None:
-        """End the lease at once, which deletes what was written under it. Waits for earlier requests to be
-        sent, but not long (0.5 s; 1 s for an etcd, which writes to disk).
+        """End the lease immediately, which deletes the keys under it.
+
+        Waits briefly until earlier requests are sent (0.5 s; 1 s for an etcd, which writes to disk).
         """
 
 
-# ---- The content of the embedded store: keys with revisions, leases, watches. Time is an argument, and
-# changes wait in a session's outbox until they are taken.
+# ---- The content of the embedded store: keys with revisions, leases, watches. Time is an argument. Changes
+# wait in a session's outbox until the session takes them.
 #
-# Because a prefix is a folder or one whole key, the watchers of a key are found by one look-up for each of
-# its folders, however many sessions watch something else.
+# A prefix is a directory or one whole key. One look-up for each directory of a key therefore finds all
+# watchers of the key, however many sessions watch something else.
 
 Outbox = dict[str, "Entry | None"]
-"""Key -> its entry now (None or CLOSED: deleted), in the order of the last changes; one change a key."""
+"""Each changed key with its current entry (None or CLOSED: deleted), in the order of the last changes."""
 
 
 class Session:
-    """One client: a lease, the keys written under it, its watches, and the changes that it has not taken."""
+    """One client: its lease, the keys under the lease, its watches, and the changes that wait for it."""
 
     __slots__ = ("_wake", "keys", "name", "open", "outbox", "seconds", "until", "watches")
 
@@ -160,13 +168,14 @@ class Session:
         self._wake = wake
 
     def tell(self, key: str, entry: Entry | None) -> None:
+        """Add a change to the outbox, and wake the client if the outbox was empty."""
         if not self.outbox:
             self._wake()
         self.outbox.pop(key, None)
         self.outbox[key] = entry
 
     def take(self) -> Outbox:
-        """The changes since the last call."""
+        """Return the changes since the last call."""
         taken, self.outbox = self.outbox, {}
         return taken
 
@@ -177,11 +186,12 @@ class Session:
 
 
 def covers(prefix: str, key: str) -> bool:
+    """Return True if a prefix covers a key: a directory by its start, any other prefix as the whole key."""
     return key.startswith(prefix) if prefix.endswith("/") or not prefix else key == prefix
 
 
 def _above(key: str) -> Iterator[str]:
-    """The prefixes that cover a key and are not the key: `a/b/c` -> ``, `a/`, `a/b/`."""
+    """Yield the prefixes that cover a key, without the key itself: `a/b/c` -> ``, `a/`, `a/b/`."""
     yield ""
     end = key.find("/")
     while end >= 0:
@@ -190,7 +200,7 @@ def _above(key: str) -> Iterator[str]:
 
 
 class Ledger:
-    """The keys of one job, their watchers and leases."""
+    """The keys of one job, with their watchers and leases."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -209,12 +219,14 @@ class Ledger:
         return len(self._sessions)
 
     def session(self, name: str) -> Session | None:
-        """The session with this name, if its lease has not ended."""
+        """Return the session with this name, or None if its lease has ended."""
         return self._sessions.get(name)
 
     def grant(self, name: str, seconds: float, now: float, wake: Callback = lambda: None) -> Session:
-        """A new lease. `wake` is called when the outbox gets its first change, and when the lease ends; it
-        must return at once and not call the ledger.
+        """Start a session with a new lease.
+
+        `wake` is called when the outbox gets its first change, and when the lease ends. It must return
+        immediately and not call the ledger.
         """
         if name in self._sessions:
             raise ValueError(f"session {name!r} has a lease already")
@@ -225,7 +237,7 @@ class Ledger:
         session.until = now + session.seconds
 
     def renew_all(self, now: float) -> None:
-        """The process that ends leases was suspended."""
+        """Renew all leases, after the process that ends leases was suspended."""
         for session in self._sessions.values():
             self.renew(session, now)
 
@@ -237,8 +249,9 @@ class Ledger:
         return late
 
     def revoke(self, session: Session) -> None:
-        """End the lease of a client that closed its connection, and delete what was written under it. May be
-        called twice.
+        """End the lease of a client that closed its connection, and delete the keys under it.
+
+        May be called twice.
         """
         self._end(session, CLOSED)
 
@@ -256,7 +269,7 @@ class Ledger:
         return self._entries.get(key)
 
     def range(self, prefix: str) -> dict[str, Entry]:
-        """The entries that a prefix covers, sorted by key."""
+        """Return the entries that a prefix covers, sorted by key."""
         if prefix and not prefix.endswith("/"):
             entry = self._entries.get(prefix)
             return {} if entry is None else {prefix: entry}
@@ -265,8 +278,10 @@ class Ledger:
     def put(
         self, key: str, value: bytes, *, expect: int | None = None, session: Session | None = None
     ) -> Entry | None:
-        """The new entry; None when the key's revision is not the expected one. With a session, it belongs to
-        its lease from now on; without, to none.
+        """Write a key and return the new entry, or None if the key does not have the expected revision.
+
+        With a session, the key belongs to the session's lease from now on. Without a session, it stays until
+        it is deleted.
         """
         old = self._entries.get(key)
         if not _as_expected(old, expect):
@@ -283,7 +298,7 @@ class Ledger:
         return entry
 
     def delete(self, key: str, *, expect: int | None = None) -> bool:
-        """Whether the key is gone: False when its revision is not the expected one."""
+        """Delete a key. Return False if the key does not have the expected revision, else True."""
         old = self._entries.get(key)
         if not _as_expected(old, expect):
             return False
@@ -310,13 +325,15 @@ class Ledger:
     # ---- watches
 
     def watch(self, session: Session, prefix: str) -> dict[str, Entry]:
-        """The entries that the prefix covers now; every later change goes to the session's outbox."""
+        """Watch a prefix and return the entries that it covers now. Later changes go to the session's
+        outbox.
+        """
         session.watches.add(prefix)
         self._watchers.setdefault(prefix, {})[session] = None
         return self.range(prefix)
 
     def unwatch(self, session: Session, prefix: str) -> None:
-        """Changes that are in the outbox already stay there."""
+        """Stop watching a prefix. Changes that are already in the outbox stay there."""
         if prefix in session.watches:
             session.watches.remove(prefix)
             watchers = self._watchers[prefix]
@@ -325,7 +342,7 @@ class Ledger:
                 del self._watchers[prefix]
 
     def unwatch_all(self, session: Session) -> None:
-        """Also drops the changes in the outbox."""
+        """Stop watching all prefixes, and drop the changes in the outbox."""
         for prefix in tuple(session.watches):
             self.unwatch(session, prefix)
         session.outbox.clear()
@@ -349,10 +366,10 @@ def _as_expected(entry: Entry | None, expect: int | None) -> bool:
 
 
 class Watched:
-    """A client's copy of the entries under the prefixes that it watches."""
+    """A client's copy of the entries under the watched prefixes."""
 
     closed: Collection[str] = ()
-    """Keys of `Store.closed`."""
+    """The keys of `Store.closed`."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
@@ -371,20 +388,20 @@ class Watched:
 
 
 class Mirror(Watched):
-    """The copy of a client that gets changes in order. `stale`: changed since this was last set to False."""
+    """The copy of a client that receives changes in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.closed: set[str] = set()
-        """Keys that were deleted because their client's connection was closed."""
-        self.stale = False
+        """Keys that were deleted because their client closed the connection."""
+        self.stale = False  # True if the copy has changed since this was last set to False
 
     def unwatch(self, prefix: str) -> None:
         super().unwatch(prefix)
         self.closed = {key for key in self.closed if self._watched(key)}
 
     def note(self, news: Outbox) -> None:
-        """Apply changes to keys that are watched."""
+        """Apply changes to watched keys."""
         for key, entry in news.items():
             if not self._watched(key):
                 continue
@@ -397,7 +414,7 @@ class Mirror(Watched):
                 self.entries[key] = entry
 
     def replace(self, prefix: str, entries: Entries) -> None:
-        """These are all entries that the prefix covers."""
+        """Replace the entries that the prefix covers with `entries`."""
         if prefix not in self.prefixes:
             return
         for key in [key for key in self.entries if covers(prefix, key)]:
@@ -408,7 +425,7 @@ class Mirror(Watched):
 
 
 class MirroringStore(Store):
-    """A client of a store, which keeps its copy in `_mirror`."""
+    """A client of a store with its copy in `_mirror`."""
 
     _mirror: Watched
 

@@ -1,1 +1,1 @@
-"""This machine: addresses, ports, devices."""
+"""This node's addresses, ports and devices."""

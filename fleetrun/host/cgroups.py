@@ -1,5 +1,7 @@
-"""What control groups leave to this process, of version 1 and 2: its own group and the groups around it. In a
-container, whose groups seem to be elsewhere, what is mounted there. Reads only.
+"""Read the limits of control groups, version 1 and 2, on this process. The process's own group and all groups
+around it count.
+
+In a container, /proc/self/cgroup seems to name groups elsewhere. The mounted groups count then.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 class Groups:
-    """`membership` has a line for each hierarchy: `0::/path` of version 2, `4:memory:/path` of version 1."""
+    """The control groups of a process.
+
+    `membership` has a line for each hierarchy: `0::/path` for version 2, `4:memory:/path` for version 1.
+    """
 
     def __init__(self, root: Path = ROOT, membership: Path = MEMBERSHIP) -> None:
         self._root = root
@@ -25,7 +30,7 @@ class Groups:
         ]
 
     def processors(self) -> float | None:
-        """How many of them these groups give at most; None: no limit."""
+        """Return how many processors these groups allow at most, or None without a limit."""
         pairs = [read_file(group / "cpu.max").partition(" ")[::2] for group in self._groups("")]
         pairs += [
             (read_file(group / "cpu.cfs_quota_us"), read_file(group / "cpu.cfs_period_us"))
@@ -39,15 +44,16 @@ class Groups:
         return min(found, default=None)
 
     def cores(self) -> int:
-        """Return how many cores this process has: the cores that it may run on, but not more than these
-        groups give it time for.
+        """Return how many cores this process has. The count is limited by the CPU affinity and by the
+        processor time that the groups allow.
         """
         quota, visible = self.processors(), len(os.sched_getaffinity(0))
         return visible if quota is None else max(1, min(visible, int(quota)))
 
     def memory(self) -> Iterator[tuple[int, int]]:
-        """Limits, and how much of each is left. Pages of files are given back before anything is killed: they
-        count as free, as they do in the kernel's own MemAvailable.
+        """Yield each memory limit and how much of it is left, in bytes.
+
+        The kernel reclaims file pages before it kills a process, so they count as free, as in MemAvailable.
         """
         for group in self._groups(""):
             yield from _left(
@@ -60,12 +66,14 @@ class Groups:
             )  # fmt: skip
 
     def tasks(self) -> Iterator[tuple[int, int]]:
-        """Limits on processes and threads, and how many are left of each."""
+        """Yield each limit on processes and threads, and how many are left."""
         for group in (*self._groups(""), *self._groups("pids")):
             yield from _left(group, "pids.max", "pids.current", ())
 
     def _groups(self, controller: str) -> Iterator[Path]:
-        """Innermost first. Version 2 is mounted at the root, or next to those of version 1."""
+        """Yield the groups of a controller, innermost first. Version 2 is mounted at the root or beside
+        version 1.
+        """
         for _, names, path in self._lines:
             if controller in names.split(","):
                 for mount in (

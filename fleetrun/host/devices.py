@@ -1,5 +1,5 @@
-"""Accelerators of this host: how many there are (counted without torch), which of them a job gets, and how
-they are divided among its processes.
+"""Count the accelerators of this host without torch, choose the devices of a job, and divide them among its
+processes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from fleetrun.errors import UsageError
 # ---- Accelerators of this host, counted without torch
 
 _DEVICE_FILES = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}
-"""How their files in /dev begin, ahead of a number."""
+"""The start of the names of their files in /dev, before a number."""
 
 
 def count_devices(kind: str) -> int:
-    """How many there are. NVIDIA's are counted by NVML, which knows what a container may use; the others by
-    their files.
+    """Return the number of devices of this kind.
+
+    NVML counts NVIDIA's devices, because it respects the limits of a container. Other devices are counted by
+    their files in /dev.
     """
     start = _DEVICE_FILES[kind]
     behind = [each.name.removeprefix(start) for each in Path("/dev").iterdir() if each.name.startswith(start)]
@@ -43,8 +45,9 @@ def _count_nvidia(files: int) -> int:
 
 
 def detect(kind: str, environ: Environ, count: Callable[[str], int] = count_devices) -> Strings:
-    """The devices that this launcher may use, as the visibility variable names them (numbers, GPU-... or
-    MIG-...): all, or those that the variable leaves.
+    """Return the devices that this launcher may use: all, or those in the visibility variable.
+
+    Devices are named as in the variable: numbers, GPU-... or MIG-....
     """
     value = environ.get(VISIBLE_VARIABLE[kind])
     if value is None:
@@ -53,7 +56,7 @@ def detect(kind: str, environ: Environ, count: Callable[[str], int] = count_devi
     ids: list[str] = []
     for entry in filter(None, (part.strip() for part in value.split(","))):
         if entry.startswith("-") or (entry.isdecimal() and int(entry) >= present):
-            break  # CUDA: a number without a device hides itself and all after it
+            break  # CUDA: a number without a device hides itself and all devices after it
         ids.append(entry)
     return tuple(ids) if present else ()
 
@@ -65,10 +68,11 @@ def choose(
     environ: Environ,
     origin: str = "--devices",
 ) -> Strings:
-    """The ids of `--devices`, checked against those that `detect` found; all of them when none was named.
+    """Return the ids of `--devices` after checking them against `ids` from `detect`. Without names, return
+    all.
 
-    Ids are those of the visibility variable where there is one (`CUDA_VISIBLE_DEVICES=4,5 --gpus 5`); with
-    names there, numbers are positions. Raises UsageError that shows both lists.
+    If the visibility variable is set, ids are the ids in it (`CUDA_VISIBLE_DEVICES=4,5 --gpus 5`). If the
+    variable holds names, numbers are positions in it. Raises UsageError, which shows both lists.
     """
     if not wanted:
         return ids
@@ -91,12 +95,13 @@ def choose(
 
 
 def share(ids: Strings, index: int, size: int, *, whole_node: bool) -> tuple[Strings, Integers]:
-    """The share of process `index` of `size`: the ids that it may see, and which of those are its own, by
-    position.
+    """Return the share of process `index` of `size`: the ids that it may see, and the positions of its own
+    ids among them.
 
-    One device each, seen among all of the node's, so that LOCAL_RANK is its index (torchrun's custom);
-    several each, or with `whole_node` off, each process sees its own slice only. Devices that do not divide
-    evenly: as many as there are processes are used (Paddle). More processes than devices: none is bound.
+    With one device each, a process sees all devices of the node, so that LOCAL_RANK is its index, as with
+    torchrun. With several each, or with `whole_node` off, a process sees only its own slice. If the devices
+    cannot be divided evenly, each process uses one (Paddle). With more processes than devices, no device is
+    assigned.
     """
     if size > len(ids) or not ids:
         return (), ()

@@ -1,5 +1,5 @@
-"""The Python installation that fleetrun runs in: whether an optional package is there, and the command and
-environment of a helper process (a writer of metrics, a reader of stacks). Starts nothing.
+"""Describe the Python installation that fleetrun runs in. Check for optional packages, and build the command
+and environment of helper processes, such as a metrics writer or a stack reader. Starts no process.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def helper_command(module: str, *words: str) -> list[str]:
-    """`python -m module words`; what lies in the current directory is not taken for a module."""
+    """Return `python -m module words`. Files in the current directory cannot shadow a module."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def helper_environment(environ: Environ = os.environ) -> dict[str, str]:
-    """The launcher's without the contract and the job's secret: it is not a process of the job.
+    """Return the launcher's environment without the contract variables and the token, because a helper is not
+    a process of the job.
 
-    It finds the same fleetrun, installed or not, and computes in one thread: the processors are for the job.
+    A helper finds the same fleetrun, installed or not. It computes in one thread, to leave the processors to
+    the job.
     """
     values = without_contract(environ)
     values.pop(TOKEN, None)
@@ -41,8 +43,9 @@ def helper_environment(environ: Environ = os.environ) -> dict[str, str]:
 
 
 def check_package(package: str, what: str, extra: str) -> None:
-    """Raises UsageError where `what` needs a package that is not installed; `extra` of fleetrun installs it.
-    A folder of that name does not count.
+    """Raise UsageError if `what` needs a package that is not installed. fleetrun's `extra` installs it.
+
+    A directory with the package's name does not count.
     """
     try:
         found = find_spec(package)

@@ -1,10 +1,11 @@
-"""Addresses of this machine, and ports that stay reserved until their process binds them. Linux.
+"""Find the addresses of this node, and reserve ports until their processes bind them. Linux only.
 
-A reservation is a socket that is bound and never listens. The kernel uses such a port neither for a bind to
-port 0 nor for an outgoing connection; a process that sets SO_REUSEADDR (as TCPStore, zmq, gRPC, http.server
-and brpc do) can still bind and listen on it, also after a restart. A name in the abstract unix namespace goes
-with each port, in the same network namespace: it shows the reservation to other launchers, which TCP alone
-would let share the port.
+A reservation is a bound socket that never listens. The kernel excludes its port from binds to port 0 and from
+outgoing connections. A process that sets SO_REUSEADDR can still bind the port and listen on it, also after a
+restart. TCPStore, zmq, gRPC, http.server and brpc set it.
+
+TCP alone would let two launchers share the port. Each reservation therefore also binds a name in the abstract
+unix namespace, which belongs to the same network namespace. Other launchers see the name.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _TAKEN = "End what has it, or choose another port."
 
 
 class Ports:
-    """The ports that this launcher holds. `close` gives all of them back."""
+    """The ports that this launcher holds until `close`."""
 
     def __init__(self, port_range: tuple[int, int] | None = None) -> None:
         self._range = port_range
         self._held: dict[int, tuple[socket.socket, socket.socket]] = {}
 
     def any(self) -> int:
-        """A free port: of the range if there is one, else the kernel's choice. Raises PortError when there is
-        none.
+        """Reserve a free port of the range, or else one that the kernel chooses. Raises PortError if all are
+        in use.
         """
         for port in self._candidates():
             taken = self._try(port)
@@ -49,7 +50,7 @@ class Ports:
         )
 
     def fixed(self, port: int) -> int:
-        """This port and no other. Raises PortError, which names the process that has it."""
+        """Reserve exactly this port. Raises PortError, which names the process that holds the port."""
         if port in self._held:
             raise PortError(f"port {port} is wanted twice by this job")
         taken = self._try(port)
@@ -79,7 +80,7 @@ class Ports:
         yield from (port for port in [*ports[start:], *ports[:start]] if port not in self._held)
 
     def _try(self, port: int) -> int | str:
-        """The port now held, or why not."""
+        """Reserve the port and return its number, or return the reason for the failure."""
         holder = _bind(port)
         if not isinstance(holder, socket.socket):
             return holder
@@ -93,8 +94,10 @@ class Ports:
 
 
 def _bind(port: int) -> socket.socket | str:
-    """A bound socket of both address families. For any port it asks first without SO_REUSEADDR: with it, the
-    kernel would take a port that somebody else has reserved for as free as any other.
+    """Bind a socket for both address families and return it, or return the reason for the failure.
+
+    If any port will do, bind without SO_REUSEADDR. With SO_REUSEADDR, the kernel would also offer a port that
+    somebody else has reserved.
     """
     holder = _tcp_socket()
     try:
@@ -134,7 +137,7 @@ def _claim(port: int) -> socket.socket | None:
         raise PortError(f"cannot reserve port {port}: {error.strerror}", hint="See `ulimit -n`.") from None
     try:
         name.bind(_lock_name(port))
-        name.listen(1)  # so that others can see which job holds it
+        name.listen(1)  # so that others can see which job holds the port
     except OSError:
         name.close()
         return None
@@ -146,7 +149,7 @@ def _reserving_launcher(port: int) -> str | None:
         ask.settimeout(0.2)
         try:
             ask.connect(_lock_name(port))
-        except (BlockingIOError, TimeoutError):  # so many have asked that its queue is full
+        except (BlockingIOError, TimeoutError):  # many others are connecting, so the queue is full
             return RESERVED
         pid, _, _ = struct.unpack("3i", ask.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return f"{RESERVED}, process {pid}"
@@ -154,7 +157,7 @@ def _reserving_launcher(port: int) -> str | None:
 
 
 def _process_on(port: int) -> str | None:
-    """The process that has the port, as far as this user may know."""
+    """Describe the process that holds the port, as far as this user may see it."""
     import psutil
 
     with suppress(psutil.Error):
@@ -172,8 +175,10 @@ def _process_on(port: int) -> str | None:
 
 
 def ports_in_use() -> set[int]:
-    """The ports at which a process of this network namespace listens, and those at either end of a connection
-    or of one that ended within the last minute. Source: the kernel's /proc/net/tcp and tcp6.
+    """Return the ports of listening processes in this network namespace, and the ports at both ends of each
+    connection.
+
+    Connections that ended within the last minute count too. Source: the kernel's /proc/net/tcp and tcp6.
     """
     ports: set[int] = set()
     for name in ("tcp", "tcp6"):
@@ -203,7 +208,7 @@ def is_this_host(host: str) -> bool:
 
 
 def accepts(host: str, port: int, within: float) -> bool:
-    """Whether somebody takes a connection there in so many seconds."""
+    """Return True if a connection to the port succeeds within so many seconds."""
     deadline = time.monotonic() + within
     while (left := deadline - time.monotonic()) > 0:
         with suppress(OSError), socket.create_connection((host, port), left):
@@ -213,11 +218,12 @@ def accepts(host: str, port: int, within: float) -> bool:
 
 
 def same_host(one: str, other: str) -> bool:
-    """Whether two names or addresses have an address in common."""
+    """Return True if two names or addresses have an address in common."""
     return bool(host_addresses(one) & host_addresses(other))
 
 
 def host_addresses(host: str) -> set[str]:
+    """Return the addresses of a host name, or an empty set if it cannot be resolved."""
     try:
         return {str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -225,7 +231,7 @@ def host_addresses(host: str) -> set[str]:
 
 
 def source_address(host: str) -> str | None:
-    """The address that this machine would use to talk to `host`; nothing is sent."""
+    """Return the address that this node would use to reach `host`. Sends no packet."""
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as probe:
@@ -235,7 +241,9 @@ def source_address(host: str) -> str | None:
 
 
 def address_of(nic: str) -> str:
-    """The first address of a network interface, IPv4 before IPv6. Raises UsageError for one without."""
+    """Return the first address of a network interface, IPv4 before IPv6. Raises UsageError if it has no
+    address.
+    """
     found = _interfaces()
     if nic not in found:
         raise UsageError(
@@ -247,13 +255,13 @@ def address_of(nic: str) -> str:
 
 
 def addresses() -> list[str]:
-    """All addresses of this machine, loopback last."""
+    """Return all addresses of this node, with loopback last."""
     found = [each for rows in _interfaces().values() for each in rows]
     return sorted(found, key=lambda each: each in (LOOPBACK, "::1"))
 
 
 def _interfaces() -> dict[str, list[str]]:
-    import psutil  # late: 37 ms, and only several machines need it
+    import psutil  # late: the import takes 37 ms, and only multi-node jobs need it
 
     families = (socket.AF_INET, socket.AF_INET6)
     found = {}

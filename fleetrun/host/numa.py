@@ -1,5 +1,5 @@
-"""On which cores the process of a GPU runs (`--numa_binding`): those of the GPU's NUMA node or socket, or a
-part of them, as the kernel tells them in /sys and /proc.
+"""Choose the cores for the process of a GPU (`--numa_binding`): the cores of the GPU's NUMA node or socket,
+or a part of them. The kernel lists them in /sys and /proc.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ def bound_cores(
     allowed: Collection[int],
     root: Path = Path("/"),
 ) -> tuple[_Cores, ...]:
-    """For each of the `chosen` NVIDIA GPUs (a number or GPU-...) the cores of its process, all of them
-    `allowed`; empty where its NUMA node is not known. `ids`: all GPUs that this launcher may use, among which
-    the cores of a node are divided. Raises UsageError when a node has too few cores for that.
+    """Return the cores for the process of each `chosen` NVIDIA GPU (a number or GPU-...), out of the
+    `allowed` cores.
 
-    What each binding means is what torchrun documents (torch.numa.binding.AffinityMode).
+    A GPU with an unknown NUMA node gets an empty set. `ids` are all GPUs that this launcher may use. They
+    divide the cores of a node among them. Raises UsageError if a node has too few cores for that.
+
+    The bindings mean what torchrun documents (torch.numa.binding.AffinityMode).
     """
     addresses = _pci_addresses(root)
     node_of = {id_: _node(root, addresses.get(id_, "unknown")) for id_ in {*ids, *chosen}}
@@ -50,7 +52,9 @@ def bound_cores(
 
 
 def _pci_addresses(root: Path) -> dict[str, str]:
-    """Of each GPU, by its number and by its UUID: the kernel's driver lists GPUs by their PCI address."""
+    """Return the PCI address of each GPU, by its number and by its UUID. The kernel's driver lists GPUs in
+    the order of their PCI addresses.
+    """
     listed = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
     addresses = {str(number): path.name for number, path in enumerate(listed)}
     return addresses | {uuid: path.name for path in listed if (uuid := _uuid(path / "information"))}
@@ -63,7 +67,7 @@ def _uuid(information: Path) -> str:
 
 def _node(root: Path, address: str) -> int | None:
     number = _text(root / "sys/bus/pci/devices" / address / "numa_node")
-    return max(int(number), 0) if number else None  # -1: there is one node
+    return max(int(number), 0) if number else None  # -1: the node has only one
 
 
 def _cores_of_node(root: Path, node: int) -> _Cores:
@@ -71,7 +75,7 @@ def _cores_of_node(root: Path, node: int) -> _Cores:
 
 
 def _socket(root: Path, own: _Cores) -> _Cores:
-    """All cores of the nodes on the socket of these."""
+    """Return all cores of the NUMA nodes on the same socket as these cores."""
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
     sockets = {_package(root, core) for core in own}
     of_nodes = [_cores(node / "cpulist") for node in nodes]
@@ -79,7 +83,9 @@ def _socket(root: Path, own: _Cores) -> _Cores:
 
 
 def _share(cores: list[_Cores], place: int, among: int, node: int) -> _Cores:
-    """The part of the one at `place`; the first ones have a core more where they cannot be divided evenly."""
+    """Return the part at `place`. If the cores cannot be divided evenly, the first parts get one more
+    core.
+    """
     if len(cores) < among:
         raise UsageError(
             f"--numa_binding exclusive: NUMA node {node} has {len(cores)} cores for {among} GPUs; use "
@@ -91,7 +97,7 @@ def _share(cores: list[_Cores], place: int, among: int, node: int) -> _Cores:
 
 
 def _grouped(cores: _Cores, together: Callable[[int], _Cores]) -> list[_Cores]:
-    """These cores, those that belong together in one set, in the order of their first."""
+    """Group the cores that belong together, in the order of their first core."""
     groups = defaultdict(set)
     for core in sorted(cores):
         groups[min(together(core), default=core)].add(core)
@@ -103,12 +109,12 @@ def _package(root: Path, core: int) -> str:
 
 
 def _siblings(root: Path, core: int) -> _Cores:
-    """The hardware threads of one physical core."""
+    """Return the hardware threads of one physical core."""
     return _cores(_cpu(root, core) / "topology/thread_siblings_list")
 
 
 def _sharing_cache(root: Path, core: int) -> _Cores:
-    """Those that share its largest cache, usually L3."""
+    """Return the cores that share this core's largest cache, usually L3."""
     caches = [
         each for each in _cpu(root, core).glob("cache/index[0-9]*") if _text(each / "type") != "Instruction"
     ]

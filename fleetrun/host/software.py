@@ -1,4 +1,4 @@
-"""What the Python of this machine has installed, and in what the machines of a job differ."""
+"""List the packages in this node's Python, and compare the nodes of a job."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from fleetrun.envs.settings.parsing import some
 from fleetrun.values import frozen
 
 MOST = 16 << 10
-"""Characters of a packed value: about 1500 packages. Of a larger one only torch is told."""
+"""Most characters of a packed value, enough for about 1500 packages. A longer value keeps only torch."""
 
 _DIST = ".dist-info"
-_SHOWN = 4  # packages that differ
+_SHOWN = 4  # most differing packages to show
 _MISSING = "missing"
 
 
 @frozen
 class Software:
-    """`packages` are the installed distributions: versions by normalized name."""
+    """The version of Python and the installed distributions."""
 
     python: str
-    packages: Texts
+    packages: Texts  # versions by normalized name
 
 
 def search_path(environment: Environ, environ: Environ) -> Sequence[str]:
-    """Where a process looks that this one starts with these variables besides those that it has itself."""
+    """Return the module search path of a child process.
+
+    `environment` holds the variables to set for the process, and `environ` those of this process.
+    """
     if "PYTHONPATH" not in environment:
         return sys.path
     inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -38,7 +41,9 @@ def search_path(environment: Environ, environ: Environ) -> Sequence[str]:
 
 
 def installed(path: Sequence[str] | None = None) -> Software:
-    """Of this Python. Only the names of folders are read: milliseconds for hundreds of packages."""
+    """Return the software of this Python. Reads only directory names, which takes milliseconds for hundreds
+    of packages.
+    """
     packages: dict[str, str] = {}
     for folder in sys.path if path is None else path:
         try:
@@ -48,15 +53,15 @@ def installed(path: Sequence[str] | None = None) -> Software:
             continue
         for each in found:
             name, _, version = each.rpartition("-")
-            if name:  # else no installer has made it
-                # The first one is imported.
+            if name:  # a directory without a name was not made by an installer
+                # Python imports the first one.
                 packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     return Software(".".join(map(str, sys.version_info[:3])), packages)
 
 
 def packed(software: Software) -> str:
-    """As a short text."""
-    import zlib  # late, as below: only jobs on several machines need it
+    """Pack the software into a short text."""
+    import zlib  # late, as below: only multi-node jobs need it
     from binascii import b2a_base64
 
     packages = dict(sorted(software.packages.items()))
@@ -69,7 +74,7 @@ def packed(software: Software) -> str:
 
 
 def unpacked(text: str) -> Software | None:
-    """None for what was not packed by this version."""
+    """Read a packed text. Return None if another version wrote it."""
     import zlib
     from binascii import a2b_base64
 
@@ -83,11 +88,11 @@ def unpacked(text: str) -> Software | None:
 # ---- Differences
 
 Kinds = Sequence[tuple[Sequence[str], Software]]
-"""Nodes by name, and what all of them have."""
+"""Names of nodes that have the same software, and the software."""
 
 
 def kinds(texts: Sequence[tuple[str, str]]) -> Kinds:
-    """Of nodes, each with its name and its packed software. Those whose text says nothing are left out."""
+    """Group nodes by software, given each node's name and packed software. Unreadable texts are skipped."""
     names: dict[str, list[str]] = {}
     for name, text in texts:
         names.setdefault(text, []).append(name)
@@ -95,8 +100,8 @@ def kinds(texts: Sequence[tuple[str, str]]) -> Kinds:
 
 
 def differences(found: Kinds) -> tuple[list[str], list[str]]:
-    """What may break a job (another minor version of Python or torch), and the rest, as parts of sentences.
-    Both are empty when all have the same.
+    """Return the differences that may break a job (another minor version of Python or torch), and the others,
+    as parts of sentences. Both are empty if all nodes agree.
     """
     serious: list[str] = []
     other: list[str] = []
@@ -110,8 +115,9 @@ def differences(found: Kinds) -> tuple[list[str], list[str]]:
 
 
 def differing_packages(found: Kinds) -> str:
-    """`2 packages differ: numpy is 1.26.4 on h2, 2.1.0 on the others; rich is missing on h2, ...`, without
-    torch. Empty: none.
+    """Describe the packages that differ, without torch, or return an empty text.
+
+    Example: `2 packages differ: numpy is 1.26.4 on h2, 2.1.0 on the others; rich is missing on h2, ...`.
     """
     listed = [(those, each) for those, each in found if each.packages.keys() - {"torch"}]
     names = sorted({name for _, each in listed for name in each.packages} - {"torch"})
@@ -137,8 +143,10 @@ def _minor(version: str) -> str:
 
 
 def _spread(found: Kinds, of: Callable[[Software], str]) -> str:
-    """`2.12.0 on h2, 2.13.0 on the others`; empty where all have the same. Of two that are as frequent, the
-    others are those of the first node.
+    """Describe a value that differs, as in `2.12.0 on h2, 2.13.0 on the others`. Return an empty text if all
+    nodes agree.
+
+    "The others" are the nodes with the most frequent value. In a tie, the value of the first node counts.
     """
     nodes: dict[str, list[str]] = {}
     for those, each in found:

@@ -1,1 +1,1 @@
-"""Who runs where: pure, from settings and offers to ranks and endpoints."""
+"""Plan which process runs where. Pure functions turn settings and offers into ranks and endpoints."""

@@ -1,8 +1,10 @@
-"""Who runs where, and what: what each machine offers (how many processes of each role, at which endpoints),
-from the offers of all machines the members (role, rank, endpoint and devices of every process), and from the
-members of this machine the pod: commands, environments and files. Pure.
+"""Plan which processes run where, in three pure steps.
 
-Ranks and shares follow Paddle's launchers; where those differ, each rule says which of them it follows.
+First, each node's offer: how many processes of each role, and at which endpoints. Second, the members, from
+the offers of all nodes: role, rank, endpoint and devices of every process. Third, this node's run, from its
+members: commands, environments and files.
+
+Ranks and shares follow Paddle's launchers. If the launchers differ, each rule names the one that it follows.
 """
 
 from __future__ import annotations
@@ -32,78 +34,66 @@ from fleetrun.host.devices import share
 from fleetrun.pod.spec import ContainerSpec, PodSpec, log_path
 from fleetrun.values import frozen_by_name, replace
 
-# ---- Offers: processes and endpoints of one machine. Shares follow Paddle's launchers
+# ---- Offers: processes and endpoints of one node. Shares follow Paddle's launchers
 
 PADDLES_GLOO_PORT = 6767
 
 
 @frozen_by_name
 class Host:
-    """This machine: its place among the machines of the job, and what it has for the job's processes.
+    """This node: its place among the nodes of the job, and its equipment for the job's processes."""
 
-    Place: `address` is this machine's; `nnodes` the fewest and most machines. `machines` are those of a list
-    (--ips or endpoint lists) in order, `hosts` those of them that are this machine, and `rank` its place
-    there, else what --rank says. `master` is where the machines meet; None: this machine chooses.
-
-    Equipment: `cores`; `devices`, the ids of the visibility variable that were chosen for the job;
-    `wanted_devices`, how many --devices named, whether they are there or not; `evaluator_devices`, those that
-    a job file names for evaluators; `device_cores`, for each of `devices` the cores to which its process is
-    bound (empty: to none).
-    """
-
-    address: str
-    nnodes: tuple[int, int] = (1, 1)
-    machines: Strings = ()
-    hosts: Strings | None = None
-    rank: int = -1
-    master: str | None = None
+    address: str  # this node's address
+    nnodes: tuple[int, int] = (1, 1)  # the fewest and the most nodes
+    machines: Strings = ()  # the nodes of a list (--ips or endpoint lists), in order
+    hosts: Strings | None = None  # the entries of `machines` that are this node
+    rank: int = -1  # this node's position in `machines`, or else the value of --rank
+    master: str | None = None  # where the nodes join; with None, this node chooses
     cores: int = 1
-    devices: Strings = ()
+    devices: Strings = ()  # the ids of the visibility variable that were chosen for the job
     device_kind: str = "gpu"
-    wanted_devices: int = 0
-    evaluator_devices: Strings = ()
-    device_cores: Strings = ()
+    wanted_devices: int = 0  # how many devices --devices named, present or not
+    evaluator_devices: Strings = ()  # the devices that a job file names for evaluators
+    device_cores: Strings = ()  # for each of `devices`, the cores of its process (empty: unbound)
 
     @property
     def alone(self) -> bool:
-        """Whether the job has no other machine."""
+        """True if this is the job's only node."""
         return self.nnodes == (1, 1) and not (self.master or "").startswith("etcd://")
 
 
 Reserve = Callable[[int | None], int]
-"""Holds the port that is asked for, or any (None), and tells which."""
+"""A function that reserves the requested port, or any port for None, and returns it."""
 
 
 @frozen_by_name
 class Offer:
-    """The endpoints of one machine by role, and two that count if it is the job's first: `service`, for the
-    trainers' store, and `gloo` in ps modes.
-    """
+    """The endpoints of one node by role."""
 
     servers: Strings = ()
     trainers: Strings = ()
     heter: tuple[Strings, ...] = ()
     coordinators: Strings = ()
-    service: str = ""
-    gloo: str = ""
+    service: str = ""  # for the trainers' store; counts on the first node of the job
+    gloo: str = ""  # in ps modes; counts on the first node of the job
 
     @property
     def size(self) -> int:
-        """How many processes."""
+        """The number of processes."""
         return sum(map(len, (self.servers, self.trainers, *self.heter, self.coordinators)))
 
     @property
     def serves(self) -> bool:
-        """Whether trainers of other machines need this one."""
+        """True if trainers of other nodes need this node."""
         return bool(self.servers or self.coordinators or any(self.heter))
 
     def packed(self) -> list[Any]:
-        """As JSON; `unpacked` reads it."""
+        """Return the offer as JSON values for `unpacked`."""
         return [self.servers, self.trainers, self.heter, self.coordinators, self.service, self.gloo]
 
     @classmethod
     def unpacked(cls, row: Sequence[Any]) -> Offer:
-        """Raises ValueError or TypeError for what `packed` has not made."""
+        """Read the values of `packed`. Raises ValueError or TypeError for other values."""
         servers, trainers, heter, coordinators, service, gloo = row
         return cls(
             servers=_texts(servers),
@@ -122,7 +112,7 @@ def _texts(row: Any) -> Strings:
 
 
 def _text(value: Any) -> str:
-    """It goes into environments of processes: no NUL, no line breaks."""
+    """Check a text for environment variables. It must be printable, without NUL or line breaks."""
     text = str(value)
     if not text.isprintable():
         raise ValueError(f"{text!r} is not an endpoint")
@@ -130,15 +120,17 @@ def _text(value: Any) -> str:
 
 
 def _of_this_host(endpoints: Strings, host: Host) -> Strings:
-    """The endpoints of this machine: those whose host is exactly one of its own."""
+    """Return the endpoints of this node, whose host is exactly one of the node's own."""
     if host.hosts is None:
         return endpoints
     return tuple(each for each in endpoints if split_endpoint(each)[0] in host.hosts)
 
 
 def _nproc(settings: LaunchSettings, host: Host) -> int:
-    """--nproc_per_node, else one per device (wanted or, if none was named, there), else 1. The words are
-    torchrun's.
+    """Return the number of processes: --nproc_per_node, or one per device, or 1.
+
+    "Devices" are the devices that --devices named, or else the present ones. The words such as `auto` come
+    from torchrun.
     """
     wanted = settings.nproc_per_node
     if isinstance(wanted, int):
@@ -154,10 +146,10 @@ def _nproc(settings: LaunchSettings, host: Host) -> int:
 
 
 def offer(settings: LaunchSettings, host: Host, reserve: Reserve) -> Offer:
-    """This machine's offer; its ports are reserved.
+    """Make this node's offer and reserve its ports.
 
-    With a start port, ports follow one another: servers, trainers, heter trainers, coordinators, then the
-    master's or Gloo's (the order of Paddle's legacy launcher).
+    From a start port on, ports are consecutive, in the order of Paddle's legacy launcher. Servers come first,
+    then trainers, heter trainers, coordinators, and the port of the master or of Gloo.
     """
     ports = _PortPlan(settings, host, reserve)
     if not settings.run_mode.has_servers:
@@ -181,7 +173,7 @@ def offer(settings: LaunchSettings, host: Host, reserve: Reserve) -> Offer:
 
 
 class _PortPlan:
-    """Hands out ports: as typed, one after the other from the start port, or any."""
+    """Assign ports: the given ones, consecutive ones from the start port, or any."""
 
     def __init__(self, settings: LaunchSettings, host: Host, reserve: Reserve) -> None:
         self._host = host
@@ -198,7 +190,7 @@ class _PortPlan:
         return self._reserve(wanted)
 
     def endpoints(self, listed: Strings, number: int | None) -> Strings:
-        """Of a list those that are here, else so many new ones; one if no number was given."""
+        """Return the listed endpoints that are on this node, or else `number` new ones (None: one)."""
         if listed:
             here = _of_this_host(listed, self._host)
             for endpoint in here:
@@ -209,7 +201,11 @@ class _PortPlan:
 
 
 def _service(settings: LaunchSettings, host: Host, ports: _PortPlan) -> str:
-    """Of --master_port, which is the first machine's: another launcher here may be that."""
+    """Return the endpoint for --master_port.
+
+    The port belongs to the first node. Another launcher on this node may be that first node, so the port may
+    be reserved already.
+    """
     try:
         port = ports.one(settings.master_port if host.rank <= 0 else None)
     except ReservedPortError:
@@ -220,8 +216,9 @@ def _service(settings: LaunchSettings, host: Host, ports: _PortPlan) -> str:
 
 
 def _gloo_port(settings: LaunchSettings, host: Host, ports: _PortPlan) -> int:
-    """Paddle: at the first server's host; --gloo_port counts with endpoint lists, --http_port or any port
-    without.
+    """Return Gloo's port, at the host of the first server (Paddle).
+
+    --gloo_port applies with endpoint lists. Without lists, use --http_port or any port.
     """
     wanted = settings.http_port
     if wanted is None and settings.servers and _of_this_host(settings.servers[:1], host):
@@ -229,18 +226,19 @@ def _gloo_port(settings: LaunchSettings, host: Host, ports: _PortPlan) -> int:
     try:
         return ports.one(wanted)
     except PortError:
-        if wanted != PADDLES_GLOO_PORT:  # asked for by name
+        if wanted != PADDLES_GLOO_PORT:  # the user named this port
             raise
         return ports.one()
 
 
-# ---- Evaluators: processes without endpoint
+# ---- Evaluators: processes without an endpoint
 
 
 def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank: int) -> list[Member]:
-    """Those of machine `node_rank`: on the first machine only, unless the job file wants them on each. They
-    have no endpoint, and divide the devices that were named for them; if there are more evaluators than
-    devices, several share one.
+    """Return the evaluators of node `node_rank`.
+
+    They run on the first node only, unless the job file requests them on each node. Evaluators divide the
+    devices that were named for them, and share devices if there are fewer devices than evaluators.
     """
     wish = settings.role_settings(Role.EVALUATOR)
     if node_rank > 0 and not wish.each:
@@ -267,18 +265,18 @@ def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank
     return members
 
 
-# ---- From the offers of all machines to members: role, rank, endpoint and devices of every process. Pure.
-# Ranks follow Paddle's launchers (which of them, where they differ, is said at each rule).
+# ---- From the offers of all nodes to members: role, rank, endpoint and devices of every process. Pure. Ranks
+# follow Paddle's launchers. Each rule names its launcher where they differ.
 
 _Everywhere = tuple[Role, int, dict[str, int]]
 """A role, its stage, and the rank of each of its endpoints."""
 
 
 def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_rank: int = 0) -> list[Member]:
-    """The members on machine `node_rank`, servers first, in the order in which they start.
+    """Return the members on node `node_rank`, servers first, in the order in which they start.
 
-    `offers` are those of all machines, in the order of their ranks. Endpoints that were listed keep the order
-    of the list over all machines. Raises UsageError for machines that give themselves the same address.
+    `offers` holds the offers of all nodes in rank order. Listed endpoints keep the order of their list across
+    all nodes. Raises UsageError if several nodes give the same address.
     """
     cluster = _cluster(settings, offers)
     _check_unique((*cluster.servers, *cluster.trainers, *cluster.heter_flat, *cluster.coordinators))
@@ -287,7 +285,7 @@ def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_ra
 
 
 def placed(settings: LaunchSettings, offers: Sequence[Offer]) -> list[dict[str, str]]:
-    """What runs on each machine: by role, the ranks as `0-2,5`."""
+    """Return the ranks on each node by role, in the form `0-2,5`."""
     cluster = _cluster(settings, offers)
     everywhere = [*_everywhere(cluster)]
     found = [_placed(everywhere, _offered(each, cluster)) for each in offers]
@@ -326,8 +324,8 @@ def _cluster(settings: LaunchSettings, offers: Sequence[Offer]) -> Cluster:
 
 
 def check_complete(settings: LaunchSettings, offers: Sequence[Offer]) -> None:
-    """Raise UsageError for a parameter-server job of which all machines together lack trainers or servers: it
-    would end before it has done anything.
+    """Raise UsageError if all nodes of a parameter-server job together lack trainers or servers. The job
+    would end without any work.
     """
     if not settings.run_mode.has_servers:
         return
@@ -357,13 +355,13 @@ def _stages(offers: Sequence[Offer]) -> tuple[Strings, ...]:
 
 
 def _master(settings: LaunchSettings, offers: Sequence[Offer]) -> str:
-    """What the first machine serves, under the address that was asked for, if one was."""
+    """Return the endpoint on the first node, with the address that --master_addr requests, if any."""
     host, port = split_endpoint(offers[0].service)
     return join_endpoint(settings.master_addr or host, port)
 
 
 def _gloo(settings: LaunchSettings, servers: Strings, offers: Sequence[Offer]) -> Gloo:
-    """At the first server's host (Paddle)."""
+    """Return Gloo's settings, at the first server's host (Paddle)."""
     first = next((each for each in offers if servers and servers[0] in each.servers), offers[0])
     host = split_endpoint(servers[0] if servers else first.gloo)[0]
     endpoint = join_endpoint(host, split_endpoint(first.gloo)[1])
@@ -375,7 +373,9 @@ def _gloo(settings: LaunchSettings, servers: Strings, offers: Sequence[Offer]) -
 
 
 def _stage_devices(settings: LaunchSettings, heter: tuple[Strings, ...]) -> Strings:
-    """Stage 1, the trainers, computes on CPUs; --heter_devices names the rest."""
+    """Return the devices of the stages. Stage 1, the trainers, computes on CPUs, and --heter_devices names
+    the rest.
+    """
     if settings.run_mode is not Mode.PS_HETER:
         return ()
     return ("cpu", *(settings.heter_devices or ("gpu",) * len(heter)))
@@ -386,7 +386,7 @@ def _members(
 ) -> list[Member]:
     sizes = {Role.HETER: sum(map(len, own.heter))}
     members = []
-    placed = dict.fromkeys(Role, 0)  # on this machine, so far
+    placed = dict.fromkeys(Role, 0)  # processes on this node so far
     for (role, stage, ranks), here in zip(_everywhere(cluster), _offered(own, cluster), strict=True):
         for endpoint in here:
             local_rank = placed[role]
@@ -413,7 +413,9 @@ def _members(
 
 
 def _everywhere(cluster: Cluster) -> Iterator[_Everywhere]:
-    """What the job has on all machines together, in the order of `_here`. Stages of one role count on."""
+    """Yield the endpoints of the job on all nodes, in the order of `_offered`. Ranks continue over the stages
+    of a role.
+    """
     yield Role.SERVER, 0, _numbered(cluster.servers)
     yield Role.TRAINER, 1, _numbered(cluster.trainers)
     before = 0
@@ -433,7 +435,7 @@ def _numbered(endpoints: Sequence[str], before: int = 0) -> dict[str, int]:
 
 
 def _backend(settings: LaunchSettings, host: Host) -> str | None:
-    """PADDLE_DISTRI_BACKEND: what was asked for, else gloo without a device and nothing with one."""
+    """Return PADDLE_DISTRI_BACKEND: the requested backend, or gloo without devices, or None with devices."""
     if settings.backend != "auto":
         return settings.backend
     return None if host.devices else "gloo"
@@ -448,10 +450,11 @@ def _computes_on(kind: str, cluster: Cluster, role: Role, stage: int) -> bool:
 def _devices(
     settings: LaunchSettings, host: Host, cluster: Cluster, role: Role, index: int, size: int, stage: int
 ) -> tuple[Strings, Integers]:
-    """What a process may see, and which of it is its own, as `share` gives it.
+    """Return the devices that a process may see and the positions of its own devices, as `share` does.
 
-    Collective trainers share the node's devices. In ps modes only --devices binds, one each in turn (Paddle's
-    legacy launcher, whose ps-gpu this is); in ps-heter those of stages that compute on it.
+    Collective trainers share the node's devices. In ps modes only --devices assigns devices, one to each
+    process in turn (Paddle's legacy launcher, which has ps-gpu). In ps-heter, only the stages that compute on
+    the device kind get one.
     """
     if cluster.mode in (Mode.COLLECTIVE, Mode.RPC):
         whole_node = settings.visible_devices == "node" and not settings.virtual_local_rank
@@ -461,15 +464,17 @@ def _devices(
     return (), ()
 
 
-# ---- From members to what would run: commands, environments and files
+# ---- From members to commands, environments and files
 
 _RESTARTS = ("PADDLE_RESTART_COUNT",)
 _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 
 
 def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> Strings:
-    """What the processes of a role run. This Python runs scripts, modules, and folders and archives with a
-    `__main__.py`, unbuffered. Everything else is started as a program.
+    """Return the command for the processes of a role.
+
+    This Python runs scripts, modules, and directories and archives with a `__main__.py`, unbuffered.
+    Everything else is started as a program.
     """
     own = settings.role_settings(role)
     script, module, no_python = settings.script, settings.module, settings.no_python
@@ -494,9 +499,9 @@ def pod_spec(
     pod: str,
     environ: Environ,
 ) -> PodSpec:
-    """What would run on this machine, rank `node_rank` of those that make these offers.
+    """Return the processes to run on this node, which has rank `node_rank` among the nodes of `offers`.
 
-    `environ` is the launcher's own; its variables of the contract are not passed on.
+    `environ` is the launcher's own environment. Its contract variables are not passed on.
     """
     members = build(settings, host, offers, node_rank)
     base = {**contract.without_contract(environ), **dict(settings.environment)}
@@ -534,7 +539,10 @@ _PROBE = Path(__file__).parents[1] / "probe" / "inside"
 
 
 def _probe(env: Environ, address: Path, *, warm: bool) -> dict[str, str]:
-    """What makes Python load the probe, which will answer at `address`. `warm`: it may get a standby."""
+    """Return the environment variables that make Python load the probe, which answers at `address`.
+
+    With `warm`, the process may get a standby.
+    """
     paths = env.get("PYTHONPATH")
     return {
         "PYTHONPATH": f"{_PROBE}{os.pathsep}{paths}" if paths else str(_PROBE),
@@ -544,7 +552,7 @@ def _probe(env: Environ, address: Path, *, warm: bool) -> dict[str, str]:
 
 
 def _binding(host: Host, member: Member) -> Strings:
-    """What runs a command on the cores of the member's first device."""
+    """Return the command prefix that binds a process to the cores of the member's first device."""
     if member.role is not Role.TRAINER or not member.devices or member.visible is None:
         return ()
     device = member.visible.split(",")[member.devices[0]]
@@ -553,8 +561,8 @@ def _binding(host: Host, member: Member) -> Strings:
 
 
 def _omp_threads(own: RoleSettings, share: int | None) -> int | None:
-    """OMP_NUM_THREADS of a process: what the job file says, for those that compute their share of the
-    cores.
+    """Return OMP_NUM_THREADS of a process: the value of the job file, or the share of the cores for a
+    computing role.
     """
     if own.threads is not None:
         return own.threads
@@ -563,7 +571,7 @@ def _omp_threads(own: RoleSettings, share: int | None) -> int | None:
 
 
 def _container_spec(member: Member, argv: Strings, log: Path, base: Texts) -> ContainerSpec:
-    """One process; its files are next to its log."""
+    """Describe one process. Its files are beside its log."""
     error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
     env = contract.write(replace(member, error_file=str(error_file)))
     long = {name: value for name, value in env.items() if len(value) > contract.LONGEST_VALUE}
@@ -590,7 +598,7 @@ def _container_spec(member: Member, argv: Strings, log: Path, base: Texts) -> Co
 def _pre_hook(settings: LaunchSettings, log_dir: Path, pod: str, env: Environ) -> ContainerSpec | None:
     if settings.elastic_pre_hook is None:
         return None
-    import shlex  # late: few jobs have one
+    import shlex  # late: few jobs have a pre-hook
 
     return ContainerSpec(
         role=Role.TRAINER,

@@ -1,1 +1,1 @@
-"""The default store: hosted by one launcher, spoken to over ZeroMQ."""
+"""The default store, which one launcher hosts and the others reach over ZeroMQ."""

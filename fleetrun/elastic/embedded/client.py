@@ -1,5 +1,5 @@
-"""A node's client of the embedded store: its lease and heartbeat, its mirror, the requests that were not
-answered yet, and the errors when the store is lost. `connection.py` makes the connection.
+"""Implement a node's client of the embedded store: its lease and heartbeat, its mirror, its unanswered
+requests, and the errors when the store is lost. `connection.py` makes the connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _PendingRequest:
 
 
 class PendingRequests:
-    """Requests without an answer. While there is no connection they wait, in order."""
+    """Requests without an answer. They wait in order until there is a connection."""
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
@@ -47,8 +47,9 @@ class PendingRequests:
         *body: bytes,
         repeat: bool = False,
     ) -> int:
-        """Send `message(number)`, and return the number. After a broken connection the request is sent again
-        with `repeat`; without it, the answer is False.
+        """Send `message(number)`, and return the number.
+
+        After a broken connection, a request with `repeat` is sent again. Other requests get the answer False.
         """
         self._number += 1
         request = _PendingRequest((wire.encode(message(self._number)), *body), then, repeat)
@@ -60,7 +61,7 @@ class PendingRequests:
         return self._number
 
     def open(self) -> None:
-        """There is a connection: send all requests that wait."""
+        """Send all waiting requests, because there is a connection."""
         self._open = True
         waiting, self._waiting = self._waiting, {}
         for number, request in waiting.items():
@@ -68,12 +69,13 @@ class PendingRequests:
             self._send(*request.frames)
 
     def answer(self, number: int, answer: Any) -> None:
+        """Pass an answer to the callback of its request."""
         request = self._asked.pop(number, None)
         if request is not None and request.then is not None:
             request.then(answer)
 
     def unanswered(self) -> None:
-        """The connection is lost, and with it the answers to requests that were sent."""
+        """Handle a lost connection, which also loses the answers to sent requests."""
         self._open = False
         asked, self._asked = self._asked, {}
         self._waiting |= {number: request for number, request in asked.items() if request.repeat}
@@ -82,17 +84,17 @@ class PendingRequests:
                 request.then(False)
 
     def close(self) -> None:
-        """Drop all requests; no callback is called."""
+        """Drop all requests without calling their callbacks."""
         self._closed = True
         self._waiting.clear()
         self._asked.clear()
 
 
 class Silence:
-    """For how long nothing was received. Time is an argument.
+    """Measure the time since the last received message. Time is an argument.
 
-    If two calls of `look` are `late` seconds or more apart, this process was stopped or its machine slept:
-    that time is not counted.
+    If two calls of `look` are `late` seconds or more apart, this process was stopped or its node slept. The
+    time in between is not counted.
     """
 
     def __init__(self, late: float, now: float) -> None:
@@ -100,10 +102,11 @@ class Silence:
         self._heard = self._looked = now
 
     def heard(self, now: float) -> None:
+        """Note that a message was received."""
         self._heard = now
 
     def look(self, now: float) -> float:
-        """Seconds since something was received."""
+        """Return the seconds since something was received."""
         if now - self._looked >= self._late:
             self._heard = now
         self._looked = now
@@ -111,8 +114,10 @@ class Silence:
 
 
 class Heartbeat:
-    """From `start` to `stop` calls `beat(silent, send)` eight times per lease: for how many seconds nothing
-    was received, and, every second time, that a heartbeat is due.
+    """Call `beat(silent, send)` eight times per lease, from `start` to `stop`.
+
+    `silent` is the number of seconds without a message. Every second time, `send` is True because a heartbeat
+    is due.
     """
 
     def __init__(self, loop: Loop, lease: float, beat: Callable[[float, bool], None]) -> None:
@@ -135,6 +140,7 @@ class Heartbeat:
             self.start()
 
     def heard(self) -> None:
+        """Note that a message was received."""
         self._silence.heard(self._loop.clock())
 
     def stop(self) -> None:
@@ -152,6 +158,7 @@ _HINT = "With --master H1,H2,H3 or etcd://... a job survives the loss of any nod
 
 
 def store_gone(endpoint: str) -> StoreLostError:
+    """Return the error for a store whose launcher has ended."""
     return StoreLostError(
         f"the rendezvous store {endpoint} is gone, with the launcher that hosted it: connection refused",
         hint=_HINT,
@@ -159,6 +166,7 @@ def store_gone(endpoint: str) -> StoreLostError:
 
 
 def store_silent(endpoint: str, lease: float) -> StoreSilentError:
+    """Return the error for a store that was silent for a lease, in seconds."""
     return StoreSilentError(
         f"the rendezvous store {endpoint} has not answered for {lease:g} s: its machine or network is down",
         hint=_HINT,
@@ -166,6 +174,7 @@ def store_silent(endpoint: str, lease: float) -> StoreSilentError:
 
 
 def store_replaced(endpoint: str) -> StoreLostError:
+    """Return the error for a store that lost its data with its launcher."""
     return StoreLostError(
         f"the rendezvous store {endpoint} is a new one: the launcher that hosted it was restarted",
         hint=_HINT,
@@ -173,7 +182,7 @@ def store_replaced(endpoint: str) -> StoreLostError:
 
 
 def store_refused(endpoint: str, why: str, *, guest: bool) -> StoreError:
-    """`guest`: it is not a node, but a command that asks them."""
+    """Return the error for a refusal. With `guest`, the client is a command, not a node."""
     refused = "this command" if guest else "this node"
     return StoreError(f"the rendezvous store {endpoint} refuses {refused}: {why}")
 
@@ -182,7 +191,7 @@ SECRET_OF_GUEST = "Give it in --token_file or FLEETRUN_TOKEN; for a job without 
 
 
 def store_denied(endpoint: str, *, secret: bool, guest: bool) -> StoreError:
-    """`secret`: whether this node has one."""
+    """Return the error for a rejected handshake. `secret` is True if this side has a token."""
     if guest:
         why = "the secret is not that of the job" if secret else "the job has a secret"
         return StoreError(
@@ -205,15 +214,16 @@ _LINGER_MS = 500
 _GONE_S = 1.0
 _WELCOME_S = 10.0
 _DENIALS = 4
-"""After so many handshakes in a row that a zmq peer ended without a reason, the secrets differ: the side that
-detects different mechanisms first hangs up, and the other may never learn why.
+"""Handshakes in a row that a zmq peer may end without a reason until the tokens are taken to differ.
+
+The side that detects different mechanisms first hangs up, and the other side may never learn the reason.
 """
 _TELL_BYTES = 8 << 20
-"""Received bytes after which to acknowledge them: the store drops clients that seem not to read."""
+"""Received bytes after which to acknowledge them. The store drops clients that do not seem to read."""
 
 
 class ZmqStore(MirroringStore):
-    """A Store. `context`: shared by many clients in one process, so that each needs no threads of its own."""
+    """A Store over zmq. Many clients in one process can share `context`, which saves threads."""
 
     def __init__(
         self,
@@ -241,7 +251,7 @@ class ZmqStore(MirroringStore):
         self._mirror: Mirror = Mirror()
         self._pending = PendingRequests(self._connection.send)
         self._listings: set[int] = set()
-        """Numbers of the listings that are missing until the mirror is complete."""
+        """Numbers of the listings that must arrive before the mirror is complete."""
         self._store_id = ""
         self._fresh = False
         self._welcome = False
@@ -258,13 +268,13 @@ class ZmqStore(MirroringStore):
 
     @property
     def nameless(self) -> str:
-        """Why the store's name could not be resolved so far; empty when it was, or is an address."""
+        """The reason why the store's name is unresolved, or empty if it is resolved or an address."""
         return self._connection.nameless
 
     def open(self, listener: Listener) -> None:
         self._listener = listener
         self._heartbeat.start()
-        if self._own_context:  # else of many clients in one process
+        if self._own_context:  # a shared context means many clients in one process
             self._pulse = Pulse(self._loop, self._heartbeat.lease, self._beat, self._connection.look_again)
         self._connection.start()
 
@@ -455,7 +465,7 @@ class ZmqStore(MirroringStore):
             self._cut_off(f"{self._endpoint}: the program that listens there is not fleetrun")
 
     def _beat(self) -> None:
-        """In the thread of the pulse."""
+        """Send a heartbeat from the thread of the pulse."""
         if self._welcome:
             self._connection.beat(wire.encode(wire.Alive(self._got)))
 

@@ -1,5 +1,5 @@
-"""The connection of a node to the embedded store: resolving its name, connecting, finding out why that
-failed, and connecting again whenever it breaks. `client.py` has the messages.
+"""Connect a node to the embedded store. Resolve the store's name, connect, find the reason of a failure, and
+reconnect whenever the connection breaks. `client.py` has the messages.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fleetrun.envs.curve import HANDSHAKE_MS, Context, CurveKeys
 from fleetrun.pod.loop import WRITE, Loop, Timer
 
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
-"""A family, and the argument of `connect`."""
+"""An address family, and the argument of `connect`."""
 
 
 class Resolver:
-    """Resolves a host name in a thread, because that may take 30 s. One look-up at a time."""
+    """Resolve a host name in a thread, because the look-up may take 30 s. One look-up runs at a time."""
 
     def __init__(
         self, loop: Loop, host: str, port: int, look_up: Callable[..., Any] = socket.getaddrinfo
@@ -45,7 +45,7 @@ class Resolver:
         self._told: int | None = None
 
     def ask(self, then: Callable[[Sequence[Address], str], None]) -> None:
-        """Calls `then(addresses, "")` or `then((), reason)` from the loop; for an address without a
+        """Call `then(addresses, "")` or `then((), reason)` from the loop. An address is returned without a
         thread.
         """
         if self._is_address():
@@ -58,7 +58,7 @@ class Resolver:
 
         def look_up() -> None:
             answers.append(self._look_up())
-            os.close(write)  # wakes the loop, unless it was closed
+            os.close(write)  # wakes the loop, unless the other end is closed
 
         def answered() -> None:
             self.close()
@@ -69,7 +69,7 @@ class Resolver:
         threading.Thread(target=look_up, name="resolver", daemon=True).start()
 
     def close(self) -> None:
-        """Drop the result of a look-up that is under way."""
+        """Drop the result of a running look-up."""
         if self._told is not None:
             self._loop.remove(self._told)
             os.close(self._told)
@@ -90,14 +90,15 @@ class Resolver:
 
 
 GREETING = b"\xff"
-"""First byte that every zmq peer sends (rfc.zeromq.org/spec/23)."""
+"""The first byte that every zmq peer sends (rfc.zeromq.org/spec/23)."""
 
 
 class Probe:
-    """Finds out what libzmq does not tell: connects a plain socket once, and waits for the first byte.
+    """Find the reason of a failure, which libzmq does not report. Connect a plain socket once, and wait for
+    the first byte.
 
-    Calls `then(why, number)` from the loop, unless it was closed: `why` is empty when a zmq peer answered;
-    `number` is the errno, or 0.
+    Calls `then(why, number)` from the loop, unless `close` is called first. `why` is empty if a zmq peer
+    answered. `number` is the errno, or 0.
     """
 
     def __init__(
@@ -150,14 +151,14 @@ class Probe:
 
 # ---- The connection
 #
-# Each connection is a zmq socket of its own, so nothing that was meant for an earlier one is ever sent over
-# it. libzmq does not tell why it cannot connect, or which side ended a handshake. A plain socket does, so
-# after a failure a `Probe` connects first, and waits for the first byte that every zmq peer sends.
+# Each connection is a separate zmq socket, so a message for an earlier connection is never sent over a later
+# one. libzmq reports neither why it cannot connect nor which side ended a handshake. A plain socket does.
+# After a failure, a `Probe` therefore connects first, and waits for the first byte that every zmq peer sends.
 #
-# resolve -> connect -> connected -> (it breaks) -> connect
-#    ^          | it fails
-#    |          v
-#    +------- probe -> connect            a pause before each probe; the next address after each failure
+#     resolve -> connect -> connected -> (it breaks) -> connect
+#        ^          | it fails
+#        |          v
+#        +------- probe -> connect            a pause before each probe; the next address after each failure
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -174,25 +175,31 @@ _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILURES | _END
 
 
 class ConnectionListener(Protocol):
+    """The user of a connection. Calls come from the loop."""
+
     def connected(self) -> None:
-        """There is a new connection; nothing was sent over it yet."""
+        """Handle a new connection, before anything is sent over it."""
 
     def received(self, frames: Sequence[bytes]) -> None: ...
 
     def settled(self) -> None:
-        """All messages that arrived together were received."""
+        """Handle the end of a batch. All messages that arrived together were received."""
 
     def disconnected(self) -> None:
-        """The connection is lost; the next one is being made."""
+        """Handle a lost connection. The next one is under way."""
 
     def unreachable(self, why: str, number: int) -> None:
-        """There is no connection: the reason, and the errno or 0."""
+        """Handle a failed attempt to connect, with the reason, and the errno or 0."""
 
     def denied(self, certain: bool) -> None:
-        """The peer ended the handshake. `certain`: because of the secret; else it may be any program."""
+        """Handle a handshake that the peer ended. If `certain`, the tokens differ. Otherwise any program may
+        be listening there.
+        """
 
 
 class StoreConnection:
+    """A connection to the store at `endpoint`, which reconnects until `close`."""
+
     def __init__(
         self,
         loop: Loop,
@@ -230,31 +237,32 @@ class StoreConnection:
         self._resolve()
 
     def send(self, *frames: bytes) -> None:
-        """A message that cannot be sent is dropped: the connection is about to break."""
+        """Send a message. If it cannot be sent, it is dropped, because the connection is about to break."""
         self.beat(*frames)
         self.look_again()
 
     def beat(self, *frames: bytes) -> None:
-        """Send from any thread. Call `look_again` in the loop's thread after that."""
+        """Send from any thread. Call `look_again` in the loop's thread afterwards."""
         if (watched := self._watched) is not None and self.is_up:
             with contextlib.suppress(zmq.ZMQError):
                 watched.send(frames)
 
     def look_again(self) -> None:
+        """Read the socket at the loop's next turn, which is due after each use of it."""
         if self._watched is not None:
             self._watched.look_again()
 
     def renew(self) -> None:
-        """Replace this connection by a new one."""
+        """Replace this connection with a new one."""
         self._drop()
         self._after(_FIRST_PAUSE_S, self._connect)
 
     def retry_quickly(self) -> None:
-        """Make short pauses only from now on."""
+        """Make only short pauses from now on."""
         self._longest_pause = _LONGEST_QUICK_PAUSE_S
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close for good. Messages that were sent have this long to leave the process."""
+        """Close for good. Sent messages have `linger_ms` to leave the process."""
         self._closed = True
         self._drop(linger_ms)
 
@@ -320,8 +328,9 @@ class StoreConnection:
             self._again(self._probe)
 
     def _denied(self, certain: bool) -> None:
-        """Only a handshake that a known zmq peer ended at once was denied: a slow one means a busy peer, and
-        any program may end one at once.
+        """Report a denial only if a known zmq peer ended the handshake immediately.
+
+        A slow end means a busy peer, and any program may end a handshake immediately.
         """
         since = self._connected_at
         at_once = since is not None and self._loop.clock() - since < HANDSHAKE_MS / 2000
@@ -335,7 +344,7 @@ class StoreConnection:
         self._probing_since = self._loop.clock()
         try:
             self._probing = Probe(self._loop, self._addresses[0], self._connect_s, self._probed)
-        except OSError as error:  # no such family of addresses here, or no descriptor left
+        except OSError as error:  # this host lacks the address family, or descriptors
             self._probed(error.strerror or "no socket", error.errno or 0)
 
     def _probed(self, why: str, number: int) -> None:
@@ -380,7 +389,7 @@ class StoreConnection:
 
 
 def _address_text(family: int, address: Sequence[object]) -> str:
-    """In libzmq's notation: a link-local address with the name of its interface."""
+    """Return an address in libzmq's notation. A link-local address has the name of its interface."""
     host = str(address[0])
     if family == socket_module.AF_INET6 and "%" not in host and len(address) > 3 and address[3]:
         return f"{host}%{socket_module.if_indextoname(int(str(address[3])))}"

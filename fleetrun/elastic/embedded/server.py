@@ -1,6 +1,6 @@
-"""The embedded store: a ledger behind a zmq socket, in the event loop of the launcher that hosts it.
+"""Serve the embedded store: a ledger behind a zmq socket, in the event loop of the launcher that hosts it.
 
-`StoreServer` has the socket. `Service` handles messages and needs no socket: which clients are connected
+`StoreServer` has the socket. `Service` handles messages without a socket: which clients are connected
 (`Peers`), under which lease, and what they request of the ledger.
 """
 
@@ -37,7 +37,9 @@ from fleetrun.pod.loop import Loop, Timer
 
 
 class Peer:
-    """A connection with a session. `sent`: bytes written to it; `got`: bytes that the client has
+    """A connection with a session.
+
+    `sent` is the number of bytes written to the client. `got` is the number of bytes that the client has
     acknowledged.
     """
 
@@ -55,8 +57,8 @@ class Peer:
 
 
 class Peers:
-    """Connections by their zmq address and descriptor. A session has at most one connection, and outlives it
-    until its lease ends.
+    """Connections by their zmq address and descriptor. A session has at most one connection. The session
+    outlives the connection until its lease ends.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -67,42 +69,48 @@ class Peers:
 
     @property
     def sessions(self) -> int:
-        """But for those of commands that take no part in the job: it does not wait for them."""
+        """The number of sessions of nodes. Commands from outside the job do not count, because the job does
+        not wait for them.
+        """
         return sum(not peer.guest for peer in self._last.values())
 
     @property
     def addresses(self) -> list[bytes]:
-        """A copy, for another thread."""
+        """A copy of the addresses, for another thread."""
         return list(self._by_address)
 
     def at(self, address: bytes) -> Peer | None:
+        """Return the connection with this zmq address, or None."""
         return self._by_address.get(address)
 
     def on(self, fd: int) -> Peer | None:
+        """Return the connection with this descriptor, or None."""
         return self._by_fd.get(fd)
 
     def of(self, session: Session) -> Peer | None:
-        """The session's connection, if it has one."""
+        """Return the session's connection, or None."""
         peer = self._last.get(session)
         return peer if peer is not None and self.known(peer) else None
 
     def last(self, session: Session) -> Peer | None:
-        """The session's present connection, or else its last one."""
+        """Return the session's present connection, or else its last one."""
         return self._last.get(session)
 
     def known(self, peer: Peer) -> bool:
+        """Return True until the connection is dropped."""
         return self._by_address.get(peer.address) is peer
 
     def attach(self, peer: Peer) -> None:
-        """The session uses this connection from now on."""
+        """Use this connection for its session from now on."""
         old = self._last.get(peer.session)
         if old is not None:
             self.forget(old)
         self._last[peer.session] = self._by_address[peer.address] = self._by_fd[peer.fd] = peer
 
     def forget(self, peer: Peer) -> None:
-        """Drop the connection. Its session gets no changes until it has another one; then it lists everything
-        again. May be called twice.
+        """Drop the connection. May be called twice.
+
+        The session gets no changes until it has another connection, and then lists everything again.
         """
         if not self.known(peer):
             return
@@ -113,17 +121,17 @@ class Peers:
             self._ledger.unwatch_all(peer.session)
 
     def end(self, session: Session) -> None:
-        """The session is over."""
+        """End a session."""
         peer = self._last.pop(session, None)
         if peer is not None:
             self.forget(peer)
 
 
 MAX_UNREAD_BYTES = 64 << 20
-"""Limit for one client: one that leaves more unread is disconnected, and must start again."""
+"""Most unread bytes of one client. A client above the limit is disconnected, and must start again."""
 MAX_LEDGER_BYTES = 512 << 20
 MAX_WATCHES = 64
-"""Limit for one session. A node needs five, and one for each request that it answers."""
+"""Most watches of one session. A node needs five, and one for each request that it answers."""
 
 
 class Sent(Enum):
@@ -131,24 +139,24 @@ class Sent(Enum):
 
     YES = auto()
     GONE = auto()
-    """The client is disconnected; messages from it may still arrive."""
+    """The client is disconnected. Messages from it may still arrive."""
     FULL = auto()
     """The client does not read."""
 
 
 Send = Callable[[bytes, Sequence[bytes]], Sent]
-"""Send these frames to a client's address."""
+"""A function that sends frames to a client's address."""
 
 
 class Service:
-    """Answers the messages of clients with the content of a ledger."""
+    """Answer the messages of clients with the content of a ledger."""
 
     def __init__(
         self, ledger: Ledger, loop: Loop, send: Send, *, job_id: str, version: str, lease: float
     ) -> None:
         self.store_id = secrets.token_hex(8)
         self.wrong = 0
-        """How many messages were invalid, and how many Hellos were refused."""
+        """Number of invalid messages and refused Hellos."""
         self._ledger = ledger
         self._loop = loop
         self._send = send
@@ -173,7 +181,7 @@ class Service:
 
     @property
     def connected(self) -> int:
-        """Sessions of other nodes, including those that are disconnected but still have a lease."""
+        """The number of sessions of other nodes, including disconnected ones with a valid lease."""
         return self._peers.sessions
 
     @property
@@ -181,13 +189,14 @@ class Service:
         return self._peers.addresses
 
     def when_idle(self, call: Callback) -> None:
-        """Call this once, as soon as no client has a session."""
+        """Call `call` once, as soon as all sessions have ended."""
         self._when_idle.append(call)
         self._wake()
 
     def has_session(self, fd: int, _: int) -> bool:
-        """Whether the client of this connection has a session. A descriptor whose connection has just ended
-        may belong to another client.
+        """Return True if the client of this connection has a session.
+
+        A descriptor whose connection has just ended may already belong to another client.
         """
         peer = self._peers.on(fd)
         return peer is not None and not peer.suspected
@@ -195,6 +204,7 @@ class Service:
     # ---- receiving
 
     def receive(self, address: bytes, fd: int, frames: Sequence[bytes]) -> None:
+        """Carry out a message that arrived from an address over the connection `fd`."""
         peer = self._peers.at(address)
         try:
             message, body = wire.decode(frames, wire.REQUESTS, wire.MAX_REQUEST_BYTES)
@@ -320,7 +330,7 @@ class Service:
             self._peers.forget(peer)
 
     def _note(self, session: Session | None) -> None:
-        """The session has changes to send, or has ended."""
+        """Note that the session has changes to send, or has ended."""
         if session is not None:
             self._to_tell[session] = None
             self._wake()
@@ -331,7 +341,7 @@ class Service:
             self._loop.after(0.0, self.flush)
 
     def flush(self) -> None:
-        """Send all changes. What many clients get is encoded once."""
+        """Send all changes. Changes for many clients are encoded once."""
         self._flushing = False
         to_tell, self._to_tell = self._to_tell, {}
         written: dict[tuple[tuple[str, int], ...], list[bytes]] = {}
@@ -361,9 +371,9 @@ class Service:
     # ---- broken connections
 
     def broken(self, fd: int) -> None:
-        """A connection has ended: its client reconnects in a moment, or its process is gone.
+        """Handle the end of a connection. Its client reconnects in a moment, or its process has ended.
 
-        The descriptor may already belong to another connection, so its present client is asked for a message.
+        The descriptor may already belong to another connection, so its present client must send a message.
         """
         peer = self._peers.on(fd)
         if peer is not None:
@@ -383,10 +393,10 @@ class Service:
         now = self._loop.clock()
         peer.suspected = False
         if not peer.session.open or self._peers.last(peer.session) is not peer:
-            return  # it has left, or reconnected
+            return  # the client has left, or has reconnected
         if peer.heard > asked and self._ask(peer) is not Sent.GONE:
             return
-        if now > asked + 1.5 * self._grace:  # this process was suspended, and with it libzmq's thread
+        if now > asked + 1.5 * self._grace:  # this process was suspended, and libzmq's thread with it
             self._suspect(peer)
         else:
             self._ledger.revoke(peer.session)
@@ -402,14 +412,15 @@ _DESCRIPTORS = 1 << 16
 
 
 class StoreServer:
-    """Listens on `endpoint` (host:port, IPv6 in brackets; port 0: a free one) from now until `close`.
+    """Listen on `endpoint` from now until `close`.
 
-    An IP address is bound alone. A name is bound at each of its addresses that are this machine's. If one of
-    them is loopback, as a machine's own name often is in its /etc/hosts, other machines know another address,
-    so the store listens on all interfaces. `localhost` is loopback only.
+    `endpoint` is host:port, with IPv6 in brackets, and with port 0 for a free port. An IP address is bound
+    alone. A name is bound at each of its addresses that belong to this node. A node's own name is often
+    loopback in its /etc/hosts, and other nodes then use another address. In this case the store listens on
+    all interfaces. `localhost` is loopback only.
 
-    With `keys` only clients with the job's secret can connect. `notice` is called, at most every 10 s, when
-    connections were rejected. Raises StoreError when the address cannot be bound.
+    With `keys`, only clients with the job's token can connect. `notice` is called, at most every 10 s, when
+    connections were rejected. Raises StoreError if the address cannot be bound.
     """
 
     def __init__(
@@ -448,22 +459,20 @@ class StoreServer:
 
     @property
     def connected(self) -> int:
-        """How many other nodes have a session."""
+        """The number of other nodes with a session."""
         return self._service.connected
 
     @property
     def refused(self) -> int:
-        """How many connections and messages were rejected so far."""
+        """The number of connections and messages rejected so far."""
         return self._refused + self._service.wrong
 
     def when_idle(self, call: Callback) -> None:
-        """Call this once, from the loop, as soon as no other node has a session: all have left or were
-        lost.
-        """
+        """Call `call` once, from the loop, as soon as all other nodes have left or were lost."""
         self._service.when_idle(call)
 
     def close(self) -> None:
-        """The last messages have 0.2 s to be sent. May be called twice."""
+        """Close the store. The last messages have 0.2 s to be sent. May be called twice."""
         self._pulse.close()
         self._expiry.close()
         self._checking.cancel()
@@ -490,13 +499,15 @@ class StoreServer:
         return Sent.YES
 
     def _beat(self) -> None:
-        """In the thread of the pulse: the nodes hear of the store while this process waits for a file."""
+        """Show all nodes that the store is alive, while this process waits for a file. Runs in the thread of
+        the pulse.
+        """
         for address in self._service.addresses:
             with contextlib.suppress(zmq.ZMQError):
                 self._watched.send([address, wire.encode(wire.Living(asks=False))])
 
     def _shared(self, data: bytes) -> bytes | zmq.Frame:
-        """A large value is copied once, however many clients get it."""
+        """Share the copy of a large value among all clients that get it."""
         if len(data) < _SHARED_FROM:
             return data
         known = self._large.get(id(data))
@@ -529,7 +540,9 @@ class StoreServer:
 
 
 def _allow_many_connections() -> None:
-    """Each node is a connection; the usual limit of 1,024 descriptors exists for programs that use select."""
+    """Raise the limit of descriptors, because each node is a connection. The usual limit of 1,024 exists for
+    programs that use select.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,10 +1,10 @@
-"""zmq sockets of the embedded store in the launcher's event loop.
+"""Run the zmq sockets of the embedded store in the launcher's event loop.
 
-Keys and limits are those of `envs/curve.py`; the content of frames is in `wire.py`.
+`envs/curve.py` defines keys and limits. `wire.py` defines the content of frames.
 
-No socket here sends libzmq's own heartbeats: one over a connection whose other end has gone while messages
-wait to be read ends the process (4.3.5, "Assertion failed: !_io_error"). Leases detect silent peers, and the
-kernel closes connections that no longer lead anywhere.
+The sockets do not use libzmq's own heartbeats. A heartbeat ends the process if the other end of the
+connection has closed while messages wait to be read (4.3.5, "Assertion failed: !_io_error"). Leases detect
+silent peers, and the kernel closes dead connections.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ Frames = list[zmq.Frame]
 
 
 def store_keys(token: str) -> CurveKeys | None:
-    """Keys of the job's store and its nodes; None without a secret. Raises UsageError for one that is too
-    short.
+    """Return the keys of the job's store and its nodes, or None without a token.
+
+    Raises UsageError for a token that is too short.
     """
     try:
         return curve_keys(token, b"store", b"node")
@@ -51,7 +52,7 @@ def store_keys(token: str) -> CurveKeys | None:
 
 def _harden(socket: Socket, lease: float) -> None:
     limit(socket, MAX_FRAME_BYTES)
-    # A connection whose peer vanished silently is closed some time after the peer's lease.
+    # Some time after the lease of a silently vanished peer, the kernel closes its connection.
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, max(1, int(lease)))
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, max(1, int(lease / 4)))
@@ -60,22 +61,25 @@ def _harden(socket: Socket, lease: float) -> None:
 
 
 def store_socket(context: Context, lease: float, keys: CurveKeys | None) -> Socket:
-    """A ROUTER to bind. With `keys` and a CurveAuthenticator in the same context, only clients with them
-    connect.
+    """Return a ROUTER socket to bind.
+
+    With `keys` and a CurveAuthenticator in the same context, only clients with these keys can connect.
     """
     socket = context.socket(zmq.ROUTER)
     _harden(socket, lease)
     socket.setsockopt(zmq.BACKLOG, _BACKLOG)
     socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
     secure_server(socket, keys)
-    # Sending to a peer that is gone, or that does not read, is an error.
+    # Sending to a peer that has left, or that does not read, is an error.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     return socket
 
 
 def node_socket(context: Context, lease: float, keys: CurveKeys | None, connect_ms: int) -> Socket:
-    """A DEALER that connects once: it does not reconnect, and messages that it could not send are lost."""
+    """Return a DEALER socket that connects once. It does not reconnect, and it drops messages that it could
+    not send.
+    """
     socket = context.socket(zmq.DEALER)
     _harden(socket, lease)
     socket.setsockopt(zmq.SNDHWM, 0)
@@ -86,10 +90,11 @@ def node_socket(context: Context, lease: float, keys: CurveKeys | None, connect_
 
 
 class Watched:
-    """A zmq socket in a loop. `receive` is called for each message, `rest` after each batch of messages.
+    """A zmq socket in a loop. `receive` is called for each message, and `rest` after each batch of messages.
 
-    The descriptor of a zmq socket is edge-triggered: after an event, and after every use of the socket, it
-    must be read until nothing is left. So call `look_again` after sending. Another thread may `send`, too.
+    The descriptor of a zmq socket is edge-triggered. After an event, and after every use of the socket, the
+    socket must be read until it is empty. Call `look_again` after sending. Another thread may call `send`,
+    too.
     """
 
     def __init__(
@@ -110,11 +115,12 @@ class Watched:
         self.look_again()
 
     def send(self, frames: Sequence[bytes | zmq.Frame], *, copy: bool = True) -> None:
-        """Raises ZMQError where the message cannot be sent now, and nothing of it was sent then."""
+        """Send a message now. If it cannot be sent completely, raise ZMQError and send none of it."""
         with self._lock:
             self.socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
 
     def look_again(self) -> None:
+        """Read the socket at the loop's next turn."""
         if not self.socket.closed and not self._again.pending:
             self._again = self._loop.after(0.0, self._look)
 
@@ -126,7 +132,7 @@ class Watched:
         self._again.cancel()
 
     def _look(self) -> None:
-        for _ in range(_MESSAGES_AT_ONCE):  # then the loop handles its other events
+        for _ in range(_MESSAGES_AT_ONCE):  # after these, the loop handles its other events
             if self.socket.closed:
                 return
             try:
@@ -142,12 +148,14 @@ class Watched:
 
 
 _SLOWEST = 60.0
-"""Seconds after which a launcher that still waits for a file counts as gone."""
+"""Seconds of waiting for a file after which a launcher counts as lost."""
 
 
 class Pulse:
-    """Calls `beat` from a thread, eight times a lease, while a handler keeps the loop waiting. A node that
-    waits for the disk of its log directory is not lost. Calls `then` in the loop after that.
+    """Call `beat` from a thread, eight times per lease, while a handler blocks the loop.
+
+    This keeps a node in the job while it waits for the disk of its log directory. Calls `then` in the loop
+    afterwards.
     """
 
     def __init__(self, loop: Loop, lease: float, beat: Callback, then: Callback) -> None:
@@ -179,7 +187,7 @@ class Pulse:
 
 
 class Monitor:
-    """Calls `tell(event, value)` for what happens to the connections of a socket, in order."""
+    """Call `tell(event, value)` for each event of a socket's connections, in order."""
 
     def __init__(self, loop: Loop, socket: Socket, events: int, tell: Callable[[int, int], None]) -> None:
         self._socket = socket
@@ -187,7 +195,7 @@ class Monitor:
         self._watched = Watched(loop, monitor_socket(socket, events), self._receive)
 
     def close(self) -> None:
-        """Call it before the socket is closed."""
+        """Stop monitoring. Call this before the socket is closed."""
         if not self._watched.socket.closed:
             self._socket.disable_monitor()
             self._watched.close()
@@ -197,7 +205,7 @@ class Monitor:
 
 
 class CurveAuthenticator:
-    """Lets only nodes with the job's keys connect to the sockets of a context. Make it before they bind."""
+    """Admit only nodes with the job's keys to the sockets of a context. Create it before the sockets bind."""
 
     def __init__(self, loop: Loop, context: Context, keys: CurveKeys) -> None:
         self._keys = keys

@@ -1,8 +1,8 @@
-"""Messages between nodes and the embedded store: to frames and back, with every field checked. `client.py`
-and `server.py` act on them.
+"""Encode the messages between nodes and the embedded store as frames, and decode them with every field
+checked. `client.py` and `server.py` act on the messages.
 
-A message is one frame of JSON, an object with `is` (the kind) and the kind's fields. Kinds with values have
-one more frame of raw bytes: a value, or the values of several entries one after the other.
+A message is one frame of JSON: an object with `is` (the kind) and the kind's fields. Kinds with values have
+another frame of raw bytes. It holds one value, or the values of several entries one after the other.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from fleetrun.elastic.store import Entry
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
 MAX_REQUEST_BYTES = 16 << 10
-"""Limit for the JSON of a client. That of the store may list many keys."""
+"""Limit for the JSON of a client. The store's JSON may be longer, because it may list many keys."""
 
 GUEST = "guest-"
-"""The id of a client that takes no part in the job begins with this."""
+"""The start of the id of a client that takes no part in the job."""
 
 _LONGEST_NAME = 1024
 _LARGEST = 1 << 62
 
 Row: TypeAlias = Sequence[Any]
-"""An entry without its value: key, created, revision, size of the value. The key alone: it was deleted."""
+"""An entry without its value: key, created, revision, size of the value. The key alone means deleted."""
 
 
 class WireError(Exception):
-    """Bytes that are not a message of this protocol."""
+    """The bytes are not a message of this protocol."""
 
 
 class OtherProtocolError(WireError):
-    """A Hello in another version of this protocol."""
+    """A Hello uses another version of this protocol."""
 
     def __init__(self, protocol: object) -> None:
         super().__init__(f"protocol {protocol}; this side uses {PROTOCOL}")
         self.protocol = protocol
 
 
-# ---- Messages of a client. `n` is the number of a request; its answer has the same.
+# ---- Messages of a client. `n` is the number of a request, and its answer has the same number.
 
 
 class Hello(NamedTuple):
-    """The first message over a connection. A client that keeps its lease keeps its `session`."""
+    """Open a connection, as its first message. A client that keeps its lease keeps its `session`."""
 
     protocol: int
     version: str
@@ -54,7 +54,7 @@ class Hello(NamedTuple):
 
 
 class Put(NamedTuple):
-    """With the value."""
+    """Write a key. The value follows in the second frame."""
 
     n: int
     key: str
@@ -63,6 +63,8 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
+    """Delete a key."""
+
     n: int
     key: str
     expect: int | None
@@ -76,63 +78,72 @@ class Clear(NamedTuple):
 
 
 class Read(NamedTuple):
+    """Read a key once."""
+
     n: int
     key: str
 
 
 class Watch(NamedTuple):
+    """List the keys that a prefix covers, and send all their changes from then on."""
+
     n: int
     prefix: str
 
 
 class Unwatch(NamedTuple):
+    """Stop sending the changes under a prefix."""
+
     prefix: str
 
 
 class Alive(NamedTuple):
-    """Renews the lease. `got`: bytes received over this connection, so that the store detects a client that
-    does not read."""
+    """Renew the lease. `got` is the number of bytes received over this connection. It lets the store detect a
+    client that does not read.
+    """
 
     got: int
 
 
 class Bye(NamedTuple):
-    """Ends the lease."""
+    """End the lease."""
 
 
 # ---- Messages of the store
 
 
 class Welcome(NamedTuple):
-    """Answer to Hello. `store` is a unique id of this store; `fresh`: the lease is new."""
+    """Answer a Hello."""
 
-    store: str
-    lease: float
-    fresh: bool
+    store: str  # a unique id of this store
+    lease: float  # seconds
+    fresh: bool  # True if the lease is new
 
 
 class Refused(NamedTuple):
-    """Answer to Hello: this client can never join."""
+    """Answer a Hello with a permanent refusal."""
 
     text: str
 
 
 class Done(NamedTuple):
-    """Answer to Put, Delete and Clear."""
+    """Answer a Put, Delete or Clear."""
 
     n: int
     ok: bool
 
 
 class Found(NamedTuple):
-    """Answer to Read, with the value. `row` without numbers: there is no such key."""
+    """Answer a Read. The value follows in the second frame. A `row` without numbers means that the key does
+    not exist.
+    """
 
     n: int
     row: Row
 
 
 class Listing(NamedTuple):
-    """Answer to Watch: all entries that the prefix covers, with values."""
+    """Answer a Watch with all entries that the prefix covers, and their values."""
 
     n: int
     prefix: str
@@ -140,23 +151,25 @@ class Listing(NamedTuple):
 
 
 class News(NamedTuple):
-    """Changes of watched keys, with values."""
+    """Report changes of watched keys, with their values."""
 
     rows: Sequence[Row]
 
 
 class Living(NamedTuple):
-    """Answer to Alive. With `asks`, a request for an Alive."""
+    """Answer an Alive. With `asks`, request an Alive."""
 
     asks: bool
 
 
 class Stranger(NamedTuple):
-    """Answer to anything but Hello over a connection without a session: reconnect and send Hello."""
+    """Answer any message except Hello over a connection without a session. The client must reconnect and send
+    Hello.
+    """
 
 
 class Wrong(NamedTuple):
-    """Answer to an invalid message."""
+    """Answer an invalid message."""
 
     text: str
 
@@ -174,12 +187,12 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def encode(message: Any) -> bytes:
-    """The JSON frame."""
+    """Return the JSON frame of a message."""
     return _encode({"is": type(message).__name__.lower(), **message._asdict()}).encode()
 
 
 def decode(frames: Sequence[bytes], kinds: Kinds, longest: int = MAX_FRAME_BYTES) -> tuple[Any, bytes]:
-    """The message in these frames, which must be one of these kinds, and its bytes. Raises WireError."""
+    """Decode a message of one of these kinds, and return it with its bytes. Raises WireError."""
     if not frames or len(frames[0]) > longest:
         raise WireError("a message too large")
     said = _object(frames[0])
@@ -210,17 +223,18 @@ def _object(frame: bytes) -> dict[str, Any]:
 
 
 def row_of(key: str, entry: Entry | None) -> Row:
+    """Return the row of an entry."""
     return (key,) if entry is None else (key, entry.created, entry.revision, len(entry.value))
 
 
 def pack(entries: Mapping[str, Entry | None]) -> tuple[list[Row], bytes]:
-    """Rows, and all their values one after the other."""
+    """Return the rows of entries, and all their values one after the other."""
     rows = [row_of(key, entry) for key, entry in entries.items()]
     return rows, b"".join([entry.value for entry in entries.values() if entry is not None])
 
 
 def unpack(rows: Sequence[Row], body: bytes) -> dict[str, Entry | None]:
-    """The inverse of `pack`. Raises WireError when the sizes do not match."""
+    """Reverse `pack`. Raises WireError if the sizes do not match."""
     entries: dict[str, Entry | None] = {}
     start = 0
     for row in rows:
@@ -240,7 +254,7 @@ def _is_number(value: object) -> bool:
 
 
 def check_entry(key: str, value: bytes) -> None:
-    """Raises ValueError for a key or value that cannot be sent."""
+    """Check that a key and value can be sent. Raises ValueError if not."""
     if not is_name(key):
         raise ValueError(f"{key!r} cannot be a key")
     if len(value) > MAX_FRAME_BYTES:
@@ -248,7 +262,7 @@ def check_entry(key: str, value: bytes) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Whether it is printable: neither control characters nor lone surrogates."""
+    """Return True for a printable text, without control characters or lone surrogates."""
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 

@@ -1,1 +1,1 @@
-"""The same store on etcd."""
+"""The rendezvous store on etcd."""

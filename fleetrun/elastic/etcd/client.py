@@ -1,5 +1,5 @@
-"""Requests to an etcd cluster, one at a time: which member to ask, as which user, what an error means, and
-when to try the next member. Everything here blocks, so it runs in threads.
+"""Send requests to an etcd cluster, one at a time. Choose the member and the user, interpret errors, and
+decide when to try the next member. All functions block, so they run in threads.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.errors import LaunchError, UsageError
 
-# ---- Shared by the threads of a store: address, certificates, token
+# ---- Shared by the threads of a store: address, certificates, authentication token
 
-_API = "/v3/"  # 3.4 and later; earlier ones have /v3beta/ and /v3alpha/
+_API = "/v3/"  # 3.4 and later; earlier versions have /v3beta/ and /v3alpha/
 
 
 class Access:
-    """What the threads of one store share: the cluster, the timeout, and the token of their user.
+    """The shared state of a store's threads: the cluster, the timeout, and the authentication token of the
+    user.
 
-    `proven` becomes true with the first write that etcd carried out. From then on no error is final: what
-    worked once (a certificate, a password) can be corrected while the job runs.
+    `proven` becomes True with the first write that etcd carried out. From then on, every error may be
+    temporary. A certificate or password that worked once can be corrected while the job runs.
     """
 
     def __init__(self, address: EtcdAddress, password: str, timeout: float) -> None:
@@ -47,15 +48,18 @@ class Access:
         self._lock = threading.Lock()
 
     def prove(self) -> None:
+        """Note that etcd has carried out a write."""
         self.proven = True
 
     def token(self, login: Callable[[Body], str]) -> str:
+        """Return the user's authentication token. Log in first if it is missing."""
         with self._lock:  # one login is enough for all threads
             if self._token is None:
                 self._token = login({"name": self.address.user, "password": self._password})
             return self._token
 
     def forget(self, token: str) -> None:
+        """Drop an authentication token that etcd refused, unless another thread has replaced it."""
         with self._lock:
             if self._token == token:
                 self._token = None
@@ -70,9 +74,9 @@ def _check_files(address: EtcdAddress) -> None:
         if address.cacert:
             context.load_verify_locations(cafile=address.cacert)
         if address.cert:
-            # an encrypted key must not ask at the terminal: with a password, a wrong one, it is an error
+            # an encrypted key must not prompt at the terminal: a wrong password makes it an error
             context.load_cert_chain(address.cert, address.key or None, password="-")
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise UsageError(
             f"the certificate files in the address of the etcd cannot be used: {error}",
             hint="they must be PEM files, cert must match key, and the key must not be encrypted",
@@ -80,8 +84,9 @@ def _check_files(address: EtcdAddress) -> None:
 
 
 def session_with(address: EtcdAddress) -> requests.Session:
+    """Return an HTTP session with the certificates of the address."""
     session = requests.Session()
-    session.trust_env = False  # no proxy, certificates or .netrc of the environment
+    session.trust_env = False  # ignores proxies, certificates and .netrc in the environment
     session.verify = address.cacert or True
     session.cert = (address.cert, address.key) if address.key else address.cert or None
     return session
@@ -93,7 +98,7 @@ def member_at(endpoint: str, secure: bool, session: requests.Session) -> Etcd3Cl
 
 
 class StreamInterrupt:
-    """Ends a stream from another thread."""
+    """End a stream from another thread."""
 
     def __init__(self) -> None:
         self.used = False
@@ -101,11 +106,13 @@ class StreamInterrupt:
         self._socket: socket.socket | None = None
 
     def use(self) -> None:
+        """End the stream now, or as soon as it starts."""
         with self._lock:
             self.used = True
             self._shut_down()
 
     def arm(self, fd: int) -> None:
+        """Set the connection to end, by its descriptor."""
         with self._lock:
             self._socket = socket.socket(fileno=os.dup(fd))
             if self.used:
@@ -131,10 +138,10 @@ class StreamInterrupt:
 INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED = 3, 5, 6, 7
 FAILED_PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 9, 11, 16
 _ANSWERS = frozenset({INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE})
-"""gRPC codes of errors in the request; the others are failures of the member that was asked."""
+"""gRPC codes for errors in the request. All other codes are failures of the member."""
 
 _PARTS = frozenset({"header", "result", "token"})
-"""Every answer has one of these."""
+"""Every answer has one of these fields."""
 
 CLOSED = "the connection was closed"
 _NOT_ETCD = "the server is not an etcd of version 3.4 or later"
@@ -172,7 +179,10 @@ class Denied(Exception):
 
 
 class MemberError(Exception):
-    """One member failed. `sent`: the request may have arrived. `fatal`: another attempt will not help."""
+    """One member failed.
+
+    `sent` means that the request may have arrived. `fatal` means that another attempt will not help.
+    """
 
     def __init__(self, why: str, *, sent: bool = True, fatal: bool = False) -> None:
         super().__init__(why)
@@ -181,7 +191,7 @@ class MemberError(Exception):
 
 
 def error_in(text: str) -> Exception:
-    """The error in the body of an HTTP answer."""
+    """Return the error in the body of an HTTP answer."""
     try:
         return _error(json.loads(text))
     except (ValueError, KeyError, TypeError):
@@ -189,7 +199,9 @@ def error_in(text: str) -> Exception:
 
 
 def message(answer: Any) -> Document:
-    """An answer, or a message of a stream. Raises the error that it is about, as `error_in` returns it."""
+    """Check an answer, or a message of a stream, and return it. Raises its error, as `error_in` returns
+    it.
+    """
     if not isinstance(answer, dict):
         raise MemberError(_NOT_ETCD, fatal=True)
     if isinstance(answer.get("error"), dict):
@@ -210,7 +222,7 @@ def _error(error: Fields) -> Exception:
 
 
 def member_error(error: BaseException, seconds: float) -> MemberError:
-    """Why no answer came within `seconds`."""
+    """Return the reason why no answer came within `seconds`."""
     causes = list(_causes(error))
     sent = not any(isinstance(cause, ConnectTimeout | NewConnectionError) for cause in causes)
     for cause in causes:
@@ -224,12 +236,13 @@ def member_error(error: BaseException, seconds: float) -> MemberError:
             return MemberError(cause.strerror, sent=sent)
         if isinstance(cause, ValueError):
             return MemberError(_NOT_ETCD, fatal=True)
-    if type(error) is OSError:  # requests raises it when a certificate file is gone
+    if type(error) is OSError:  # requests raises it if a certificate file is missing
         return MemberError(str(error), sent=False, fatal=True)
     return MemberError(CLOSED, sent=sent)
 
 
 def timed_out(error: BaseException) -> bool:
+    """Return True if a timeout caused the error."""
     return any(isinstance(cause, TimeoutError) for cause in _causes(error))
 
 
@@ -240,7 +253,7 @@ def _tls(error: ssl.SSLError) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, nearest first, however the libraries wrapped them."""
+    """Yield the error and its causes, nearest first, regardless of how the libraries wrapped them."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop(0)
@@ -256,15 +269,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 _Answer = TypeVar("_Answer")
 
-_CHUNK = 1 << 20  # bytes at most; what has arrived is not held back for more
+_CHUNK = 1 << 20  # bytes at most; data that have arrived are not held back for more
 _LOGIN_TIMEOUT = 10.0  # seconds; checking a password is slow on purpose
 
 
 class Client:
-    """The requests of one thread. They go to one member until that fails.
+    """The requests of one thread. They go to one member until that member fails.
 
-    Raises Unreachable, UnknownOutcome, Rejected, and LaunchError when another attempt will not help. No
-    request lasts beyond `deadline` (time.monotonic), if there is one.
+    Raises Unreachable, UnknownOutcome, Rejected, and LaunchError if another attempt will not help. Every
+    request ends by `deadline` (time.monotonic), if it is set.
     """
 
     def __init__(self, access: Access, first: int) -> None:
@@ -276,14 +289,16 @@ class Client:
         self._at = first % len(self._members)
 
     def ask(self, path: str, body: Body, *, repeat: bool = True) -> Body:
-        """The answer of the first member that gives one. `repeat`: sending it twice does no harm."""
+        """Return the first answer of a member. `repeat` means that the request may be sent twice."""
         return self._in_turn(lambda member: self._post(member, path, body), repeat)
 
     def follow(
         self, path: str, requests_: list[Body], patience: float, interrupt: StreamInterrupt
     ) -> Iterator[Body]:
-        """The messages of a stream, until nothing came for `patience` seconds or `interrupt` was used. Raises
-        StreamEnded when it ends otherwise.
+        """Yield the messages of a stream, until the stream was silent for `patience` seconds or `interrupt`
+        was used.
+
+        Raises StreamEnded if the stream ends otherwise.
         """
         text = in_one_read(requests_)
         response = self._in_turn(lambda member: self._stream(member, path, text, patience), repeat=True)
@@ -302,7 +317,7 @@ class Client:
 
     @property
     def name(self) -> str:
-        """The member that is asked now."""
+        """The member that gets the requests now."""
         return self._names[self._at]
 
     def close(self) -> None:
@@ -406,6 +421,8 @@ class Client:
 
 
 def _from_etcd3gw(error: Etcd3Exception, seconds: float) -> Exception:
-    """etcd3gw has one error for both: an answer, whose text is JSON, and a failed connection."""
+    """Convert an error of etcd3gw, which has one class for two cases: an answer with JSON as its text, and a
+    failed connection.
+    """
     failed_connection = isinstance(error.__context__, requests.RequestException)
     return member_error(error, seconds) if failed_connection else error_in(error.detail_text or "")

@@ -1,19 +1,21 @@
-"""A member of an etcd that machines of a job run together (`--master H1,H2,H3`): this launcher's part of it,
-and (`python -m fleetrun.elastic.etcd.member`) the process that starts etcd and lets it enter the cluster.
+"""Run a member of an etcd that nodes of a job run together (`--master H1,H2,H3`).
+
+This module has the launcher's part of a member. As `python -m fleetrun.elastic.etcd.member`, it is also the
+process that starts etcd and lets it enter the cluster.
 
     launcher --(one line of JSON, then the end of its input)--> this process --> etcd
              <--(lines for the user)---------------------------
 
-The cluster is etcd's own: it elects, and a majority of its members decides. Around it there are three rules.
+The cluster is etcd's own. It elects a leader, and a majority of its members decides. Three rules surround it.
 
-1. The first machine of the list begins a cluster, the others enter it. Nodes use a cluster only once all
-   listed machines have been in it at the same time (`complete`).
-2. A machine is in one cluster at a time, because the port of its member is reserved.
-3. The data of a member end with its launcher, or when it has had no leader for longer than a lease. Then the
-   machine enters again: its old member is removed and another one added, with another id and no data.
+1. The first node of the list starts a cluster, and the others enter it. Nodes use a cluster only after all
+   listed nodes have been in it at the same time (`complete`).
+2. A node is in one cluster at a time, because the port of its member is reserved.
+3. The data of a member end with its launcher, or when it has had no leader for longer than a lease. The node
+   then enters again: its old member is removed, and a new, empty one is added with another id.
 
-By 1 and 2 a second cluster can be used only when every machine has left the first one, so that there are
-never two; by 3 no member forgets what it has voted for. Where no majority is left, nothing is decided, and
+By rules 1 and 2, a second cluster can be used only after every node has left the first one, so at most one is
+in use. By rule 3, every member remembers its votes. Without a majority, the cluster decides nothing and the
 nodes end (`fenced` in `EtcdStore`).
 """
 
@@ -53,19 +55,20 @@ from fleetrun.pod.process import Exit
 PROGRAM = "etcd"
 _FOLDER = "fleetrun-etcd-"
 _LEAVE = 3.0
-"""Seconds that a member waits at the end of the job for the other nodes to read how it ended."""
+"""Seconds that a member waits at the end of the job for the other nodes to read how the job ended."""
 _STOP = 2.0
-"""Seconds that etcd has to hand over the lead of its cluster."""
+"""Seconds that etcd has to hand over the leadership of its cluster."""
 _AGAIN = 0.5
-"""Seconds until this process is started again."""
+"""Seconds until this process is restarted."""
 
-# ---- Which of the members is this machine's
+# ---- The choice of this node's member
 
 
 def own_member(endpoints: Sequence[str], ports: Ports) -> str | None:
-    """The endpoint of the member that this launcher runs, and whose ports it holds from now on. None: this is
-    none of the machines, or other launchers on it run their members. Raises PortError for a port that another
-    program has.
+    """Return the endpoint of the member that this launcher runs, and reserve its ports from now on.
+
+    Return None if this node is not in the list, or if other launchers on this node run its members. Raises
+    PortError if another program has a port.
     """
     for each in endpoints:
         host, port = split_endpoint(each)
@@ -86,8 +89,8 @@ def own_member(endpoints: Sequence[str], ports: Ports) -> str | None:
 
 
 class Member:
-    """From its creation until `close`. `tell` gets what the user should know. Raises LaunchError where it
-    cannot be started.
+    """A member that runs from its creation until `close`. `tell` shows a text to the user. Raises LaunchError
+    if the member cannot be started.
     """
 
     def __init__(
@@ -141,13 +144,15 @@ class Member:
         self._tell_new(line.decode(errors="replace"))
 
     def _tell_new(self, text: str) -> None:
-        """Not again and again that the disk is full."""
+        """Show a text, unless it repeats the previous one, such as that the disk is full."""
         if text != self._told:
             self._told = text
             self._tell(text)
 
     def _ended(self, exit: Exit) -> None:
-        """Its etcd was in its process group, and has ended with it; the data are still there."""
+        """Handle the end of the process. Its etcd was in its process group and has ended too. The data
+        remain.
+        """
         if self._closing:
             self._loop.stop()
             return
@@ -162,8 +167,9 @@ class Member:
             self._timer = self._loop.after(_AGAIN, self._restart)
 
     def close(self) -> None:
-        """Waits until the others have read the end of the job, but not long, nor after a signal, which stops
-        the loop. May be called twice.
+        """Close the member after the other nodes have read the end of the job. May be called twice.
+
+        The wait is short, and a signal ends it by stopping the loop.
         """
         self._timer.cancel()
         if self._companion is not None:
@@ -180,7 +186,9 @@ class Member:
 
 
 def _locked_folder() -> tuple[Path, TextIO]:
-    """Its lock is held before it has the name by which other launchers look for what is left."""
+    """Create a directory and lock it. The lock is held before the directory gets the name by which other
+    launchers look for leftovers.
+    """
     made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}"))
     lock = (made / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -188,7 +196,7 @@ def _locked_folder() -> tuple[Path, TextIO]:
 
 
 def _remove_left_folders() -> None:
-    """Of launchers that were killed. Their locks are free."""
+    """Remove the directories of launchers that were killed. Their locks are free."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         with suppress(OSError):
             if folder.stat().st_uid == os.getuid():
@@ -197,35 +205,37 @@ def _remove_left_folders() -> None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-# ---- In the process of its own
+# ---- In the separate process
 
 _ASK = 1.0
-"""Seconds until another member counts as not there."""
+"""Seconds until another member counts as missing."""
 _SOON = 10.0
-"""Seconds: an etcd that has run for less may not get along with its data."""
+"""Seconds. An etcd that ran for less may be unable to use its data."""
 _LOOK, _LOOK_COMPLETE = 0.2, 2.0
-"""Seconds between two looks at the own member: etcd does not tell that its leader has gone."""
+"""Seconds between two looks at this node's member. etcd does not report the loss of its leader."""
 _STRANDED = 3.0
-"""Seconds without a leader, beyond a lease once the cluster was complete, until the machine enters again."""
+"""Seconds without a leader until the node enters again. A cluster that was complete gets a lease more."""
 _MOST_BYTES = 64 << 20  # of a request: the topology of a large job
 _TUNING = (
     "--logger", "zap", "--log-level", "warn",
     "--heartbeat-interval", "100", "--election-timeout", "500",
     "--max-request-bytes", str(_MOST_BYTES),
     "--auto-compaction-mode", "revision", "--auto-compaction-retention", "1000",
-    # The check wants all members to be healthy for five seconds before another enters; here the place of the
-    # one that enters is empty.
+    # The check requires that all members are healthy for five seconds before another enters. Here the place
+    # of the entering member is empty.
     "--strict-reconfig-check=false",
 )  # fmt: skip
 _NO_FSYNC = "--unsafe-no-fsync"
 
 
 class _ForeignClusterError(Exception):
-    """A listed machine is in a cluster that this one must not enter: of another job, or of other machines."""
+    """A listed node is in a cluster that this node must not enter: a cluster of another job, or of other
+    nodes.
+    """
 
 
 class Runner:
-    """Runs one member until the input ends."""
+    """Run one member until the input ends."""
 
     def __init__(self, said: Fields) -> None:
         self._endpoints: list[str] = said["endpoints"]
@@ -243,6 +253,7 @@ class Runner:
         self._clients: dict[str, Client] = {}
 
     def run(self) -> None:
+        """Start etcd, and restart it whenever it ends or is stranded outside of the majority."""
         backoff, early = Backoff(), 0
         while True:
             begun = time.monotonic()
@@ -272,22 +283,23 @@ class Runner:
             if _input_ends(None, backoff.next()):
                 return
 
-    # ---- beginning
+    # ---- Starting
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Raises Unreachable, Rejected and LaunchError where it cannot enter the cluster yet."""
+        """Start etcd. Raises Unreachable, Rejected and LaunchError if it cannot enter the cluster yet."""
         clients, peers = self._url(_bound(self._own)), self._url(_bound(_peer(self._own)))
         command = [
             PROGRAM, "--name", self._name(self._own), "--data-dir", str(self._data), *_TUNING,
             "--listen-client-urls", clients, "--advertise-client-urls", self._url(self._own),
             "--listen-peer-urls", peers, "--initial-advertise-peer-urls", self._peer_url(self._own),
         ]  # fmt: skip
-        if self._no_fsync:  # what is in memory of the kernel is lost with the machine, and so are these data
+        # a crash of the node loses unsynced writes, but these data end with the node anyway
+        if self._no_fsync:
             command.append(_NO_FSYNC)
         if self._certificate:
             command += _secured(*self._certificate)
         if not any(self._data.glob("member/wal/*.wal")):
-            # An etcd that could not enter may leave a folder, and would begin a cluster of its own with it.
+            # An etcd that could not enter may leave a directory, and would start its own cluster with it.
             shutil.rmtree(self._data, ignore_errors=True)
             command += self._entry()
         env = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
@@ -298,7 +310,7 @@ class Runner:
             )
 
     def _entry(self) -> list[str]:
-        """How an etcd without data begins."""
+        """Return the options with which an etcd without data starts."""
         others = [each for each in self._endpoints if each != self._own]
         found = {each: complete for each in others if (complete := self._complete(each)) is not None}
         self._entered_complete = any(found.values())
@@ -312,7 +324,7 @@ class Runner:
         return ["--initial-cluster", alone, "--initial-cluster-token", secrets.token_hex(16)]
 
     def _entered(self, client: Client) -> list[Body]:
-        """The members with this one, under a new id."""
+        """Enter this member under a new id, and return the members with it."""
         mine = self._peer_url(self._own)
         present: list[Body] = client.ask("/cluster/member/list", {})["members"]
         names = [name for each in present if (name := each.get("name"))]
@@ -329,7 +341,9 @@ class Runner:
         return members
 
     def _check_listed(self, client: Client, present: Sequence[Body]) -> None:
-        """Before anything is changed: a member that never starts costs the cluster a part of its majority."""
+        """Check the list of nodes before any change. A member that never starts costs the cluster a part of
+        its majority.
+        """
         listed = {self._peer_url(each) for each in self._endpoints}
         found = [url for each in present for url in each.get("peerURLs", ())]
         if not listed.issuperset(found):
@@ -347,24 +361,28 @@ class Runner:
         return self._url(_peer(endpoint))
 
     def _endpoint(self, peer_url: str) -> str:
-        """The reverse of `_peer_url`."""
+        """Reverse `_peer_url`."""
         host, port = split_endpoint(peer_url.partition("://")[2])
         return join_endpoint(host, port - 1)
 
     def _name(self, endpoint: str) -> str:
-        """Of a member: with the job, so that no machine enters another job's cluster."""
+        """Return the name of a member. It contains the job, which keeps nodes out of other jobs' clusters."""
         return f"{self._job_name}{endpoint}"
 
     def _written(self, members: Sequence[Body]) -> str:
-        """For `--initial-cluster`: a member that was added has no name before its first start."""
+        """Return the members for `--initial-cluster`. A member that was added gets its name at its first
+        start.
+        """
         names = {self._peer_url(each): self._name(each) for each in self._endpoints}
         return ",".join(f"{names[url]}={url}" for each in members for url in each["peerURLs"])
 
-    # ---- running
+    # ---- Running
 
     def _watch(self, etcd: subprocess.Popen[bytes]) -> bool:
-        """Until the input ends: then True; or until etcd has ended, has had no leader for too long, or there
-        is another cluster, and that is complete.
+        """Wait, and return True when the input ends.
+
+        Return False when etcd has ended or was without a leader for too long, or when another, complete
+        cluster exists.
         """
         heard, complete = time.monotonic(), self._entered_complete
         while not _input_ends(etcd, _LOOK_COMPLETE if complete else _LOOK):
@@ -373,8 +391,8 @@ class Runner:
             found = self._complete(self._own)
             if found is False:
                 self._note_complete()
-                # That had not answered when this one began. This one is asked again: another member may have
-                # written meanwhile that they are all there.
+                # The other cluster had not answered when this one started. Check this cluster again, because
+                # another member may have marked it complete meanwhile.
                 others = (each for each in self._endpoints if each != self._own)
                 if any(map(self._complete, others)) and self._complete(self._own) is False:
                     return False
@@ -385,7 +403,7 @@ class Runner:
         return True
 
     def _note_complete(self) -> None:
-        """If each listed machine has a member that has started."""
+        """Mark the cluster complete if each listed node has a member that has started."""
         client = self._client(self._own)
         with suppress(Unreachable, Rejected, LaunchError):
             members = client.ask("/cluster/member/list", {})["members"]
@@ -393,21 +411,25 @@ class Runner:
                 client.ask("/kv/put", wire.complete(self._job))
 
     def _complete(self, member: str) -> bool | None:
-        """None: it is not there, or has no leader."""
+        """Return True if the member's cluster is complete, or None if the member is missing or without a
+        leader.
+        """
         try:
             return wire.completed_for(self._client(member).ask("/kv/range", wire.COMPLETE)) is not None
         except (Unreachable, Rejected, LaunchError):
             return None
 
     def _client(self, member: str) -> Client:
-        """Made once: each loads the certificates of all authorities, 30 ms."""
+        """Return the client of a member. It is made once, because each client loads the certificates of all
+        authorities, which takes 30 ms.
+        """
         if member not in self._clients:
             certificate, key = self._certificate or ("", "")
             address = EtcdAddress((member,), cacert=certificate, cert=certificate, key=key)
             self._clients[member] = Client(Access(address, "", timeout=_ASK), 0)
         return self._clients[member]
 
-    # ---- the end
+    # ---- The end
 
     def _leave(self, etcd: subprocess.Popen[bytes]) -> None:
         until = time.monotonic() + _LEAVE
@@ -421,8 +443,9 @@ class Runner:
             etcd.wait()
 
     def _is_needed(self) -> bool:
-        """Whether the job is over and other nodes may not have read it yet. In a job that goes on, the other
-        members are a majority.
+        """Return True if the job has ended and other nodes may not have read it yet.
+
+        In a job that continues, the other members are a majority.
         """
         client = self._client(self._own)
         keys = wire.Keys(self._job)
@@ -436,7 +459,7 @@ class Runner:
             return False
 
     def _last_words(self) -> str:
-        """The last message in its log."""
+        """Return the last message in etcd's log."""
         with suppress(OSError, IndexError, ValueError, AttributeError):
             last = json.loads(self._log.read_bytes().splitlines()[-1])
             return " ".join(str(last[name]) for name in ("msg", "error") if name in last)
@@ -444,7 +467,7 @@ class Runner:
 
 
 def _secured(certificate: str, key: str) -> list[str]:
-    """Only nodes and members with the job's certificate are let in, from any address."""
+    """Return the options that admit only nodes and members with the job's certificate, from any address."""
     found = [
         "--client-cert-auth",
         "--peer-client-cert-auth",
@@ -457,13 +480,17 @@ def _secured(certificate: str, key: str) -> list[str]:
 
 
 def _peer(endpoint: str) -> str:
-    """Where members talk to each other: the next port."""
+    """Return the endpoint where members reach each other, on the next port."""
     host, port = split_endpoint(endpoint)
     return join_endpoint(host, port + 1)
 
 
 def _bound(endpoint: str) -> str:
-    """etcd binds addresses only. A machine's name may lead to a loopback address there: bind all then."""
+    """Return the endpoint for etcd to bind.
+
+    etcd binds addresses only. On the node itself, its name may lead to a loopback address, so a name binds
+    all addresses.
+    """
     host, port = split_endpoint(endpoint)
     literal = host.replace(".", "").isdecimal() or ":" in host
     return endpoint if literal else f"0.0.0.0:{port}"
@@ -475,7 +502,7 @@ def _say(text: str) -> None:
 
 
 def _input_ends(etcd: subprocess.Popen[bytes] | None, seconds: float) -> bool:
-    """Waits until the input ends: then True; or until etcd does, or the time is over."""
+    """Wait, and return True when the input ends. Return False when etcd ends, or after `seconds`."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)
     fd = os.pidfd_open(etcd.pid) if etcd is not None and etcd.returncode is None else -1
@@ -488,6 +515,7 @@ def _input_ends(etcd: subprocess.Popen[bytes] | None, seconds: float) -> bool:
 
 
 def main() -> None:
+    """Read the settings from the first line of the input, and run the member."""
     line = b""
     while not line.endswith(b"\n"):  # without a buffer, which would hide the end of the input from poll
         piece = os.read(sys.stdin.fileno(), 1)

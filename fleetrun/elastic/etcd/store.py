@@ -1,7 +1,9 @@
-"""A Store in an etcd (3.4 or later): a client in the launcher's event loop. The library for etcd blocks, so
-two threads send requests and watch (`threads.py`); here their results reach the loop and update the mirror.
+"""Implement a Store in an etcd (3.4 or later), as a client in the launcher's event loop.
 
-Importing it raises NotSupportedError where that library is not installed.
+The library for etcd blocks, so two threads send requests and watch (`threads.py`). Here their results reach
+the loop and update the mirror.
+
+Importing this module raises NotSupportedError if the library is not installed.
 """
 
 from __future__ import annotations
@@ -24,26 +26,26 @@ from fleetrun.pod.loop import Loop, Timer
 
 
 class EtcdMirror(Watched):
-    """The mirror, from three sources: reads of all prefixes, the changes that the watch reports after them,
-    and answers to own writes, which may come before the watch reports them.
+    """The mirror, which has three sources: reads of all prefixes, later changes from the watch, and answers
+    to own writes. An answer may arrive before the watch reports the write.
 
-    It never goes back in time, unless etcd itself does (its data were lost).
+    The mirror never goes back in time, unless etcd itself does (its data were lost).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._revision = 0  # up to which the watch has reported everything
-        self._ahead: dict[str, int] = {}  # keys of which an answer is newer, and its revision
-        self._before = 0  # the next read must be at least as new: the newest revision when it began
-        self._since: set[str] = set()  # keys of which answers came after that
+        self._ahead: dict[str, int] = {}  # keys with a newer answer, and the answer's revision
+        self._before = 0  # the newest revision when the read started; the read must be at least as new
+        self._since: set[str] = set()  # keys with answers after the read started
 
     def reading(self) -> None:
-        """A read of all prefixes begins."""
+        """Note the start of a read of all prefixes."""
         self._before = max(self._revision, *self._ahead.values(), 0)
         self._since.clear()
 
     def replace(self, found: Entries, revision: int) -> bool:
-        """The result of that read. Whether anything has changed."""
+        """Take the result of the read. Return True if anything has changed."""
         if revision < self._before:
             self._ahead = {key: self._ahead[key] for key in self._since & self._ahead.keys()}
         self._revision = revision
@@ -57,7 +59,7 @@ class EtcdMirror(Watched):
         return True
 
     def follow(self, changes: Iterable[Change]) -> bool:
-        """Changes that the watch reports. Whether anything has changed."""
+        """Apply changes from the watch. Return True if anything has changed."""
         different = False
         for change in changes:
             self._revision = max(self._revision, change.revision)
@@ -67,7 +69,7 @@ class EtcdMirror(Watched):
         return different
 
     def answered(self, change: Change) -> bool:
-        """The key after an own write. Whether anything has changed."""
+        """Apply the state of a key after an own write. Return True if anything has changed."""
         if not self._watched(change.key) or change.revision <= self._revision:
             return False
         self._since.add(change.key)
@@ -95,15 +97,15 @@ except ModuleNotFoundError as error:
 
 LAST_MOMENT = 1.0
 """Seconds that `close` waits for an etcd with a slow disk."""
-_SHORTEST_LEASE = 2  # seconds; etcd grants none that is shorter
-_START = 5.0  # seconds that machines of the job have for their etcd until they are missing
-_TOGETHER = 0.01  # seconds; changes within them are reported at once
+_SHORTEST_LEASE = 2  # seconds; the shortest lease that etcd grants
+_START = 5.0  # seconds until a missing member of the job's own etcd is an error
+_TOGETHER = 0.01  # seconds; changes within this time are reported together
 
 
 class EtcdStore(MirroringStore):
     """A Store under `/fleetrun/<job id>/` of the etcd at `url` (see `wire.py`).
 
-    Raises UsageError when the address, or a file named in it, cannot be used. Threads start with `open`.
+    Raises UsageError if the address, or a file named in it, cannot be used. Threads start with `open`.
     """
 
     def __init__(
@@ -118,9 +120,11 @@ class EtcdStore(MirroringStore):
         fenced: bool = False,
         own: int | None = None,
     ) -> None:
-        """`fenced`: the cluster is that of the job's machines (`member.py`). The store is lost once the lease
-        of this client may have ended: from then on others may go on without this node. `own` is the place of
-        this machine's member in `url`.
+        """Prepare the store.
+
+        With `fenced`, the job's own nodes run the cluster (`member.py`). The store is lost as soon as the
+        lease of this client may have ended, because the other nodes may then continue without this node.
+        `own` is the position of this node's member in `url`.
         """
         address = parse_address(url)
         seconds = max(_SHORTEST_LEASE, math.ceil(lease))
@@ -146,7 +150,7 @@ class EtcdStore(MirroringStore):
         self._has_lease = False
         self._fresh = False
         self._is_up = False
-        self._turn = 0  # of the watcher: the one that completes the mirror
+        self._turn = 0  # the watcher's turn that completes the mirror
         self._whole = True
         self._failures: dict[str, str] = {}
         self._reported = ""  # the reason in the last `down`
@@ -154,13 +158,13 @@ class EtcdStore(MirroringStore):
         self._late: list[wire.Change] = []  # changes that the mirror does not show yet
         self._together = Timer()
 
-    # ---- called by the owner (store.Store)
+    # ---- Called by the owner (store.Store)
 
     def open(self, listener: Listener) -> None:
         self._listener = listener
         self._opened = self._loop.clock()
         self._mailbox = Mailbox(self._loop, self._settle)
-        # Threads inherit this mask: signals go to the main thread, which handles them.
+        # Threads inherit this mask, so that signals go to the main thread, which handles them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._request_thread.start()
@@ -229,7 +233,7 @@ class EtcdStore(MirroringStore):
         self._fence.cancel()
         self._watcher.end()
 
-    # ---- called by the threads
+    # ---- Called by the threads
 
     def leased(self, *, fresh: bool) -> None:
         self._post(lambda: self._now_leased(fresh))
@@ -256,7 +260,7 @@ class EtcdStore(MirroringStore):
         assert self._mailbox is not None
         self._mailbox.post(call)
 
-    # ---- in the loop
+    # ---- In the loop
 
     def _write(
         self,
@@ -298,7 +302,9 @@ class EtcdStore(MirroringStore):
         self._whole = not self._mirror.prefixes
 
     def _check_complete(self, client: Client) -> None:
-        """In the worker's thread, before each lease."""
+        """Check that the nodes' cluster is complete and belongs to this job. Runs in the worker's thread
+        before each lease.
+        """
         job = wire.completed_for(client.ask("/kv/range", wire.COMPLETE))
         if job is None:
             there = {each.get("name", "") for each in client.ask("/cluster/member/list", {})["members"]}
@@ -371,7 +377,9 @@ class EtcdStore(MirroringStore):
         self._tell_changes()
 
     def _members_start(self) -> bool:
-        """Whether no member can be expected to answer yet: they begin with the nodes."""
+        """Return True while no member is expected to answer yet, because the members start together with the
+        nodes.
+        """
         return self._fenced and not self._fence.pending and self._loop.clock() < self._opened + _START
 
     def _tell_changes(self) -> None:

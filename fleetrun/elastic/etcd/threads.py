@@ -1,5 +1,5 @@
-"""The two threads of an etcd client: one keeps the lease and sends writes and reads in order, the other
-mirrors prefixes. Both report to `store.py`, which takes the results to the event loop.
+"""Run the two threads of an etcd client. One keeps the lease and sends writes and reads in order. The other
+mirrors prefixes. Both report to `store.py`, which passes the results to the event loop.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SHORTEST, LONGEST = 0.05, 1.0
 
 
 class Backoff:
-    """Pauses between attempts, each twice as long as the one before."""
+    """Pauses between attempts, each twice as long as the previous one."""
 
     def __init__(self) -> None:
         self._next = SHORTEST
 
     def next(self) -> float:
-        """Seconds."""
+        """Return the next pause, in seconds."""
         pause, self._next = self._next, min(2 * self._next, LONGEST)
         return pause
 
     def reset(self) -> None:
-        """An attempt succeeded: the next pause is short again."""
+        """Reset the pause after a successful attempt."""
         self._next = SHORTEST
 
 
@@ -50,32 +50,34 @@ class Backoff:
 
 @frozen_by_name
 class Request:
-    """`body` gets the id of the lease; `answered` is called in the worker's thread, with None when the
-    outcome is unknown.
-    """
+    """A request to etcd."""
 
     path: str
     body: Callable[[str], Body]
+    """Makes the body, given the id of the lease."""
     answered: Callable[[Body | None], None]
+    """Called in the worker's thread with the answer, or with None if the outcome is unknown."""
     repeat: bool
-    """Sending it twice does no harm."""
+    """True if sending it twice does no harm."""
     write: bool
 
 
 class WorkerEvents(Protocol):
-    """Calls come from the worker's thread."""
+    """The user of a worker. Calls come from the worker's thread."""
 
     def leased(self, *, fresh: bool) -> None:
-        """The lease is granted or, after an outage, confirmed."""
+        """Handle a lease that was granted or, after an outage, confirmed."""
 
     def unanswered(self, why: str) -> None:
-        """No member answers; the worker keeps trying."""
+        """Handle an outage of all members. The worker keeps trying."""
 
     def gave_up(self, error: LaunchError) -> None:
-        """The worker has stopped."""
+        """Handle a permanent error. The worker has stopped."""
 
 
 class Worker:
+    """The thread for the lease, writes and reads."""
+
     def __init__(
         self,
         client: Client,
@@ -84,8 +86,10 @@ class Worker:
         proven: Callback,
         check: Callable[[Client], None] = lambda client: None,
     ) -> None:
-        """`seconds`: of the lease. `proven` is called when etcd has carried out a write; `check`, which may
-        raise what a request raises, before each new lease.
+        """Prepare a worker with a lease of `seconds`.
+
+        `proven` is called when etcd has carried out a write. `check` is called before each new lease, and may
+        raise the errors of a request.
         """
         self._client = client
         self._seconds = seconds
@@ -93,7 +97,7 @@ class Worker:
         self._proven = proven
         self._check = check
         self.heard = time.monotonic()
-        """When the request was sent by which the lease was last renewed."""
+        """The time when the last successful renewal of the lease was sent."""
         self._changed = threading.Condition()
         self._requests: deque[Request] = deque()
         self._until: float | None = None  # after `end`: when to give up
@@ -102,18 +106,19 @@ class Worker:
         self._failing = False
 
     def submit(self, request: Request) -> None:
+        """Queue a request. Requests are sent in order."""
         with self._changed:
             self._requests.append(request)
             self._changed.notify()
 
     def end(self, within: float) -> None:
-        """Finish earlier requests, revoke the lease and stop; give up after `within` seconds."""
+        """Finish earlier requests, revoke the lease and stop. Give up after `within` seconds."""
         with self._changed:
             self._until = self._client.deadline = time.monotonic() + within
             self._changed.notify()
 
     def run(self) -> None:
-        """The body of the thread, until `end`."""
+        """Run the thread until `end`."""
         backoff = Backoff()
         while not self._finished():
             try:
@@ -131,14 +136,14 @@ class Worker:
         self._client.close()
 
     def _finished(self) -> bool:
-        """Whether `end` was called and all requests are done. Revokes the lease then."""
+        """Return True if `end` was called and all requests are done. Revoke the lease in this case."""
         if self._until is None or self._requests:
             return False
         if self._lease:
             try:
                 self._client.ask("/lease/revoke", {"ID": self._lease})
             except (Unreachable, Rejected, LaunchError):
-                return True  # it expires by itself
+                return True  # the lease expires without help
         return True
 
     def _rest(self, seconds: float) -> None:
@@ -197,35 +202,41 @@ class Worker:
         request.answered(answer)
 
 
-# ---- The thread that mirrors prefixes: it watches all of them in one stream, then reads all at one revision,
-# then reports the changes after that revision. After any failure it starts over.
+# ---- The thread that mirrors prefixes
 #
-# The stream begins before the read, so nothing is missed between the two. A stream that is silent for a while
-# is replaced too, because a dead one looks the same.
+# It watches all prefixes in one stream, then reads all at one revision, then reports the changes after that
+# revision. After any failure it starts over.
+#
+# The stream starts before the read, so that the thread sees every change between the two. A stream that is
+# silent for a while is replaced too, because a dead stream looks the same.
 
-_SHORT = 1.0  # seconds: a stream that ends earlier is not replaced at once
+_SHORT = 1.0  # seconds; a stream that ends earlier is replaced after a pause
 
 
 class WatcherEvents(Protocol):
-    """Calls come from the watcher's thread."""
+    """The user of a watcher. Calls come from the watcher's thread."""
 
     def reading(self) -> None:
-        """All prefixes are about to be read."""
+        """Handle the start of a read of all prefixes."""
 
     def read_all(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
-        """The entries of all prefixes at this revision. `turn` is what `watch` returned for them."""
+        """Handle the entries of all prefixes at this revision. `turn` is the return value of `watch` for
+        these prefixes.
+        """
 
     def changed(self, changes: list[wire.Change]) -> None:
-        """The changes after that, in order."""
+        """Handle the later changes, in order."""
 
     def unreadable(self, why: str) -> None:
-        """No member could be watched; the watcher keeps trying."""
+        """Handle a failure to watch any member. The watcher keeps trying."""
 
     def gave_up(self, error: LaunchError) -> None:
-        """The watcher has stopped."""
+        """Handle a permanent error. The watcher has stopped."""
 
 
 class Watcher:
+    """The thread that mirrors prefixes."""
+
     def __init__(self, client: Client, keys: wire.Keys, patience: float, events: WatcherEvents) -> None:
         self._client = client
         self._keys = keys
@@ -238,7 +249,7 @@ class Watcher:
         self._ended = False
 
     def watch(self, prefixes: Strings) -> int:
-        """Watch these prefixes from now on, and read all of them again. Returns the number of this turn."""
+        """Watch these prefixes from now on, and read all of them again. Return the number of this turn."""
         with self._changed:
             self._prefixes = prefixes
             self._turn += 1
@@ -255,7 +266,7 @@ class Watcher:
         self._changed.notify()
 
     def run(self) -> None:
-        """The body of the thread, until `end`."""
+        """Run the thread until `end`."""
         backoff = Backoff()
         while (turn := self._next()) is not None:
             number, prefixes, interrupt = turn
@@ -274,7 +285,7 @@ class Watcher:
         self._client.close()
 
     def _next(self) -> tuple[int, Strings, StreamInterrupt] | None:
-        """Waits until there is something to watch; None after `end`."""
+        """Wait until there is something to watch, and return it. Return None after `end`."""
         with self._changed:
             self._changed.wait_for(lambda: self._prefixes or self._ended)
             self._interrupt = StreamInterrupt()
@@ -290,7 +301,7 @@ class Watcher:
         for message in self._client.follow("/watch", requests, self._patience, interrupt):
             early += wire.changes(self._keys, message)
             if message.get("canceled"):
-                self._read(prefixes)  # raises the reason, if that is permanent
+                self._read(prefixes)  # raises the reason, if it is permanent
                 raise StreamEnded(message.get("cancel_reason", "the watch was cancelled"))
             if message.get("created"):
                 waiting -= 1

@@ -1,5 +1,7 @@
-"""The certificate of a job's own etcd, made from the job's secret: every node with the secret has the same
-one, as server and as client, and trusts no other. It is never on a disk.
+"""Make the certificate of a job's own etcd from the job's token.
+
+Every node with the token makes the same certificate, uses it as server and as client, and trusts only this
+one. The certificate stays in memory.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ from ipaddress import ip_address
 from fleetrun.envs.contract import derive_key, split_endpoint
 from fleetrun.errors import NotSupportedError
 
-_BEGIN, _END = datetime(2020, 1, 1), datetime(2120, 1, 1)  # clocks of nodes need not agree
+_BEGIN, _END = datetime(2020, 1, 1), datetime(2120, 1, 1)  # clocks of nodes may differ
 
 
 class Certificate:
-    """PEM files in memory: `certificate` and `key` are their paths, in this process and in those that inherit
-    the descriptors `fds`.
+    """PEM files in memory. `certificate` and `key` are their paths, in this process and in processes that
+    inherit the descriptors `fds`.
     """
 
     def __init__(self, token: str, endpoints: Collection[str]) -> None:
-        """For servers at these endpoints. Raises NotSupportedError without the package cryptography."""
+        """Make a certificate for servers at these endpoints. Raises NotSupportedError without the package
+        cryptography.
+        """
         certificate, key = _made(token, sorted({split_endpoint(each)[0] for each in endpoints}))
         self.fds = tuple(_in_memory(data) for data in (certificate, key))
         self.certificate, self.key = (f"/proc/self/fd/{fd}" for fd in self.fds)
@@ -34,7 +38,9 @@ def _in_memory(data: bytes) -> int:
 
 
 def _made(token: str, hosts: Sequence[str]) -> tuple[bytes, bytes]:
-    """Certificate and key. Ed25519 signatures are deterministic (RFC 8032): all nodes make the same bytes."""
+    """Return the certificate and the key. Ed25519 signatures are deterministic (RFC 8032), so all nodes make
+    the same bytes.
+    """
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization as form

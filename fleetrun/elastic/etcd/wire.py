@@ -1,5 +1,6 @@
-"""The address of an etcd, a job's keys in it, and the JSON of requests and answers. Does not import the
-library for etcd, so that an address can be checked without it.
+"""Define the address of an etcd, a job's keys in it, and the JSON of requests and answers.
+
+This module does not import the library for etcd, so that an address can be checked without it.
 """
 
 from __future__ import annotations
@@ -15,38 +16,40 @@ from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endp
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen
 
-# ---- A job's keys are under `/fleetrun/<job id>/`. The slash at the end keeps apart two jobs of which one id
-# begins with the other.
+# ---- A job's keys are under `/fleetrun/<job id>/`. The slash at the end separates two jobs if the id of one
+# starts with the id of the other.
 
 Body = Document
 
 
 @frozen
 class Change:
-    """Of one key, at one revision of the store. Without an entry, the key was deleted."""
+    """A change of one key at one revision of the store."""
 
     key: str
-    entry: Entry | None
+    entry: Entry | None  # None if the key was deleted
     revision: int
 
 
 class Keys:
-    """Converts between keys of the job and keys of etcd. Prefixes are as in `store.covers`."""
+    """Convert between keys of the job and keys of etcd. Prefixes are as in `store.covers`."""
 
     def __init__(self, job_id: str) -> None:
         self.root = f"/fleetrun/{quote(job_id, safe='')}/"
 
     def one(self, key: str) -> str:
+        """Return a key of the job in the form of etcd's JSON."""
         return _base64((self.root + key).encode())
 
     def span(self, prefix: str) -> Body:
-        """The keys that a prefix covers, as a range of etcd."""
+        """Return the keys that a prefix covers, as a range of etcd."""
         if prefix and not prefix.endswith("/"):
             return {"key": self.one(prefix)}
         end = self.root + prefix[:-1] if prefix else self.root[:-1]
         return {"key": self.one(prefix), "range_end": _base64((end + "0").encode())}  # "0" comes after "/"
 
     def name(self, key: str) -> str:
+        """Return the job's key for a key in etcd's JSON."""
         return b64decode(key).decode().removeprefix(self.root)
 
 
@@ -54,17 +57,18 @@ def _base64(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-# ---- requests
+# ---- Requests
 
 
 def put(keys: Keys, key: str, value: bytes, expect: int | None, lease: str | None) -> Body:
-    """The answer has the key's new state, or its present one if it was not written."""
+    """Write a key. The answer has the key's new state, or its present state if it was not written."""
     write = {"key": keys.one(key), "value": _base64(value), **({} if lease is None else {"lease": lease})}
     look = {"request_range": {"key": keys.one(key), "keys_only": True}}
     return _guarded(keys, key, expect, [{"request_put": write}, look])
 
 
 def delete(keys: Keys, key: str, expect: int | None) -> Body:
+    """Delete a key."""
     return _guarded(keys, key, expect, [{"request_delete_range": {"key": keys.one(key)}}])
 
 
@@ -79,46 +83,50 @@ def _guarded(keys: Keys, key: str, expect: int | None, success: list[Body]) -> B
 
 
 def read(keys: Keys, prefixes: Iterable[str]) -> Body:
-    """All of them at one revision."""
+    """Read all prefixes at one revision."""
     return {"success": [{"request_range": keys.span(prefix)} for prefix in prefixes]}
 
 
 def read_one(keys: Keys, key: str) -> Body:
-    """One key, also one that would be a prefix."""
+    """Read one key, even if its name has the form of a prefix."""
     return {"success": [{"request_range": {"key": keys.one(key)}}]}
 
 
 def watches(keys: Keys, prefixes: Iterable[str]) -> list[Body]:
-    """For one stream, so that changes under different prefixes arrive in order."""
+    """Watch all prefixes in one stream, so that changes under different prefixes arrive in order."""
     return [{"create_request": keys.span(prefix)} for prefix in prefixes]
 
 
-# ---- A cluster that machines of a job run (`member.py`) has one key outside of the job's: the id of its job,
-# written once it may be used.
+# ---- A cluster that nodes of a job run (`member.py`) has one key outside of the job's keys. The key holds
+# the id of the cluster's job, and is written when nodes may use the cluster.
 
 _COMPLETE_KEY = _base64(b"/fleetrun-members")
 COMPLETE: Body = {"key": _COMPLETE_KEY}
 
 
 def complete(job_id: str) -> Body:
+    """Write the key with the id of the cluster's job."""
     return {"key": _COMPLETE_KEY, "value": _base64(job_id.encode())}
 
 
 def completed_for(answer: Fields) -> str | None:
-    """The job for which it may be used; None: it may not be used yet. `answer`: to a range of `COMPLETE`."""
+    """Return the job that may use the cluster, or None before it may be used. `answer` is the answer to a
+    range of `COMPLETE`.
+    """
     found = answer.get("kvs", ())
     return b64decode(found[0].get("value", "")).decode() if found else None
 
 
-# ---- answers
+# ---- Answers
 
 
 def revision(answer: Fields) -> int:
+    """Return the revision of the store at which etcd answered."""
     return int(answer["header"]["revision"])
 
 
 def entries(keys: Keys, answer: Fields) -> dict[str, Entry]:
-    """Of all ranges in the answer to a transaction."""
+    """Return the entries of all ranges in the answer to a transaction."""
     return {
         keys.name(kv["key"]): _entry(kv)
         for response in answer.get("responses", ())
@@ -127,7 +135,7 @@ def entries(keys: Keys, answer: Fields) -> dict[str, Entry]:
 
 
 def written(keys: Keys, answer: Fields, key: str, value: bytes | None) -> Change:
-    """A key after `put` (of this value) or `delete`."""
+    """Return the state of a key after `put` (of this value) or `delete`."""
     entry = entries(keys, answer).get(key)
     if entry is not None and value is not None and answer.get("succeeded"):
         entry = Entry(value, entry.created, entry.revision)
@@ -135,7 +143,7 @@ def written(keys: Keys, answer: Fields, key: str, value: bytes | None) -> Change
 
 
 def changes(keys: Keys, message: Fields) -> list[Change]:
-    """In one message of a watch."""
+    """Return the changes in one message of a watch."""
     return [_change(keys, event) for event in message.get("events", ())]
 
 
@@ -153,11 +161,12 @@ _PIECE = 512  # bytes that the gateway's decoder reads first; each further read 
 
 
 def in_one_read(requests: Sequence[Body]) -> str:
-    """The JSON of a stream of requests, so that etcd's gateway reads all of it before it answers.
+    """Return the JSON of a stream of requests, in a form that etcd's gateway reads completely before it
+    answers.
 
-    It is a Go server for HTTP/1.1: once it has begun to answer, it discards what it has not yet read of the
-    request. Its decoder reads in pieces and decodes an object as soon as that is complete. So the first
-    object is padded with blanks until it ends in the piece that also has all the others.
+    The gateway is a Go server for HTTP/1.1. After it has started to answer, it discards the unread rest of
+    the request. Its decoder reads in pieces and decodes each object as soon as it is complete. The first
+    object is therefore padded with blanks, until it ends in the same piece as all the others.
     """
     first, *others = (json.dumps(each, separators=(",", ":")) for each in requests)
     rest = "".join(others)
@@ -180,22 +189,24 @@ _PARAMETERS = (*_FILES, "user")
 
 @frozen
 class EtcdAddress:
-    """Members of one cluster (`host:port`), and the credentials. Files are paths of PEM files."""
+    """The members of one cluster, and the credentials."""
 
-    endpoints: Strings
-    cacert: str = ""
+    endpoints: Strings  # as `host:port`
+    cacert: str = ""  # this and the next two are paths of PEM files
     cert: str = ""
     key: str = ""
     user: str = ""
 
     @property
     def secure(self) -> bool:
-        """Whether to use TLS: when any file for it is named."""
+        """True if TLS is used, which any file for it enables."""
         return bool(self.cacert or self.cert)
 
 
 def parse_address(url: str) -> EtcdAddress:
-    """Raises UsageError. Messages never contain what may be a password."""
+    """Parse the address of an etcd. Raises UsageError. Its message leaves out any text that may be a
+    password.
+    """
     if not url.startswith(SCHEME):
         raise UsageError(f"the address of an etcd must begin with {SCHEME}")
     where, _, query = url.removeprefix(SCHEME).partition("?")
@@ -250,7 +261,9 @@ def _parameters(query: str) -> dict[str, str]:
 
 
 def password_for(address: EtcdAddress, environ: Environ) -> str:
-    """The password of the address's user; empty without a user. Raises UsageError when it is not set."""
+    """Return the password of the address's user, or an empty text without a user. Raises UsageError if it is
+    not set.
+    """
     if address.user and PASSWORD_VARIABLE not in environ:
         raise UsageError(
             f"the address of the etcd names the user {address.user}, but {PASSWORD_VARIABLE} is not set"

@@ -1,3 +1,3 @@
-"""The rendezvous protocol: which nodes take part, in which order. Pure decisions over the content of a
-store.
+"""The rendezvous protocol, which decides which nodes take part and in which order. Pure decisions over the
+content of a store.
 """

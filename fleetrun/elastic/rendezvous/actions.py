@@ -1,4 +1,4 @@
-"""What a decision consists of: the job's `Policy`, the acts that can be decided, and the `Decision` itself.
+"""Define the parts of a decision: the job's `Policy`, the possible acts, and the `Decision` itself.
 `elastic/membership.py` carries the acts out.
 """
 
@@ -15,65 +15,60 @@ from fleetrun.frozen import frozen, frozen_by_name
 from fleetrun.pod.policy import NO_RESTARTS, Budget
 
 REFORM_QUIET = 2.0
-"""Seconds that a job that has run waits for more nodes, once there are enough: nodes are often lost
+"""Seconds that a job that has run waits for more nodes when it has enough, because nodes are often lost
 together.
 """
 
 
 ELECTION = 4.0
-"""Seconds in which the members of an etcd have another leader."""
+"""Seconds in which the members of an etcd elect another leader."""
 
 FORGIVEN_AFTER = 3600.0
-"""Seconds of work, without --restart_window, after which a machine's faults do not count any more."""
+"""Seconds of work after which a node's faults expire, without --restart_window."""
 
 _LOSSES = 3
-"""At least so many nodes may be lost before the next step."""
+"""At least this many nodes may be lost before the next step."""
 
 
 @frozen_by_name
 class Policy:
-    """What the job requires of its nodes: how many, and what happens when one is lost.
-
-    There are `fewest` to `most` nodes; up to `spares` more wait until one of them is lost. `on_loss`
-    is --on_node_loss. `lease` is for how many seconds a node may be silent. `fixed_ranks` are the hosts of
-    --ips, so that missing ones can be named. `endpoint` is the address of the rendezvous store. A machine is
-    left out after `exclude_after` faults; 0: never. `check` is --check.
-    """
+    """The job's requirements on its nodes: how many, and what happens if one is lost."""
 
     fewest: int
     most: int
-    spares: int = 0
-    on_loss: NodeLoss = NodeLoss.FAIL
+    spares: int = 0  # nodes that may wait until another is lost
+    on_loss: NodeLoss = NodeLoss.FAIL  # --on_node_loss
     elastic_timeout: float = 30.0
     rdzv_timeout: float = 60.0
-    lease: float = 10.0
+    lease: float = 10.0  # seconds that a node may be silent
     sort_ip: bool = False
     budget: Budget = NO_RESTARTS
-    exclude_after: int = 0
-    check: str = "off"
-    fixed_ranks: Strings = ()
-    endpoint: str = ""
+    exclude_after: int = 0  # faults after which a node is excluded; 0: never
+    check: str = "off"  # --check
+    fixed_ranks: Strings = ()  # the hosts of --ips, to name missing nodes
+    endpoint: str = ""  # the address of the rendezvous store
 
     @property
     def elastic(self) -> bool:
-        """Whether the job survives the loss of a node, also without a spare."""
+        """True if the job survives the loss of a node even without a spare."""
         return self.fewest < self.most or self.on_loss is not NodeLoss.FAIL
 
     @property
     def replaces(self) -> bool:
-        """Whether the job may survive the loss of a node."""
+        """True if the job may survive the loss of a node."""
         return self.elastic or self.spares > 0
 
     @property
     def losses(self) -> Budget:
-        """Of lost nodes, with a step or without: a job that loses all of its nodes one by one before its next
-        step may be what breaks them.
+        """The budget for lost nodes, with or without known steps.
+
+        A job that loses all of its nodes one by one before its next step may itself break them.
         """
         return replace(self.budget, limit=max(_LOSSES, self.most))
 
     @property
     def forgiven_after(self) -> float:
-        """Seconds of work after which a machine's faults do not count any more."""
+        """Seconds of work after which a node's faults expire."""
         return FORGIVEN_AFTER if self.budget.window is None else self.budget.window
 
     @property
@@ -83,24 +78,25 @@ class Policy:
 
     @property
     def ghost(self) -> float:
-        """Seconds until the lease of a dead node has ended for certain: its replacement may have to wait.
-        Where several machines serve the store, it may have been their leader: all leases begin again then.
+        """Seconds until the lease of a dead node has certainly ended, for which its replacement may have to
+        wait.
+
+        If several nodes serve the store, the dead node may have been their leader. All leases then start
+        again.
         """
         return self.lease + 1.0 + ("," in self.endpoint) * ELECTION
 
 
 @frozen_by_name
 class Waiting:
-    """Progress of a rendezvous: how many nodes are present, which are missing (hosts, or `rank 3`; empty when
-    that is unknown), and the seconds left. `spare`: the job runs on so many other nodes.
-    """
+    """The progress of a rendezvous."""
 
-    present: int
+    present: int  # number of present nodes
     fewest: int
     most: int
-    missing: Strings = ()
-    left: float = 0.0
-    spare: bool = False
+    missing: Strings = ()  # hosts or `rank 3`; empty if unknown
+    left: float = 0.0  # seconds
+    spare: bool = False  # the job runs on `present` other nodes
 
 
 # ---- Acts of any node at the store
@@ -108,12 +104,12 @@ class Waiting:
 
 @frozen
 class Register:
-    """Write this node's entry: it wants to take part."""
+    """Write this node's entry, because it wants to take part."""
 
 
 @frozen
 class Unregister:
-    """Delete this node's entry: it has seen the end of the job."""
+    """Delete this node's entry after it has seen the end of the job."""
 
 
 @frozen
@@ -132,14 +128,14 @@ class ReadTopology:
 
 @frozen
 class CheckAlone:
-    """Check this machine, which waits as a spare while this round runs."""
+    """Check this node, which waits as a spare while this round runs."""
 
     round: Round
 
 
 @frozen
 class WriteReport:
-    """Write this node's report: how far it is in the generation."""
+    """Write this node's report on its progress in the generation."""
 
     generation: int
     report: Report
@@ -147,7 +143,7 @@ class WriteReport:
 
 @frozen
 class WriteRound:
-    """Write the round, if its revision still is `expect`."""
+    """Write the round if its revision is still `expect`."""
 
     round: Round
     expect: int
@@ -167,7 +163,7 @@ class Propose:
 
 @frozen
 class Refuse:
-    """Tell a node that it cannot take part."""
+    """Refuse a node that cannot take part."""
 
     id: str
     verdict: Verdict
@@ -175,7 +171,7 @@ class Refuse:
 
 @frozen
 class DropNode:
-    """Delete the entry of a node that does not answer, if its revision still is this one."""
+    """Delete the entry of a silent node, if the entry still has this revision."""
 
     id: str
     revision: int
@@ -183,21 +179,21 @@ class DropNode:
 
 @frozen
 class CheckNode:
-    """Read this node's entry: the mirror may not have it yet."""
+    """Read this node's entry, which the mirror may not have yet."""
 
     id: str
 
 
 @frozen
 class WriteCensus:
-    """Write how many nodes are present, for those that wait."""
+    """Write the number of present nodes, for the waiting nodes."""
 
     census: Census
 
 
 @frozen
 class DeleteJob:
-    """Delete all keys of the job: every node has seen its end."""
+    """Delete all keys of the job, after every node has seen its end."""
 
 
 # ---- Acts of this node in its own processes and state
@@ -205,7 +201,7 @@ class DeleteJob:
 
 @frozen
 class Accept:
-    """Take part in the generation that forms, as member `rank`."""
+    """Take part as member `rank` in the generation that forms."""
 
     round: Round
     rank: int
@@ -220,28 +216,29 @@ class Start:
 
 @frozen
 class Stop:
-    """Stop this node's processes. `at_once`: by SIGKILL, because the job has gone on without this node, and
-    what they still did would come between.
-    """
+    """Stop this node's processes."""
 
     cause: Cause
     restart: bool
     at_once: bool = False
+    """Use SIGKILL. The job has continued without this node, and further work of the processes would
+    interfere.
+    """
 
 
 @frozen
 class Leave:
-    """Leave the generation; none of its processes is left."""
+    """Leave the generation, after all of this node's processes have ended."""
 
 
 @frozen
 class Finish:
-    """Let this node's servers exit: all trainers of the job have completed."""
+    """Let this node's servers exit, because all trainers of the job have completed."""
 
 
 @frozen
 class End:
-    """The job is over for this node, with this exit code."""
+    """End the job on this node with this exit code."""
 
     code: int
     cause: Cause | None
@@ -249,7 +246,7 @@ class End:
 
 @frozen
 class Fail:
-    """This node cannot take part, or cannot continue."""
+    """Report that this node cannot take part, or cannot continue."""
 
     error: LaunchError
 
@@ -286,7 +283,7 @@ Act = (
 
 @dataclass(slots=True)
 class Decision:
-    """What to do now, and when to decide again if nothing changes until then."""
+    """The acts that are due now, and the time of the next decision at the latest."""
 
     acts: list[Act] = field(default_factory=list)
     until: float = math.inf
@@ -296,4 +293,5 @@ class Decision:
         self.acts += acts
 
     def look_at(self, when: float) -> None:
+        """Decide again at this time at the latest."""
         self.until = min(self.until, when)

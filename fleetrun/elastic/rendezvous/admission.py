@@ -1,6 +1,4 @@
-"""Which of the present nodes take part, and as which rank: admission, the machines that are left out for
-their faults, and the order of ranks. Pure.
-"""
+"""Choose the present nodes that take part, exclude nodes for their faults, and assign ranks. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from fleetrun.elastic.rendezvous.view import Candidate, Situation, View
 from fleetrun.errors import NotNeededError
 from fleetrun.record.faults import MachineFault, MachineFaults, counted, excluded, merged, said_faults
 
-# ---- Admission: which of the present nodes may take part
+# ---- Admission
 
 USAGE = 2
 NOT_NEEDED = NotNeededError.exit_code
@@ -22,22 +20,22 @@ NOT_NEEDED = NotNeededError.exit_code
 
 @dataclass(slots=True)
 class Admission:
-    """`eligible` are in order of arrival, and so are those `left_out` for their faults. `conflict`: the job
-    cannot run, because its nodes were started differently.
-    """
+    """The result of admission."""
 
-    eligible: list[Candidate] = field(default_factory=list)
+    eligible: list[Candidate] = field(default_factory=list)  # in order of arrival
     refused: list[Refuse] = field(default_factory=list)
     conflict: Cause | None = None
+    """The job cannot run, because its nodes were started differently."""
     until: float = float("inf")
-    left_out: list[Candidate] = field(default_factory=list)
+    left_out: list[Candidate] = field(default_factory=list)  # excluded for their faults, in order of arrival
 
 
 def admit(job: Situation) -> Admission:
-    """Nodes must have the options of the round's members; where it has none, those of the leader.
+    """Admit nodes with the options of the round's members, or of the leader in a round without members.
 
-    Of two nodes that ask for the same rank the older gets it. The younger is refused once the older is still
-    present when the lease of a dead node would have ended: until then the younger may be its replacement.
+    If two nodes request the same rank, the older node gets it. The younger node may be its replacement, until
+    the lease of a dead node would have ended. If the older node is still present then, the younger node is
+    refused.
     """
     view, policy = job.view, job.policy
     result = Admission()
@@ -66,14 +64,14 @@ def _reference(job: Situation) -> Candidate | None:
 
 
 def known_faults(view: View) -> MachineFaults:
-    """Of the job: what its round has, and what nodes have brought along."""
+    """Return the faults of the job: those in its round, and those that nodes have brought along."""
     known = view.round.faults if view.round is not None else ()
     return merged(known, view.faults) if view.faults else known
 
 
 def leave_out(admission: Admission, job: Situation) -> list[Refuse]:
-    """For when there are enough other nodes. The one with the store stays, and waits: without it the others
-    would end.
+    """Refuse the excluded nodes, if there are enough others. The node with the store stays and waits, because
+    the others would end without it.
     """
     faults = excluded(known_faults(job.view), job.policy.exclude_after)
     return [
@@ -84,7 +82,9 @@ def leave_out(admission: Admission, job: Situation) -> list[Refuse]:
 
 
 def least_blamed(admission: Admission, view: View) -> list[Candidate]:
-    """Those that are left out, the one with the fewest faults first; of two the one whose last is older."""
+    """Return the excluded nodes by number of faults, fewest first. In a tie, the node with the older last
+    fault comes first.
+    """
     faults = counted(known_faults(view))
 
     def blame(candidate: Candidate) -> tuple[int, float]:
@@ -124,8 +124,9 @@ def _differs(
     *,
     settled: bool,
 ) -> None:
-    """A node that came under this leader is alive; the entry of an older one may be left from an earlier
-    start.
+    """Refuse a node with other options, or end the job.
+
+    A node that arrived under this leader is alive. An older entry may be left from an earlier start.
     """
     what = difference(reference.node, candidate.node)
     hint = "Start all nodes with the same command."
@@ -157,7 +158,9 @@ def _same_rank(result: Admission, candidate: Candidate, holder: Candidate, job: 
 
 
 def difference(one: Node, other: Node) -> str:
-    """`--max_restart is 3 on h1 (10.0.0.1) and 5 on h2 (10.0.0.2)`; at most three of them."""
+    """Describe the differences: `--max_restart is 3 on h1 (10.0.0.1) and 5 on h2 (10.0.0.2)`. At most three
+    are listed.
+    """
     pairs = []
     if one.version != other.version:
         pairs.append(("fleetrun", one.version or "unknown", other.version or "unknown"))
@@ -172,6 +175,7 @@ def difference(one: Node, other: Node) -> str:
 
 
 def job_is_full(job: Situation) -> Verdict:
+    """Return the refusal of a node for which there is no rank."""
     members, policy = job.members, job.policy
     names = ", ".join(node.title for node in members[:4])
     more = ", ..." if len(members) > 4 else ""
@@ -195,13 +199,17 @@ def choose(
     sort_ip: bool = False,
     keep: bool = False,
 ) -> Nodes:
-    """At most `most` of these in rank order. Members of the previous generation are preferred, then those
-    that ask for a rank, then by arrival. No two of them may ask for the same rank.
+    """Return at most `most` of the nodes in rank order.
 
-    A node that asks for a rank gets it. The other members of the previous generation keep theirs. A missing
-    member's rank goes to a new node of its machine, else the last ranks move into the gaps; new nodes follow,
-    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any. `keep`: a spare
-    may have the rank that one who came late asks for; no member moves for that.
+    Members of the previous generation are preferred, then nodes that request a rank, then earlier arrivals.
+    Each rank may be requested only once.
+
+    A node that requests a rank gets it. The other members of the previous generation keep their ranks. A
+    missing member's rank goes to a new launcher on the same host. The last ranks move into the remaining
+    gaps. New nodes follow, by address with `sort_ip`, else by arrival. A requested rank of `most` or above is
+    a spare's and means any rank.
+
+    With `keep`, members keep their ranks, even if a late node requests the rank that a spare has taken.
     """
     ranks = {node.id: rank for rank, node in enumerate(previous)}
     there = sorted(
@@ -240,7 +248,7 @@ class _RankSlots:
         self._placed: set[str] = set()
 
     def take(self, rank: int, node: Node) -> None:
-        """If the rank is free, and the node has none."""
+        """Assign a free rank to a node without a rank."""
         if 0 <= rank < len(self._slots) and self._slots[rank] is None and node.id not in self._placed:
             self._slots[rank] = node
             self._placed.add(node.id)
@@ -256,7 +264,7 @@ class _RankSlots:
 
 
 def _empty_places(there: set[str], previous: Sequence[Node]) -> dict[tuple[str, str], int]:
-    """Ranks of the previous generation whose nodes are missing, by machine."""
+    """Return the ranks of missing members of the previous generation, by host and name."""
     empty: dict[tuple[str, str], int] = {}
     for rank, node in enumerate(previous):
         if node.id not in there:
@@ -265,7 +273,7 @@ def _empty_places(there: set[str], previous: Sequence[Node]) -> dict[tuple[str, 
 
 
 def _address(host: str) -> tuple[int, int, str]:
-    """Numbers in numeric order, then names."""
+    """Return a sort key that puts addresses in numeric order, then names."""
     try:
         address = ip_address(host)
     except ValueError:

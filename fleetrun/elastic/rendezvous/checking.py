@@ -1,5 +1,5 @@
-"""What the leader makes of a check: whether a turn follows, and which machines are left out for what both
-turns have found. Pure; what a turn says is in `checks.py`.
+"""Evaluate a check on the leader. Decide whether another turn follows, and which nodes both turns exclude.
+Pure; `checks.py` evaluates one turn.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fleetrun.record.faults import MachineFault, merged
 
 
 def time_of_check(round_: Round, policy: Policy) -> float:
-    """Seconds that a turn may take before this round's nodes are ready."""
+    """Return the seconds that a turn may take before this round's nodes are ready."""
     return SECONDS[policy.check] + MARGIN if round_.check.turn and policy.check in SECONDS else 0.0
 
 
 def next_check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
-    """What these nodes do before they are ready."""
+    """Return the check of these nodes before they are ready."""
     ids = [node.id for node in members]
     if policy.check == "off" or check.done == digest(ids):
         return replace(NO_CHECK, done=check.done)
@@ -46,14 +46,14 @@ def next_check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
 
 
 def _found(view: View, members: Sequence[Node]) -> dict[int, Measured]:
-    """What the members have found, by rank."""
+    """Return the results of the members by rank."""
     heard = ((rank, view.reports.get(node.id)) for rank, node in enumerate(members))
     told = ((rank, each.report.measured) for rank, each in heard if each is not None)
     return {rank: measured for rank, measured in told if measured is not None}
 
 
 def unanswered(job: Situation, decision: Decision) -> Round | None:
-    """The round that follows where members do not answer for much longer than the others have taken."""
+    """Return the following round, if members take much longer to answer than the others."""
     view = job.view
     ids = [node.id for node in job.members]
     missing, seconds = overdue(ids, _found(view, job.members), job.round.check, job.policy.check)
@@ -68,14 +68,16 @@ def unanswered(job: Situation, decision: Decision) -> Round | None:
 
 
 def checked(job: Situation, missing: Mapping[int, str] | None = None) -> Round | None:
-    """The round that follows a turn in which something was wrong; None: nothing was, or it is not known with
-    which node.
+    """Return the round that follows a turn with a problem. Return None without a problem, or if its node is
+    unknown.
+
+    `missing` holds the reasons for overdue nodes.
     """
     round_, members = job.round, job.members
     ids, check = [node.id for node in members], round_.check
     found = _found(job.view, members)
     wrong = suspects(ids, found, check, missing)
-    if len(wrong) == len(ids):  # two nodes, and the way between them
+    if len(wrong) == len(ids):  # two nodes, and the link between them
         wrong = alone(found)
     rest = left_over(ids, check.suspects)
     if not wrong and rest:
@@ -93,14 +95,14 @@ def checked(job: Situation, missing: Mapping[int, str] | None = None) -> Round |
 
 
 def noted(round_: Round, bad: Texts, time: float, policy: Policy) -> Round:
-    """The round with faults for what both turns of a check have found, by machine."""
+    """Return the round with faults for the results of both turns of a check, by node."""
     faults = _confirmed(bad, time, max(2, policy.exclude_after))
     worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in bad}
     return replace(round_, faults=merged(round_.faults, faults), worked=worked)
 
 
 def _confirmed(wrong: Texts, time: float, count: int) -> list[MachineFault]:
-    """What both turns have found, by machine, as so many faults: enough to leave it out."""
+    """Return `count` faults for each node that both turns have found, which is enough to exclude it."""
     turns = enumerate([1] * (count - 1) + [2], 1)
     return [
         MachineFault(round(time + number / 10, 1), machine, f"check {turn} of 2: {why}")
@@ -110,7 +112,9 @@ def _confirmed(wrong: Texts, time: float, count: int) -> list[MachineFault]:
 
 
 def bad_spares(job: Situation) -> dict[str, str]:
-    """By machine, what the checks of waiting nodes have found and the round does not have yet."""
+    """Return the problems that the checks of waiting nodes have found and the round does not have yet, by
+    node.
+    """
     view, members = job.view, job.members
     known = {node.id for node in members}
     waiting = [candidate for id_, candidate in view.nodes.items() if id_ not in known and id_ in view.reports]

@@ -1,10 +1,10 @@
-"""The check of nodes before a generation (--check): which two measure the way between them, and from what all
-have found to the nodes that are slow or broken. Pure; `doctor/check.py` measures.
+"""Check nodes before a generation (--check). Pair the nodes that measure the link between them, and find the
+slow or broken nodes in all results. Pure; `doctor/check.py` measures.
 
-A check has up to two turns. In the first every node computes, copies memory and measures the way to a
-neighbour. A way has two ends: so in the second each suspect does it again, with a node that is not
-suspected. Where there are more suspects than others, the second is repeated for the rest. A spare that waits
-has both turns alone, without a way.
+A check has up to two turns. In the first turn, every node computes, copies memory and measures the link to a
+neighbour. A link has two ends. In the second turn, each suspect therefore repeats the tests with a node that
+is not suspected. If there are more suspects than other nodes, the second turn is repeated for the rest. A
+waiting spare makes both turns alone, without a link.
 """
 
 from __future__ import annotations
@@ -18,30 +18,27 @@ from fleetrun.aliases import Integers, Strings
 from fleetrun.frozen import frozen_by_name
 
 UNEVEN = 4.0
-"""So many times slower than the middle one is too slow."""
+"""A node this many times slower than the median is too slow."""
 
 SECONDS = {"fast": 3.0, "full": 60.0}
-"""How long a turn takes at most; `full` imports torch."""
+"""Longest time of a turn, in seconds. `full` imports torch."""
 
 LEAST_ALLOWED = {"fast": 1.0, "full": 20.0}
-"""Seconds that every node has to answer: its process may have to be read from a disk first."""
+"""Seconds that every node has to answer, because its process may first have to be read from a disk."""
 
 MARGIN = 2.0
-"""Seconds beyond that in which a node must have reported."""
+"""Further seconds until a node must have reported."""
 
 
 @frozen_by_name
 class Check:
-    """Of a round. `turn`: 0: none, 1 or 2. Of the first turn the `suspects`, by id, and `usual`, the speed of
-    the middle way (bytes/s); `within`: the seconds that a node has to answer in the second.
-    `done`: the `digest` of the nodes whose check is over.
-    """
+    """The check of a round."""
 
-    turn: int = 0
-    suspects: Strings = ()
-    usual: float = 0.0
-    within: float = 0.0
-    done: int = 0
+    turn: int = 0  # 1 or 2, or 0 without a check
+    suspects: Strings = ()  # ids of the suspects of the first turn
+    usual: float = 0.0  # the median speed of a link in the first turn, in bytes/s
+    within: float = 0.0  # seconds that a node has to answer in the second turn
+    done: int = 0  # the `digest` of the nodes whose check has ended
 
 
 NO_CHECK = Check()
@@ -49,25 +46,21 @@ NO_CHECK = Check()
 
 @frozen_by_name
 class Measured:
-    """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
-    of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,
-    `link_error`: with the way. `took`: seconds of all but the way, `waited`: of the way; `late`: the time
-    allowed, if that was not enough.
-    """
+    """The results of one node in a turn. 0 means not measured."""
 
-    compute: float = 0.0
-    gpu: float = 0.0
-    memory: float = 0.0
-    link: float = 0.0
-    error: str = ""
-    link_error: str = ""
-    took: float = 0.0
-    waited: float = 0.0
-    late: float = 0.0
+    compute: float = 0.0  # seconds of a fixed computation
+    gpu: float = 0.0  # seconds of a fixed computation on its slowest GPU
+    memory: float = 0.0  # speed of its memory, in bytes/s
+    link: float = 0.0  # speed of the link to its partner, in bytes/s
+    error: str = ""  # a problem of the node
+    link_error: str = ""  # a problem of the link
+    took: float = 0.0  # seconds of all tests except the link
+    waited: float = 0.0  # seconds of the link test
+    late: float = 0.0  # the time allowed, if that was not enough
 
 
 def better(one: Measured, other: Measured) -> Measured:
-    """The better of two turns by the same node."""
+    """Return the better of two turns by the same node."""
     if one.error or one.late or other.error or other.late:
         return other if one.error or one.late else one
     return replace(
@@ -80,13 +73,14 @@ def better(one: Measured, other: Measured) -> Measured:
 
 
 Found = Mapping[int, Measured]
-"""By the ranks of nodes."""
+"""Results by the ranks of nodes."""
 
 
 def time_allowed(found: Found, how: str) -> float:
-    """Seconds after which a node that has not answered is suspected: four times what it took the others, and
-    twice the time for their ways, which has a limit of its own. Where no way was measured: as long as a turn
-    may take.
+    """Return the seconds after which a silent node is suspected.
+
+    This is four times the other nodes' time, plus twice the time of their link tests, which have a separate
+    limit. Without a measured link, a node may take as long as a turn.
     """
     ways = [each.waited for each in found.values() if each.link]
     if not ways:
@@ -96,9 +90,10 @@ def time_allowed(found: Found, how: str) -> float:
 
 
 def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[Integers, float]:
-    """The ranks that have not answered, and after how many seconds of a turn they are overdue. A node that
-    does not answer delays its partner as well, so pairs are counted. In the first turn no node is
-    overdue before half of them have answered.
+    """Return the ranks that have not answered, and after how many seconds of a turn they are overdue.
+
+    A silent node also delays its partner, so pairs are counted. In the first turn, nodes are overdue only
+    after half of them have answered.
     """
     paired = pairs(ids, check.suspects)
     single = set(range(len(ids))).difference(*paired)
@@ -112,11 +107,15 @@ def overdue(ids: Sequence[str], found: Found, check: Check, how: str) -> tuple[I
 
 
 def digest(ids: Sequence[str]) -> int:
+    """Return a number that identifies this set of nodes, never 0."""
     return crc32(",".join(sorted(ids)).encode()) or 1
 
 
 def pairs(ids: Sequence[str], suspects: Sequence[str]) -> list[tuple[int, int]]:
-    """Ranks, each at most once; the first of a pair measures. Neighbours; or each suspect and another."""
+    """Return pairs of ranks, each rank at most once. The first of a pair measures.
+
+    Without suspects, the pairs are neighbours. With suspects, each pair is a suspect and another node.
+    """
     if not suspects:
         return [(rank, rank + 1) for rank in range(0, len(ids) - 1, 2)]
     bad = [rank for rank, id_ in enumerate(ids) if id_ in suspects]
@@ -125,17 +124,18 @@ def pairs(ids: Sequence[str], suspects: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def measures(ids: Sequence[str], suspects: Sequence[str], rank: int) -> bool:
-    """Whether this node has something to do in this turn."""
+    """Return True if this node has a task in this turn."""
     return not suspects or ids[rank] in suspects or any(rank in pair for pair in pairs(ids, suspects))
 
 
 def left_over(ids: Sequence[str], suspects: Sequence[str]) -> Strings:
-    """The suspects who have no partner in the second turn."""
+    """Return the suspects without a partner in the second turn."""
     paired = {ids[rank] for pair in pairs(ids, suspects) for rank in pair}
     return tuple(id_ for id_ in ids if id_ in suspects and id_ not in paired)
 
 
 def usual_speed(found: Found) -> float:
+    """Return the median speed of the measured links, in bytes/s, or 0."""
     seconds = _middle([1 / each.link for each in found.values() if each.link])
     return 1 / seconds if seconds else 0.0
 
@@ -143,8 +143,10 @@ def usual_speed(found: Found) -> float:
 def suspects(
     ids: Sequence[str], found: Found, check: Check, missing: Mapping[int, str] | None = None
 ) -> dict[int, str]:
-    """The ranks with which something is wrong, and what; of a way both ends, unless one was not suspected
-    before. `missing`: those that are `overdue`, and why they are suspected.
+    """Return the ranks with a problem, and the problem.
+
+    Both ends of a bad link are suspects, unless one end was not suspected before. `missing` holds the
+    `overdue` ranks, and why they are suspected.
     """
     wrong = alone(found) | dict(missing or {})
     usual = check.usual or usual_speed(found)
@@ -158,7 +160,7 @@ def suspects(
 
 
 def alone(found: Found) -> dict[int, str]:
-    """The ranks with which something is wrong whatever the ways are, and what."""
+    """Return the ranks with a problem that is independent of links, and the problem."""
     return dict(_alone(found))
 
 
@@ -167,7 +169,7 @@ def _alone(found: Found) -> Iterator[tuple[int, str]]:
     for rank, each in found.items():
         if each.error:
             yield rank, each.error
-        elif each.late and each.took > UNEVEN * took:  # else all are slow, as on one machine that is busy
+        elif each.late and each.took > UNEVEN * took:  # otherwise all are slow, as on a single busy host
             yield rank, f"the check took longer than {each.late:g} s"
     for what, values in (
         ("its processor computes", {rank: each.compute for rank, each in found.items()}),
@@ -193,5 +195,5 @@ def _way(found: Found, pair: tuple[int, int], usual: float) -> str:
 
 
 def _middle(values: Sequence[float]) -> float:
-    """Of two seconds the smaller."""
+    """Return the lower median, or 0."""
     return sorted(values)[(len(values) - 1) // 2] if values else 0.0

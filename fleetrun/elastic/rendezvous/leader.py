@@ -1,7 +1,7 @@
-"""What the leader of a round does next: when nodes become a generation, why that generation stopped, and
-whether another follows. Pure: from a view and the time to acts and the time of the next look.
+"""Decide what the leader of a round does next: when nodes become a generation, why the generation stopped,
+and whether another follows. Pure functions turn a view and the time into acts and the time of the next look.
 
-Which nodes it admits is in `admission.py`; which node leads, and what every other node does, in `member.py`.
+`admission.py` admits nodes. `member.py` chooses the leader, and decides what every other node does.
 """
 
 from __future__ import annotations
@@ -61,27 +61,32 @@ from fleetrun.record.faults import DIGITS, MachineFault, MachineFaults, counted,
 
 # ---- After a generation: why it stopped, and whether another follows
 #
-# All nodes stop at once for the first cause that reaches the round. What is reported in the end is the oldest
-# cause: each node reports its own with their age, so clocks need not agree.
+# All nodes stop immediately for the first cause that reaches the round. The final report shows the oldest
+# cause. Each node reports its own causes with their age, so clocks may differ.
 
 LOST_CODE = 125
 SOONEST = 0.3
 LATEST = 5.0
-"""Seconds that the leader waits for causes older than the first: once all nodes have answered, and at most;
-none where all processes have ended, because then each node has reported all that it had. A machine that
-writes a core dump may take seconds to report what failed, and a launcher that was killed counts as gone only
-after `reconnect_grace`.
+"""Seconds that the leader waits for causes older than the first: `SOONEST` after all nodes have answered, and
+`LATEST` at most.
+
+It does not wait if all processes have ended, because each node has then reported all its causes. A node that
+writes a core dump may take seconds to report a failure. A launcher that was killed counts as lost only after
+`reconnect_grace`.
 """
 
 
 def follows(lease: float) -> float:
-    """Failures of other nodes up to this many seconds before a node is seen to be gone are its consequence:
-    their connections to it broke when the store's did, and the store waited for `reconnect_grace`.
+    """Return the seconds before the detected loss of a node in which other failures count as its consequence.
+
+    The connections of other nodes broke together with the store's connection, and the store waited for
+    `reconnect_grace`.
     """
     return max(1.0, reconnect_grace(lease)) + 0.5
 
 
 def lost(job: Situation, node: Node, rank: int, age: float) -> Cause:
+    """Return the cause for a lost member. `age` is in seconds."""
     if node.id in job.view.closed:
         why, suspicion = "its launcher has ended (its connection was closed)", "launcher"
     else:
@@ -99,7 +104,7 @@ def lost(job: Situation, node: Node, rank: int, age: float) -> Cause:
 
 
 def after_stop(job: Situation) -> Decision:
-    """What the leader does with a round that stops."""
+    """Decide what the leader does with a round that stops."""
     view, policy = job.view, job.policy
     decision = Decision()
     round_ = job.round
@@ -159,8 +164,10 @@ def _faults(job: Situation, cause: Cause) -> MachineFaults:
 
 
 def _work(job: Situation, seconds: float, useful: bool) -> tuple[MachineFaults, dict[str, float]]:
-    """The acquittals of machines that have worked long enough since their last fault, these `seconds` of the
-    members included if they were `useful`; and `Round.worked` of the other machines with faults.
+    """Return acquittals of nodes that have worked long enough since their last fault, and `Round.worked` of
+    the others.
+
+    The last `seconds` of the members count if they were `useful`.
     """
     view = job.view
     here = {node.known_as for node in job.members} if useful else set()
@@ -168,7 +175,8 @@ def _work(job: Situation, seconds: float, useful: bool) -> tuple[MachineFaults, 
     for machine, own in unforgiven(known_faults(view)).items():
         total = job.round.worked.get(machine, 0.0) + (seconds if machine in here else 0.0)
         if total >= job.policy.forgiven_after:
-            # Just after it, not now: the generation may have ended with the next fault, which counts.
+            # Directly after the fault, not now. The generation may have ended with the next fault, which
+            # counts.
             forgiven.append(MachineFault(round(max(own).time + 10**-DIGITS, DIGITS), machine))
         elif total > 0:
             worked[machine] = total
@@ -176,20 +184,22 @@ def _work(job: Situation, seconds: float, useful: bool) -> tuple[MachineFaults, 
 
 
 def _further(job: Situation) -> bool:
-    """Whether this generation made a later step than any before; also where steps are not known."""
+    """Return True if this generation made a later step than all earlier ones, or if steps are unknown."""
     last = _last_step(job.view)
     before = [step for step in (job.round.spent.step, job.round.losses.step) if step is not None]
     return last is None or last > max(before, default=-1)
 
 
 def _last_step(view: View) -> int | None:
-    """Of all nodes in this generation."""
+    """Return the last step of all nodes in this generation, or None."""
     steps = [heard.report.step for heard in view.reports.values()]
     return max((step for step in steps if step is not None), default=None)
 
 
 def _too_many_lost(loss: Fault, before: Spent, policy: Policy) -> str:
-    """Why no generation follows a loss; empty if one may. Where steps are not known, nothing is counted."""
+    """Return the reason to end the job after a loss, or an empty text if a generation may follow. If steps
+    are unavailable, losses do not count.
+    """
     if loss.step is None and before.step is None:
         return ""
     if isinstance(policy.losses.decide(loss, before), Restart):
@@ -199,8 +209,11 @@ def _too_many_lost(loss: Fault, before: Spent, policy: Policy) -> str:
 
 
 def gone_at(job: Situation, node: Node, decision: Decision) -> float | None:
-    """When a member went. None while it is present or may still come; then the decision is made again later.
-    The entry of a departed leader is read: its successor did not watch the entries when it disappeared.
+    """Return when a member was lost. Return None while it is present or may still return, and decide again
+    later.
+
+    The entry of a departed leader is read from the store, because its successor did not watch the entries
+    when it disappeared.
     """
     gone = job.view.lost_at(node.id, job.policy.lease)
     if gone is None or job.now >= gone:
@@ -212,8 +225,8 @@ def gone_at(job: Situation, node: Node, decision: Decision) -> float | None:
 
 
 def may_go(view: View, node: Node) -> bool:
-    """Whether a member may leave early: its trainers have completed, and it serves no other node's
-    trainers.
+    """Return True if a member may leave early. Its trainers have completed, and trainers of other nodes do
+    not need it.
     """
     return view.done(node.id) is MemberStatus.COMPLETED and not node.offer.serves
 
@@ -225,8 +238,10 @@ class _DatedCause:
 
 
 def final_cause(job: Situation, but: CauseKind | None = None) -> Cause:
-    """The oldest cause; one of kind `but`, or of failures a symptom, only if there is no other. Its lines
-    begin with the server whose end led to it.
+    """Return the oldest cause, preceded in its lines by the server end that led to it.
+
+    A cause of kind `but` is returned only if all causes are of this kind. A symptom is returned only if all
+    failures are symptoms.
     """
     view, now = job.view, job.now
     stopped_for = job.round.cause
@@ -252,8 +267,9 @@ def final_cause(job: Situation, but: CauseKind | None = None) -> Cause:
 
 
 def _led_to(job: Situation, lost: _DatedCause, failure: _DatedCause) -> bool:
-    """Whether the loss of a node led to a failure. Where it was not heard of for a lease, others may have
-    waited for it in vain for as long.
+    """Return True if the loss of a node led to a failure.
+
+    If the node was silent for a lease, others may have waited for it for as long.
     """
     closed = any(node.id in job.view.closed for node in job.members[lost.cause.rank : lost.cause.rank + 1])
     silent = job.policy.lease if failure.cause.symptom and not closed else 0.0
@@ -261,7 +277,7 @@ def _led_to(job: Situation, lost: _DatedCause, failure: _DatedCause) -> bool:
 
 
 def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterator[str]:
-    """The last end of a server that this failure of another process names."""
+    """Yield the last end of a server that this failure of another process names."""
     if first.cause.why is not CauseKind.FAILED or first.cause.headline.startswith("server "):
         return
     named = servers_named_in(" ".join(first.cause.lines))
@@ -275,8 +291,8 @@ def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterato
 
 
 def spares(job: Situation) -> list[Candidate]:
-    """Nodes that wait for the loss of another, in order of arrival; last one that is left out and has the
-    store.
+    """Return nodes that wait for the loss of another, in order of arrival. An excluded node that has the
+    store comes last.
     """
     if not job.policy.spares:
         return []
@@ -287,8 +303,10 @@ def spares(job: Situation) -> list[Candidate]:
 
 
 def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool:
-    """Whether another generation follows, of nodes of which so many are there. The round has the decision of
-    the node with the first cause; it does not count if the final cause is another one.
+    """Return True if another generation follows, of `there` present nodes.
+
+    The round has the decision of the node with the first cause. This decision does not count if the final
+    cause is another one.
     """
     if cause.why in (CauseKind.TIMEOUT, CauseKind.REFUSED):
         return False
@@ -305,7 +323,7 @@ def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool
 
 
 def _is_the_first(cause: Cause, round_: Round) -> bool:
-    """Whether the round was stopped for this cause."""
+    """Return True if the round was stopped for this cause."""
     first = round_.cause
     return first is not None and (cause.rank, cause.headline) == (first.rank, first.headline)
 
@@ -327,11 +345,13 @@ ROOM = 0.005
 """Seconds granted per member for reading the topology."""
 CENSUS_EVERY = 2.0
 LEAVE = 2.0
-"""Seconds that the leader waits at least for the others to see the end."""
+"""Shortest time that the leader waits for the others to see the end, in seconds."""
 
 
 def lead(view: View, policy: Policy, now: float, *, over: bool) -> Decision:
-    """`over`: this node has seen the end of its job, as opposed to one that ended before it came."""
+    """Return the leader's decision. With `over`, this node has seen the end of its own job. Without it, an
+    ended round belongs to a job that ended before this node came.
+    """
     round_ = view.round
     if round_ is None:
         return _only(WriteRound(Round(generation=1, state=State.OPEN), ABSENT)) if not over else Decision()
@@ -357,12 +377,14 @@ def _only(*acts: WriteRound | ReadTopology) -> Decision:
 
 
 def _afresh(round_: Round) -> Round:
-    """A new job, after an old one left its round behind."""
+    """Return the round of a new job, after an old job left its round behind."""
     return Round(generation=round_.generation + 1, state=State.OPEN)
 
 
 def _abandoned(job: Situation) -> Decision:
-    """No member is left: the round belongs to an old job, or to one whose nodes are all disconnected."""
+    """Replace a round without members. It belongs to an old job, or to a job whose nodes are all
+    disconnected.
+    """
     now = job.now
     gone = max((job.view.lost_at(node.id, job.policy.lease) or now for node in job.members), default=now)
     if now < gone:
@@ -370,7 +392,7 @@ def _abandoned(job: Situation) -> Decision:
     return _only(WriteRound(_afresh(job.round), job.view.round_revision))
 
 
-# ---- open
+# ---- Open
 
 
 def _open(job: Situation) -> Decision:
@@ -394,7 +416,7 @@ def _open(job: Situation) -> Decision:
         else:
             decision.look_at(until)
     form_at = _form_at(job, nodes, deadline)
-    if form_at <= now < deadline + 2 * policy.lease:  # after that, no proposal was ever accepted
+    if form_at <= now < deadline + 2 * policy.lease:  # by then, every proposal has failed
         decision.do(_form(job, nodes))
     elif now >= deadline:
         decision.do(_ended(job, _timeout(job, nodes)))
@@ -413,15 +435,17 @@ def _open(job: Situation) -> Decision:
 
 
 def _others_until(job: Situation, rest: Sequence[Candidate], deadline: float) -> float:
-    """Until when the job waits for others rather than take the `rest`, which is left out for its faults. Not
-    at all where all that there can be are here, nor for a generation that had to take them as well and has
-    stopped for something else.
+    """Return until when the job waits for other nodes before it takes the `rest`, which is excluded for
+    faults.
+
+    It does not wait if all possible nodes are present. It also does not wait if the last generation already
+    had to take these nodes and stopped for another reason.
     """
     view, policy = job.view, job.policy
     if not policy.spares or len(view.nodes) >= policy.most + policy.spares:
         return float("-inf")
     known, faults = {node.id for node in job.members}, counted(known_faults(view))
-    # Rounded as the times of faults are: one that came right after the start is not before it.
+    # Rounded like the times of faults, so that a fault right after the start does not seem older.
     began = round(view.epoch + view.ran_since, DIGITS) if job.round.cause is not None else float("-inf")
     if rest and all(each.node.id in known and faults[each.node.known_as][-1].time < began for each in rest):
         return float("-inf")
@@ -430,14 +454,14 @@ def _others_until(job: Situation, rest: Sequence[Candidate], deadline: float) ->
 
 
 def meeting_time(round_: Round | None, policy: Policy) -> float:
-    """Seconds that nodes may take to meet: for the first generation, or for a later one."""
+    """Return the seconds that nodes may take to join, for the first generation or a later one."""
     if round_ is None or round_.cause is None:
         return policy.rdzv_timeout
     return policy.reform_timeout + round_.after
 
 
 def _not_again(job: Situation) -> str:
-    """With --on_node_loss wait: the node whose process failed, which leaves room for another."""
+    """With --on_node_loss wait, return the node whose process failed. It makes room for another."""
     cause = job.round.cause
     if job.policy.on_loss is not NodeLoss.WAIT or cause is None or cause.why is not CauseKind.FAILED:
         return ""
@@ -445,7 +469,7 @@ def _not_again(job: Situation) -> str:
 
 
 def _form_at(job: Situation, nodes: Sequence[Candidate], deadline: float) -> float:
-    """When these nodes become a generation, if nothing changes."""
+    """Return when these nodes become a generation, if nothing changes."""
     view, policy = job.view, job.policy
     count = len(nodes)
     if count < policy.fewest:
@@ -461,7 +485,9 @@ def _form_at(job: Situation, nodes: Sequence[Candidate], deadline: float) -> flo
 
 
 def _all_back(job: Situation, nodes: Sequence[Candidate]) -> bool:
-    """After a failure, a complete generation starts again without waiting for more nodes."""
+    """Return True if all members are back after a failure. The generation then restarts without waiting for
+    more nodes.
+    """
     there = {candidate.node.id for candidate in nodes}
     assert job.round.cause is not None
     return job.round.cause.counts and all(node.id in there for node in job.members)
@@ -514,7 +540,7 @@ def _what_to_do(policy: Policy) -> str:
 
 
 def missing_nodes(job: Situation, nodes: Sequence[Candidate]) -> Strings:
-    """At most eight names, as far as earlier members, --ips or --rank tell which nodes are missing."""
+    """Return the names of missing nodes, at most eight, if earlier members, --ips or --rank identify them."""
     policy, members = job.policy, job.members
     if len(nodes) >= policy.fewest:
         return ()
@@ -532,14 +558,14 @@ def missing_nodes(job: Situation, nodes: Sequence[Candidate]) -> Strings:
 
 
 def _listed(missing: Sequence[str]) -> str:
-    """`rank 1`, `ranks 1, 3`, `10.0.0.7, 10.0.0.8`."""
+    """Write names as `rank 1`, `ranks 1, 3` or `10.0.0.7, 10.0.0.8`."""
     ranks = [name.removeprefix("rank ") for name in missing]
     several = len(missing) > 1 and missing[0].startswith("rank ")
     return f"ranks {', '.join(ranks)}" if several else ", ".join(missing)
 
 
 def _count(job: Situation, decision: Decision, census: Census) -> None:
-    """At most every CENSUS_EVERY seconds, because all nodes read it."""
+    """Write the census, at most every CENSUS_EVERY seconds, because all nodes read it."""
     if census == job.view.census_of_round:
         return
     due = job.view.census_since + CENSUS_EVERY
@@ -549,7 +575,7 @@ def _count(job: Situation, decision: Decision, census: Census) -> None:
         decision.look_at(due)
 
 
-# ---- forming and running
+# ---- Forming and running
 
 
 def _forming(job: Situation) -> Decision:
@@ -610,8 +636,9 @@ def _first_lost(job: Situation, decision: Decision) -> Cause | None:
 
 
 def _newcomers(job: Situation, decision: Decision) -> Cause | None:
-    """A node that may join starts a new generation; others are refused, because the job is full. One with the
-    store, or a part of it, waits: it serves the others.
+    """Return the cause to start a new generation with joining nodes, or refuse them because the job is full.
+
+    A node with the store, or a member of it, waits, because it serves the others.
     """
     policy = job.policy
     admission = admit(job)
@@ -629,7 +656,7 @@ def _newcomers(job: Situation, decision: Decision) -> Cause | None:
     for candidate in joining[policy.spares :]:
         if candidate.node.has_store:
             continue
-        # It may replace one that is lost.
+        # The candidate may replace a node that is lost.
         sure = candidate.since + policy.ghost if policy.replaces else job.now
         if job.now >= sure:
             decision.do(Refuse(candidate.node.id, verdict))
@@ -638,12 +665,14 @@ def _newcomers(job: Situation, decision: Decision) -> Cause | None:
     return None
 
 
-# ---- ended
+# ---- Ended
 
 
 def _clean(view: View, policy: Policy, now: float) -> Decision:
-    """Delete the job's keys once all nodes have seen the end. A node that does not answer is awaited until
-    its lease has ended: back at an empty store, it would conclude that the store had lost its data.
+    """Delete the job's keys after all nodes have seen the end.
+
+    A silent node is awaited until its lease has ended. If it came back to an empty store, it would conclude
+    that the store had lost its data.
     """
     latest = view.round_since + max(LEAVE, policy.lease)
     waits = any(

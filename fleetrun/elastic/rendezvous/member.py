@@ -1,34 +1,35 @@
-"""The rendezvous: what a node does next, from its view of the job. Pure; `membership.py` carries it out.
+"""Decide what a node does next in the rendezvous, from its view of the job. Pure; `membership.py` carries it
+out.
 
-The states of a round. Each transition is one compare-and-set of `state/round`; those of the leader are marked
-L.
+The states of a round follow. Each transition is one compare-and-set of `state/round`. L marks the leader's
+transitions.
 
                  enough nodes (L)          all have read it (L)
         +------+ ---------------> +-------+ -------------------> +-------+
    ---> | OPEN |                  |FORMING|                      |RUNNING|
         +------+ <--------------- +-------+                      +-------+
-         |    ^   a member is gone, or                            |     |
-         |    |   silent: generation + 1 (L)                      |     | all completed (L)
-         |    |                                                   |     |
-         |    |   all have stopped: generation + 1 (L)  +--------+ |     |
-         |    +-----------------------------------------|STOPPING|<+     |
-         |                                              +--------+  a failure, a signal: any member;
-         | not enough in time, or nodes                     |       a node lost or come: L
-         | that differ (L)                                  |            |
-         |                      no restart: the oldest      v            v
-         |                      cause is the job's (L)   +------------------+
-         +---------------------------------------------> |      ENDED       |
-                                                         +------------------+
-                              all nodes unregister; the leader deletes the job's keys
+          |    ^   a member is lost, or                            |     |
+          |    |   silent: generation + 1 (L)                      |     | all completed (L)
+          |    |                                                   |     |
+          |    |   all have stopped: generation + 1 (L)  +--------+ |     |
+          |    +-----------------------------------------|STOPPING|<+     |
+          |                                              +--------+  a failure, a signal: any member;
+          | not enough in time, or nodes                     |       a node lost or new: L
+          | that differ (L)                                  |            |
+          |                      no restart: the oldest      v            v
+          |                      cause is the job's (L)   +------------------+
+          +---------------------------------------------> |      ENDED       |
+                                                          +------------------+
+                               all nodes unregister; the leader deletes the job's keys
 
 The phases of a member in one generation (`view.py`):
 
    IDLE --> READY --> RUNNING --> STOPPING --> STOPPED --> IDLE (the next one)
-                         |                        ^
-                         +---> FINISHING ---------+--> OVER
+                          |                        ^
+                          +---> FINISHING ---------+--> OVER
 
-A lost leader is replaced: by a member at once (in OPEN by any node), by another node when no member has
-claimed the lead for as long as a lease lasts. All that a new leader needs is in the store.
+A lost leader is replaced. A member takes the lead immediately (in OPEN any node does). Another node takes it
+after a whole lease without a claim by a member. The store holds everything that a new leader needs.
 """
 
 from __future__ import annotations
@@ -68,17 +69,15 @@ from fleetrun.frozen import frozen
 
 LOST_CODE = 125
 SLACK = 10.0
-"""Seconds after a leader's deadline at which a node gives up without having heard of the leader's
-decision.
-"""
+"""Seconds after the leader's deadline until a node that received no decision gives up."""
 
 TAKING_PART = (State.FORMING, State.RUNNING, State.STOPPING)
-"""States in which a node may find itself among the members; the last two after it was disconnected."""
+"""States in which a node may find itself among the members. The last two follow a disconnection."""
 
 
 @frozen
 class Turn:
-    """What a node decides from, and the decision so far."""
+    """The input of a node's decision, and the decision so far."""
 
     view: View
     own: MemberState
@@ -88,7 +87,7 @@ class Turn:
 
 
 def decide(view: View, own: MemberState, policy: Policy, now: float) -> Decision:
-    """What is due now. Until it is done, another call gives the same."""
+    """Return the acts that are due now. Until they are done, another call returns the same acts."""
     decision = follow(view, own, policy, now)
     over = own.phase is Phase.OVER
     if view.up and view.leads and not fenced(view, own) and over == (own.last is not None):
@@ -100,7 +99,7 @@ def decide(view: View, own: MemberState, policy: Policy, now: float) -> Decision
 
 
 def follow(view: View, own: MemberState, policy: Policy, now: float) -> Decision:
-    """What every node does, the leader too: register, claim the lead, take part, stop, end."""
+    """Decide what every node does, including the leader: register, claim the lead, take part, stop, end."""
     decision = Decision()
     turn = Turn(view, own, policy, now, decision)
     if own.phase is Phase.OVER:
@@ -125,6 +124,7 @@ def follow(view: View, own: MemberState, policy: Policy, now: float) -> Decision
 
 
 def error_of(verdict: Verdict) -> LaunchError:
+    """Return the error that a refusal stands for."""
     kind = {2: UsageError, 124: RendezvousError}.get(verdict.code, LaunchError)
     error = kind(verdict.message, hint=verdict.hint or None)
     error.exit_code = verdict.code
@@ -135,7 +135,7 @@ def error_of(verdict: Verdict) -> LaunchError:
 
 
 def _register(turn: Turn) -> None:
-    """Register this node, and claim the lead when there is no leader."""
+    """Register this node, and claim the lead if it is free."""
     view, own, decision = turn.view, turn.own, turn.decision
     if fenced(view, own):
         return
@@ -155,7 +155,7 @@ def _register(turn: Turn) -> None:
 
 
 def _may_lead_at_once(view: View, own: MemberState) -> bool:
-    """Members of a generation lead it; another node may when no member can be left."""
+    """Return True for a member of the generation, or for any node if the round has no active members."""
     round_ = view.round
     if round_ is None or round_.state in (State.OPEN, State.ENDED):
         return True
@@ -163,7 +163,7 @@ def _may_lead_at_once(view: View, own: MemberState) -> bool:
 
 
 def fenced(view: View, own: MemberState) -> bool:
-    """Whether this node has processes of a generation that has ended without it."""
+    """Return True if this node has processes of a generation that has ended without it."""
     return own.active and view.round is not None and not own.is_in(view.round)
 
 
@@ -192,8 +192,8 @@ def _take_part(turn: Turn) -> None:
 
 
 def _without_round(turn: Turn) -> None:
-    """The job has not begun, or it has ended without this node, or the store has lost its data while the job
-    runs.
+    """Act without a round. The job has not started, it has ended without this node, or the store lost its
+    data during the job.
     """
     own, decision = turn.own, turn.decision
     if turn.view.cleared:
@@ -225,7 +225,7 @@ def _accept_place(turn: Turn, round_: Round) -> None:
 
 
 def _check_alone(turn: Turn, round_: Round) -> None:
-    """Each generation checks the machines that wait, too: one that is found bad makes room for another."""
+    """Check this waiting node in each generation. A bad node then makes room for another."""
     own = turn.own
     if own.checked != round_.generation:
         turn.decision.do(CheckAlone(round_))
@@ -235,7 +235,7 @@ def _check_alone(turn: Turn, round_: Round) -> None:
 
 
 def _may_wait(own: MemberState, policy: Policy) -> bool:
-    """Whether this node may be there without taking part."""
+    """Return True if this node may be present without taking part."""
     return policy.spares > 0 or own.node.has_store
 
 
@@ -260,7 +260,7 @@ def _stop_round(turn: Turn, failure: Failure, round_: Round) -> WriteRound:
 
 
 def _in_other_generation(turn: Turn, round_: Round) -> None:
-    """The round is in another generation than this node."""
+    """Act on a round of another generation than this node's."""
     own, decision = turn.own, turn.decision
     if own.round is not None and turn.view.rewound and not round_.topology and own.phase is not Phase.READY:
         decision.do(Propose(own.round, own.members, turn.view.round_revision))
@@ -273,7 +273,7 @@ def _in_other_generation(turn: Turn, round_: Round) -> None:
 
 
 def _own_failure(own: MemberState, round_: Round, policy: Policy) -> Cause | None:
-    """With --on_node_loss wait: the failure for which this node leaves the job."""
+    """With --on_node_loss wait, return the failure for which this node leaves the job."""
     cause = round_.cause
     if policy.on_loss is not NodeLoss.WAIT or cause is None or cause.rank != own.rank:
         return None
@@ -283,6 +283,7 @@ def _own_failure(own: MemberState, round_: Round, policy: Policy) -> Cause | Non
 
 
 def disconnected(own: MemberState) -> Cause:
+    """Return the cause for a node that the job left behind while it was disconnected."""
     return Cause(
         why=CauseKind.LOST,
         node=own.node.title,
@@ -342,7 +343,7 @@ def give_up(turn: Turn) -> None:
 
 
 def _time_alone(policy: Policy) -> float:
-    """Seconds that a node with something to report waits for a store that does not answer."""
+    """Return the seconds that a node with something to report waits for a silent store."""
     return min(policy.lease, 5.0)
 
 
@@ -368,7 +369,7 @@ def _give_up_meeting(turn: Turn) -> None:
 
 
 def _at(turn: Turn, when: float, acts: Callable[[], Sequence[Stop | End | Fail]]) -> None:
-    """Decide on these acts when they are due; they are not made before."""
+    """Decide on these acts when they are due. They are not made earlier."""
     if turn.now >= when:
         turn.decision.do(*acts())
     else:
@@ -409,7 +410,9 @@ def _end_unknown(own: MemberState) -> Sequence[Stop | Fail]:
 
 
 def left_for_good(own: MemberState) -> Cause | None:
-    """Why a node left whose leaving ends the job, if this node was told so. It may have hosted the store."""
+    """Return the cause if this node learned that a node left whose leaving ends the job. The departed node
+    may have hosted the store.
+    """
     round_, cause = own.round, own.stop_cause
     if own.phase not in (Phase.STOPPING, Phase.STOPPED) or round_ is None or cause is None:
         return None
@@ -418,5 +421,5 @@ def left_for_good(own: MemberState) -> Cause | None:
 
 
 def store_lost(text: str) -> Cause:
-    """The store is lost: as far as this node can tell, no node of the job is the cause."""
+    """Return the cause for a lost store. This node cannot attribute the loss to another node."""
     return Cause(why=CauseKind.LOST, node="", headline=text, code=LOST_CODE)

@@ -1,5 +1,6 @@
-"""The records of the rendezvous: their keys in the store, and their JSON in both directions. No rule of the
-rendezvous is in this file.
+"""Define the records of the rendezvous: their keys in the store, and their conversion to and from JSON.
+
+The rules of the rendezvous are elsewhere.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from fleetrun.record.faults import MachineFaults, read_faults
 T = TypeVar("T")
 
 MOST_BYTES = 64 << 20
-"""Limit of an unpacked record; a topology of 100,000 nodes has about 20 MB."""
+"""Limit of an unpacked record. A topology of 100,000 nodes has about 20 MB."""
 
 WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading JSON of unknown origin may raise."""
+"""The exceptions that reading JSON of unknown origin may raise."""
 
 
 class BadRecordError(ValueError):
-    """The value is not such a record: it was not written by this version of fleetrun."""
+    """The value is not a record of this kind. Another version of fleetrun, or another program, wrote it."""
 
 
 class State(StrEnum):
-    """Of a round. The diagram of all transitions is in `member.py`."""
+    """The state of a round. The diagram of all transitions is in `member.py`."""
 
     OPEN = "open"
     FORMING = "forming"
@@ -44,151 +45,139 @@ class State(StrEnum):
 
 
 class CauseKind(StrEnum):
-    """Kinds of causes for which a round stops, and one of what may have led to it."""
+    """The reason why a round stops, or an event that may have led to the stop."""
 
     FAILED = "failed"  # a process failed
-    LOST = "lost"  # a node no longer answers
-    LEFT = "left"  # a node was told to leave (a signal)
-    ASKED = "asked"  # a user wants all processes to start again
-    JOINED = "joined"  # a node came to an elastic job
-    TIMEOUT = "timeout"  # --timeout
-    REFUSED = "refused"  # the nodes' options, versions or ranks do not match; nothing was started
-    RESTARTED = "restarted"  # a server ended, and was started again on its own: the round went on
+    LOST = "lost"  # a node has stopped answering
+    LEFT = "left"  # a node received a signal to leave
+    ASKED = "asked"  # a user requested that all processes restart
+    JOINED = "joined"  # a node joined an elastic job
+    TIMEOUT = "timeout"  # --timeout has passed
+    REFUSED = "refused"  # the nodes' options, versions or ranks do not match, so no process started
+    RESTARTED = "restarted"  # a server ended and restarted alone, while the round continued
 
 
 @frozen_by_name
 class Node:
-    """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
-    `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
-    are those that must be equal on all nodes, as they would be typed; `faults` are those that earlier
-    launches have left on this machine; `software` is what its Python has (`host.software.packed`).
-    `has_store`: its launcher hosts the rendezvous store, or a part.
-    """
+    """A node that wants to take part."""
 
     id: str
-    host: str
-    name: str
+    host: str  # its address
+    name: str  # the node's own name
     offer: Offer
-    rank: int = -1
+    rank: int = -1  # the requested rank, or -1 for any
     version: str = ""
-    machine: str = ""
+    machine: str = ""  # the engine's name for the node, if it has one
     options: Texts = field(default_factory=dict)
-    faults: MachineFaults = ()
-    software: str = ""
-    has_store: bool = False
+    """Options that must be equal on all nodes, in the form of the command line."""
+    faults: MachineFaults = ()  # the faults that earlier runs have left on this node
+    software: str = ""  # the node's Python packages (`host.software.packed`)
+    has_store: bool = False  # its launcher hosts the rendezvous store or a member of it
 
     @property
     def known_as(self) -> str:
-        """The machine's name in `faults`."""
+        """The node's name in `faults`."""
         return self.machine or self.title
 
     @property
     def title(self) -> str:
-        """Its name in messages: `h1 (10.0.0.1)`."""
+        """The node's name in messages: `h1 (10.0.0.1)`."""
         return self.host if self.name in ("", self.host) else f"{self.name} ({self.host})"
 
 
 Nodes = tuple[Node, ...]
-"""In the order of their ranks, or of their arrival."""
+"""Nodes in the order of their ranks, or of their arrival."""
 
 
 @frozen_by_name
 class Cause:
-    """Why a round stops, as every node reports it.
-
-    `node` is the title of the node, `rank` its rank (-1: none yet). `headline` is one line such as `trainer 3
-    exited with code 7`, `lines` the failure report of that node, without frame, and `summary` its last line,
-    the cause: `trainer 3: ValueError: bad input at train.py:36`. `age` is how old it was, in
-    seconds, when its node wrote it: both times are of that node's clock, so clocks need not agree. `symptom`:
-    the process failed because of another one, and its node does not know which. `counts`: whether it counts
-    against --max_restart; `time`, `step` and `error` are those of `pod.policy.Fault`. `machine` is
-    the machine that may be to blame (`Node.known_as`); empty where a script is, or that is not known.
-    `suspicion` is that of `record.faults.MachineFault`. `requested`: a user asked for it.
-    """
+    """The cause for which a round stops, as every node reports it."""
 
     why: CauseKind
-    node: str
-    rank: int = -1
-    headline: str = ""
+    node: str  # the title of the node
+    rank: int = -1  # the node's rank; -1 before it has one
+    headline: str = ""  # one line, such as `trainer 3 exited with code 7`
     code: int = 1
-    lines: Strings = ()
+    lines: Strings = ()  # the node's failure report, without frame
     summary: str = ""
+    """The last line of the report: `trainer 3: ValueError: bad input at train.py:36`."""
     age: float = 0.0
-    symptom: bool = False
-    time: float = 0.0
+    """Age in seconds when the node wrote the cause. Both times are by the node's clock, so clocks may differ.
+    """
+    symptom: bool = False  # another, unidentified process made this one fail
+    time: float = 0.0  # `time`, `step` and `error` are as in `pod.policy.Fault`
     step: int | None = None
     error: str = ""
     machine: str = ""
-    suspicion: str = ""
-    requested: bool = False
+    """The node that may be to blame (`Node.known_as`). Empty if a script is, or if the node is unknown."""
+    suspicion: str = ""  # as in `record.faults.MachineFault`
+    requested: bool = False  # a user requested it
 
     @property
     def counts(self) -> bool:
+        """True if the cause counts against --max_restart."""
         return self.why is CauseKind.FAILED
 
 
 @frozen_by_name
 class Round:
-    """One generation of the job. `size` is the number of members; the topology lists them.
-
-    `attempts` counts the generations that ran before: others were not accepted, or only checked nodes.
-    `restarts` counts failures that led to a restart, `spent` is what they have used of --max_restart,
-    `losses` what lost nodes have used of their own budget. `faults` are those of all machines, `worked` the
-    seconds that those with faults have taken part in the job since, in generations that made new steps. While
-    STOPPING, `restart` says whether another generation follows, `after` how many seconds later at the
-    earliest. `code` is the exit code of an ENDED round. `topology` names the record with the members
-    (`3/h1-17.0`: of generation 3, the first that this node wrote); in an OPEN round it is the previous one,
-    "" before the first. `cause` of an OPEN or FORMING round is what ended the previous generation.
-    """
+    """One generation of the job."""
 
     generation: int
     state: State
-    size: int = 0
+    size: int = 0  # number of members, which the topology lists
     attempts: int = 0
-    restarts: int = 0
-    spent: Spent = NOTHING_SPENT
-    losses: Spent = NOTHING_SPENT
-    faults: MachineFaults = ()
+    """Number of earlier generations that ran. Generations that were not accepted, or only checked nodes, do
+    not count.
+    """
+    restarts: int = 0  # number of failures that led to a restart
+    spent: Spent = NOTHING_SPENT  # how much of --max_restart these failures have used
+    losses: Spent = NOTHING_SPENT  # how much of their separate budget lost nodes have used
+    faults: MachineFaults = ()  # faults of all nodes
     worked: Numbers = field(default_factory=dict)
+    """Seconds of work of nodes with faults since their last fault, in generations that made new steps."""
     cause: Cause | None = None
-    restart: bool = False
-    after: float = 0.0
-    code: int = 0
+    """In an OPEN or FORMING round, the cause that ended the previous generation."""
+    restart: bool = False  # True in a STOPPING round if another generation follows
+    after: float = 0.0  # in a STOPPING round, seconds until the next generation at the earliest
+    code: int = 0  # the exit code of an ENDED round
     topology: str = ""
+    """The name of the record with the members. `3/h1-17.0` is the first one of generation 3 that this node
+    wrote. In an OPEN round it is the previous name, or "" before the first.
+    """
     check: Check = NO_CHECK
 
     def stopping(self, cause: Cause, *, restart: bool, after: float = 0.0) -> Round:
+        """Return this round in the state STOPPING."""
         return replace(self, state=State.STOPPING, cause=cause, restart=restart, after=after)
 
     def again(self) -> Round:
-        """The one that follows where this was not accepted, or has only checked its nodes."""
+        """Return the round that follows if this one was not accepted, or has only checked its nodes."""
         return replace(self, generation=self.generation + 1, state=State.OPEN, size=0, after=0.0)
 
 
 class MemberStatus(StrEnum):
-    """How far a member is in its generation, in this order."""
+    """The progress of a member in its generation, in this order."""
 
     READY = "ready"  # it has read the topology and takes part
     COMPLETED = "completed"  # its trainers have exited with 0
     STOPPING = "stopping"  # it has seen that the round stops; `causes` are its own failures so far
-    STOPPED = "stopped"  # none of its processes is left
+    STOPPED = "stopped"  # all its processes have ended
 
 
 @frozen_by_name
 class Report:
-    """Of one member in one generation; rewritten on progress. `step` is the last that a STOPPED member's
-    trainers made, `measured` what a READY one found in a check.
-    """
+    """The report of one member in one generation. The member rewrites it on progress."""
 
     done: MemberStatus
     causes: tuple[Cause, ...] = ()
-    step: int | None = None
-    measured: Measured | None = None
+    step: int | None = None  # the last step of a STOPPED member's trainers
+    measured: Measured | None = None  # the result of a READY member's check
 
 
 @frozen_by_name
 class Verdict:
-    """To a node that cannot take part: its exit code, and a message and a hint for its user."""
+    """A refusal to a node that cannot take part: its exit code, and a message and a hint for its user."""
 
     code: int
     message: str
@@ -197,7 +186,7 @@ class Verdict:
 
 @frozen_by_name
 class Census:
-    """Which nodes have come so far, for those that wait: only the leader watches all."""
+    """The nodes that have arrived so far, for waiting nodes, because only the leader watches all nodes."""
 
     present: int
     missing: Strings = ()
@@ -207,6 +196,7 @@ class Census:
 
 
 def pack(record: Node | Round | Report | Verdict | Census) -> bytes:
+    """Return a record as JSON."""
     return json.dumps(asdict(record), separators=(",", ":")).encode()
 
 
@@ -214,8 +204,9 @@ _MOST_KINDS = 16
 
 
 def pack_topology(members: Sequence[Node]) -> bytes:
-    """The members in rank order, without what is equal in all (options, version). Of the software each
-    kind is there once; of more than a few kinds the rest is left out.
+    """Pack the members in rank order, without the values that are equal on all nodes (options, version).
+
+    Each kind of software is stored once. Only the first few kinds are stored.
     """
     kinds = list(dict.fromkeys(each.software for each in members))[:_MOST_KINDS]
     places = {text: number for number, text in enumerate(kinds)}
@@ -236,7 +227,10 @@ def pack_topology(members: Sequence[Node]) -> bytes:
 
 @lru_cache(maxsize=1)
 def read_topology(data: bytes) -> Nodes:
-    """Raises BadRecordError. The last result is cached, for simulations with many nodes in one process."""
+    """Read the members. Raises BadRecordError.
+
+    The last result is cached, for simulations with many nodes in one process.
+    """
     try:
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(data, MOST_BYTES)
@@ -260,7 +254,7 @@ def read_topology(data: bytes) -> Nodes:
 
 
 def _seconds(value: Any) -> float:
-    """A finite number: times are compared."""
+    """Read a finite number, because times are compared."""
     seconds = float(value)
     if not math.isfinite(seconds):
         raise ValueError(f"{seconds} is not a time")
@@ -275,7 +269,7 @@ def _measure(value: Any) -> float:
 
 
 def _code(value: Any) -> int:
-    """What a process can exit with: 256 would be 0."""
+    """Read an exit code of a process. 256 would become 0."""
     code = int(value)
     if not 0 <= code <= 255:
         raise ValueError(f"{code} is not an exit code")
@@ -310,8 +304,9 @@ def _optional(kind: Callable[[Any], T]) -> Callable[[Any], T | None]:
 
 
 def _of_fields(record: Callable[..., T], **kinds: Callable[[Any], Any]) -> Callable[[Fields], T]:
-    """Makes such records of JSON objects, each field by its kind; others are of a later version and left out,
-    and those that are missing have their defaults.
+    """Return a function that reads a record from a JSON object, each field by its kind.
+
+    Fields of later versions are ignored, and missing fields get their defaults.
     """
 
     def read(fields: Fields) -> T:
@@ -329,7 +324,7 @@ _cause = _of_fields(
 )  # fmt: skip
 _numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "waited", "late"), _measure)
 read_measured = _of_fields(Measured, **_numbers, error=str, link_error=str)
-"""What `doctor.check` prints. Raises one of `WRONG`."""
+"""Read the output of `doctor.check`. Raises one of `WRONG`."""
 
 
 def _spent(fields: Fields) -> Spent:
@@ -357,7 +352,7 @@ def _round(fields: Fields) -> Round:
 
 
 def _of_bytes(read: Callable[[Fields], T]) -> Callable[[bytes], T]:
-    """Raises BadRecordError."""
+    """Return a function that reads a record from bytes and raises BadRecordError."""
 
     def decoded(data: bytes) -> T:
         try:
@@ -385,7 +380,7 @@ read_census = _of_bytes(_of_fields(Census, present=int, missing=_texts))
 # ---- Keys
 
 NODES_PREFIX = "nodes/"
-"""One leased entry for each node that wants to take part. Only the leader watches it."""
+"""One leased entry for each node that wants to take part. Only the leader watches these entries."""
 
 STATE_PREFIX = "state/"
 LEADER_KEY = "state/leader"
@@ -393,14 +388,14 @@ ROUND_KEY = "state/round"
 CENSUS_KEY = "state/census"
 
 ASKS_PREFIX = "state/asks/"
-"""Questions of one node to the others, which watch `state/` anyway; see `inquiry.py`."""
+"""Questions of one node to the others, which watch `state/` anyway. See `inquiry.py`."""
 
 REQUESTS_PREFIX = "state/requests/"
-"""Requests of commands to the nodes; see `requests.py`."""
+"""Requests of commands to the nodes. See `requests.py`."""
 
 ANSWERS_PREFIX = "answers/"
 IMPORTS_KEY = "imports"
-"""With --warm, what spares may import; only they watch it."""
+"""With --warm, the modules that spares may import. Only spares watch the key."""
 REPORTS_PREFIX = "reports/"
 TOPOLOGY_PREFIX = "topology/"
 EVERYTHING = ""
@@ -415,7 +410,7 @@ def verdict_key(id_: str) -> str:
 
 
 def reports_prefix(generation: int) -> str:
-    """The folder of one generation's reports."""
+    """Return the directory of one generation's reports."""
     return f"{REPORTS_PREFIX}{generation}/"
 
 
@@ -424,7 +419,7 @@ def report_key(generation: int, id_: str) -> str:
 
 
 def topology_key(name: str) -> str:
-    """`name` is the `topology` of a round."""
+    """Return the key of a topology. `name` is the `topology` of a round."""
     return f"{TOPOLOGY_PREFIX}{name}"
 
 
@@ -437,5 +432,5 @@ def request_key(name: str) -> str:
 
 
 def answers_prefix(question: str) -> str:
-    """The folder of the answers to one question. Only the asking node watches it."""
+    """Return the directory of the answers to one question. Only the asking node watches it."""
     return f"{ANSWERS_PREFIX}{question}/"

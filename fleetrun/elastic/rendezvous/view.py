@@ -1,5 +1,5 @@
-"""The state that a node decides on: of the job, from its mirror of the store (`View`), and of itself
-(`MemberState`). Nothing is decided or written here; time is an argument.
+"""Hold the state for a node's decisions: the state of the job, from its mirror of the store (`View`), and its
+own (`MemberState`). Decisions and writes are elsewhere. Time is an argument.
 """
 
 from __future__ import annotations
@@ -31,27 +31,25 @@ from fleetrun.record.faults import MachineFaults, merged
 
 @frozen
 class Candidate:
-    """A node that wants to take part. `created` orders nodes by arrival; `since` is when this node first saw
-    it. Nodes with equal `fits` agree in version and options.
-    """
+    """A node that wants to take part."""
 
     node: Node
-    created: int
+    created: int  # orders nodes by arrival
     revision: int
-    since: float
-    fits: int
+    since: float  # when this node first saw it
+    fits: int  # equal for nodes with the same version and options
 
 
 @frozen
 class ReceivedReport:
-    """A report, and when each of its causes happened."""
+    """A report, and the time of each of its causes."""
 
     report: Report
     causes: tuple[tuple[float, Cause], ...]
 
 
 class View:
-    """The records in one node's mirror, each parsed once, and the time since when it has had them, on its own
+    """The records in one node's mirror, each parsed once, with the times of their arrival by the node's own
     clock.
     """
 
@@ -59,49 +57,53 @@ class View:
         self.me = me
         self.up = False
         self.foreign = ""
-        """Why the value at the round's key is not a round; empty if it is one."""
+        """The reason why the value at the round's key is not a round. Empty if it is one."""
         self.round: Round | None = None
         self.round_revision = ABSENT
         self.round_since = now
         self.unformed_since = now
-        """Since when no generation has been running or stopping, nor a turn of a check begun or ended."""
+        """Time since which no generation ran or was stopping, and no turn of a check started or ended."""
         self.ran_since = now
-        """When the last generation that ran began to, or this node saw it for the first time."""
+        """When the last generation that ran started, or when this node saw it for the first time."""
         self._ran = -1
         self._round_seen = ABSENT
         """Revision of the round when the job was last seen alive."""
         self.rewound = False
-        """The store's revisions started again: it lost its data, and another node has begun a round there."""
+        """True if the store's revisions started again. The store lost its data, and another node has opened a
+        round.
+        """
         self._missed = False
-        """This node's own entry has been missing since then."""
+        """True if this node's own entry has been missing since then."""
         self.leader: str | None = None
         self.leader_created = ABSENT
         self.leader_revision = ABSENT
         self.leaderless_since: float | None = None
         self.led_since = now
         self.departed_leader = ""
-        """The last leader, if this node saw it vanish."""
+        """The last leader, if this node saw it disappear."""
         self.whole_since = now
         self.census: Census | None = None
         self.census_since = now
         self.verdict: Verdict | None = None
         self.nodes: dict[str, Candidate] = {}
         self.faults: MachineFaults = ()
-        """What nodes have brought along."""
+        """The faults that nodes have brought along."""
         self.nodes_since = now
-        """When a node last came or went."""
+        """When a node last arrived or left."""
         self.gone: dict[str, float] = {}
-        """Nodes that went while this one was connected, and when."""
+        """The nodes that left while this node was connected, with the times."""
         self.closed: set[str] = set()
-        """Nodes whose connection to the store was closed: their launchers have ended."""
+        """Nodes that closed their connection to the store, because their launchers have ended."""
         self.reports: dict[str, ReceivedReport] = {}
-        """Those of the round's generation."""
+        """The reports of the round's generation."""
         self.others: dict[str, Entry] = {}
-        """Entries that are not records of the rendezvous, such as those of `inquiry.py`."""
+        """Entries of other protocols, such as `inquiry.py`."""
         self.topologies_seen = 0
-        """How many topologies this node has learned: makes the names of those that it writes unique."""
+        """Number of topologies that this node has learned. It makes the names of its own topologies
+        unique.
+        """
         self.epoch = 0.0
-        """What to add to this node's clock for seconds since the epoch."""
+        """Offset from this node's clock to seconds since the epoch."""
         self._topology: tuple[str, Nodes] | None = None
         self._known: dict[str, Entry] = {}
 
@@ -109,7 +111,7 @@ class View:
 
     @property
     def census_of_round(self) -> Census | None:
-        """None where the last one is from before the round: of an earlier meeting."""
+        """The census of this round. None if the last census belongs to an earlier round."""
         return self.census if self.census_since >= self.round_since else None
 
     @property
@@ -122,7 +124,9 @@ class View:
 
     @property
     def members(self) -> Nodes | None:
-        """Of the round's topology, in rank order; None before it was read, empty when there is none."""
+        """The members of the round's topology, in rank order. None before it was read, empty if there is
+        none.
+        """
         name = self.round.topology if self.round is not None else ""
         if not name:
             return ()
@@ -130,8 +134,9 @@ class View:
 
     @property
     def cleared(self) -> bool:
-        """The round is gone but the store has kept its data: the leader deleted it after the job's end. (The
-        revisions of a store that lost its data start again.)
+        """True if the leader deleted the round after the end of the job.
+
+        In this case the store has kept its data. The revisions of a store that lost its data start again.
         """
         mine = self.nodes.get(self.me)
         if self.round is not None or self._round_seen == ABSENT or mine is None:
@@ -139,24 +144,27 @@ class View:
         return not self._missed or mine.created > self._round_seen
 
     def learned(self, name: str, members: Nodes) -> None:
+        """Store a topology that was read."""
         self._topology = (name, members)
         self.topologies_seen += 1
 
     def left(self, id_: str, now: float) -> None:
-        """The store itself has no entry of this node."""
+        """Note that the entry of a node is missing in the store itself."""
         if id_ not in self.nodes:
             self.gone.setdefault(id_, now)
 
     def lost_at(self, id_: str, lease: float) -> float | None:
-        """When a node went, or will count as gone if it stays absent; None while it is present.
+        """Return when a node left, or will count as lost if it stays absent. Return None while it is present.
 
-        A node that was absent when this view began (after a change of leader, or a reconnect) may still come.
+        A node that was absent when this view started may still return. A view starts after a change of leader
+        or a reconnect.
         """
         if id_ in self.nodes:
             return None
         return self.gone.get(id_, max(self.whole_since, self.led_since) + lease)
 
     def done(self, id_: str) -> MemberStatus | None:
+        """Return the progress of a member, or None before its first report."""
         heard = self.reports.get(id_)
         return None if heard is None else heard.report.done
 
@@ -170,18 +178,20 @@ class View:
         whole: bool = False,
         closed: Collection[str] = (),
     ) -> None:
-        """Read what has changed in the mirror. `whole`: the connection was lost in between, so what is
-        missing now may have gone at any time. `closed`: as `Store.closed`.
+        """Read the changes in the mirror.
+
+        With `whole`, the connection was lost in between, so missing keys may have disappeared at any time.
+        `closed` is as in `Store.closed`.
         """
         if whole:
             self.whole_since = now
         known = self._known
-        first = mirror.get(records.ROUND_KEY)  # first: it decides what reports mean
+        first = mirror.get(records.ROUND_KEY)  # first: the round decides what reports mean
         for key, entry in chain(((records.ROUND_KEY, first),) if first else (), mirror.items()):
             old = known.get(key)
             if (
                 old is not entry and old != entry
-            ):  # by value too: a store that lost its data starts its revisions again
+            ):  # also by value, because a store that lost its data restarts its revisions
                 known[key] = entry
                 self._note(key, entry, now)
         if len(known) > len(mirror):
@@ -256,7 +266,7 @@ class View:
         generation, _, id_ = name.partition("/")
         if self.round is not None and generation == str(self.round.generation):
             if _further(self.done(id_), report.done):
-                return  # an earlier one, written again by a client that missed the answer to its write
+                return  # an earlier report, written again by a client that missed the answer to its write
             causes = tuple((now - cause.age, cause) for cause in report.causes)
             self.reports[id_] = ReceivedReport(report, causes)
 
@@ -297,14 +307,14 @@ _COURSE = tuple(MemberStatus)
 
 
 def _further(one: MemberStatus | None, other: MemberStatus) -> bool:
-    """Whether a member is further than this report says."""
+    """Return True if a member is further than this report."""
     return one is not None and _COURSE.index(one) > _COURSE.index(other)
 
 
 @frozen
 class Situation:
-    """What the leader decides from: its view of the store, the round there with its members, the job's policy
-    and the time.
+    """The input of the leader's decisions: its view of the store, the round with its members, the job's
+    policy and the time.
     """
 
     view: View
@@ -315,64 +325,68 @@ class Situation:
 
 
 class Phase(Enum):
+    """The phase of a node in its generation."""
+
     IDLE = auto()  # in no generation
-    READY = auto()  # member of one that forms
+    READY = auto()  # member of a generation that forms
     RUNNING = auto()  # its processes were started
-    STOPPING = auto()  # they were told to stop
-    STOPPED = auto()  # none is left
-    FINISHING = auto()  # all trainers of the job have completed; its servers may exit
-    OVER = auto()  # the launcher was told how the job ended
+    STOPPING = auto()  # its processes were signalled to stop
+    STOPPED = auto()  # all its processes have ended
+    FINISHING = auto()  # all trainers of the job have completed, so its servers may exit
+    OVER = auto()  # the launcher has received the end of the job
 
 
 @frozen
 class Failure:
-    """A failure of this node, for which the round should stop. `since`: when it was first reported."""
+    """A failure of this node, for which the round should stop."""
 
     cause: Cause
     restart: bool
     after: float
-    since: float
+    since: float  # when it was first reported
 
 
 @dataclass(slots=True)
 class MemberState:
-    """What only this node knows: which generation it is in, and how far. `member.py` decides what follows."""
+    """The state that only this node has: its generation and its progress. `member.py` decides what
+    follows.
+    """
 
     node: Node
     joined: float
     phase: Phase = Phase.IDLE
     round: Round | None = None
-    """The last state that was seen of this node's generation."""
+    """The last seen state of this node's generation."""
     members: Nodes = ()
     rank: int = -1
     completed: bool = False
     completed_since: float = 0.0
     failure: Failure | None = None
     causes: list[tuple[float, Cause]] = field(default_factory=list)
-    """Of failures on this node, with the times at which they happened."""
+    """Causes of failures on this node, with their times."""
     stopped_since: float = 0.0
-    """When this node was told to stop."""
+    """When this node received the order to stop."""
     stop_cause: Cause | None = None
     killed: bool = False
-    """Whether it was told to stop at once."""
+    """True if it had to stop immediately."""
     seen_alive: bool = False
-    """Whether this node has seen the job before its end."""
+    """True if this node has seen the job before its end."""
     last: Round | None = None
     """The end of the job."""
     was_up: bool = False
     down_since: float | None = None
     why_down: str = ""
     told_down: set[str] = field(default_factory=set)
-    """The reasons of this outage that the user knows."""
+    """The reasons of this outage that the user has seen."""
     downs: int = 0
     step: int | None = None
-    """The last step that its trainers made in this generation."""
+    """The last step of its trainers in this generation."""
     measured: Measured | None = None
-    """What it found in the check of this generation, or of the one for which it waits as a spare."""
+    """Its result in the check of this generation, or of the generation for which it waits as a spare."""
     checked: int = -1
     """The generation for which it has checked itself as a spare."""
     reported: tuple[int, MemberStatus, int] | None = None
-    """What was last reported: generation, how far, how many causes."""
+    """The last report: generation, progress, number of causes."""
     renew: set[str] = field(default_factory=set)
     """Keys to write again, because their lease has ended."""
 
@@ -382,12 +396,12 @@ class MemberState:
 
     @property
     def active(self) -> bool:
-        """Whether this node has processes."""
+        """True if this node has processes."""
         return self.phase in (Phase.RUNNING, Phase.STOPPING)
 
     def is_in(self, round_: Round) -> bool:
-        """Whether this node is a member of exactly this generation: another job may have reached the same
-        number.
+        """Return True if this node is a member of exactly this generation. Another job may have reached the
+        same number.
         """
         mine = self.round
         return mine is not None and (mine.generation, mine.topology) == (round_.generation, round_.topology)
@@ -399,16 +413,20 @@ class MemberState:
         self.killed, self.step, self.measured = False, None, None
 
     def rest(self) -> None:
+        """Leave the generation."""
         self.phase, self.round, self.members, self.rank = Phase.IDLE, None, (), -1
         self.failure, self.causes = None, []
 
     def own(self, cause: Cause) -> Cause:
+        """Return a cause with this node's name and rank."""
         return replace(cause, node=self.node.title, rank=self.rank)
 
     def aged(self, now: float) -> tuple[Cause, ...]:
+        """Return the causes with their ages, in seconds."""
         return tuple(replace(cause, age=max(0.0, now - at)) for at, cause in self.causes)
 
     def report(self, now: float) -> Report | None:
+        """Return the report that is due, or None in a phase without one."""
         if self.phase is Phase.READY:
             checks = self.round is not None and self.round.check.turn
             if checks and self.measured is None:
