@@ -621,8 +621,7 @@ def _with_store_port(text: str) -> str:
 
 
 def _check_majority(machines: int) -> None:
-    """Raise InvalidValue for an even number. Half of it is not a majority, so the last node adds only risk.
-    """
+    """Raise InvalidValue for an even number. Half of it is no majority, so one node adds only risk."""
     if machines not in (3, 5, 7):
         raise InvalidValue("3, 5 or 7 machines can serve a store together, or one")
 

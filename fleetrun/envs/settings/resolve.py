@@ -175,8 +175,7 @@ def _from_environment(environ: Environ, but: Collection[str]) -> Choices:
 
 
 def _places(file: JobFile, line: CommandLine) -> dict[str, str]:
-    """Return the places in the job file of settings that are not options, unless the command line sets them.
-    """
+    """Return where the job file sets script, arguments and tables, unless the command line sets them."""
     typed = ("script", "args") if line.script is not None else ()
     return {name: where for name, where in file.places.items() if name not in typed}
 
