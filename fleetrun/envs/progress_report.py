@@ -57,7 +57,7 @@ def encode_reports(fields: Fields, values: Fields, name: str = "values") -> Iter
 
 
 def valid_name(text: object, longest: int) -> str:
-    """Return `text` as a name that `read_report` accepts: printable, not empty, at most `longest` characters."""
+    """Return `text` as a name that `read_report` accepts, printable and at most `longest` characters."""
     line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[:longest])
     return line or "?"
 
