@@ -1,11 +1,12 @@
-"""Checkpoints where fsspec reaches: s3://, gs://, hdfs:// and others. There is no rename to rely on,
-and a file may be visible before it is complete.
+"""Store checkpoints through fsspec, on s3://, gs://, hdfs:// and others.
 
-URL/step-00000120.5c3e9a01/  complete as soon as it has a manifest, which is written last, to its end
-URL/step-00000140.97d0e3f2/  without one: being written, or left by a save that was interrupted
+These stores have no reliable rename, and a file may be visible before it is complete.
 
-The same files as in a folder: a checkpoint may be copied from one to the other, and so a name without the id
-counts as well.
+    URL/step-00000120.5c3e9a01/  complete once it has a whole manifest, which is written last
+    URL/step-00000140.97d0e3f2/  without a manifest: being written, or left by an interrupted save
+
+The files are the same as in a local directory. You may copy a checkpoint between the two, so a name without
+the id is valid too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NAME = re.compile(r"step-(\d{8,})(\.[0-9a-f]{8})?")
 
 
 class RemoteDirectory:
-    """Does what `LocalDirectory` does. The URL's options come from fsspec's configuration and the
+    """Does the work of `LocalDirectory` for a URL. Its options come from fsspec's configuration and the
     environment.
     """
 
@@ -54,11 +55,11 @@ class RemoteDirectory:
         with self.open(name, MANIFEST, "wb") as file:
             file.write(content)
         for other in others:
-            self.discard(other)  # it was found damaged, else this step would not be saved again
+            self.discard(other)  # it was found damaged, because this step would otherwise not be saved again
         return name
 
     def discard(self, name: str) -> None:
-        """The manifest first: half of it is never a checkpoint."""
+        """Remove a checkpoint, manifest first, so that a half-removed one never counts as complete."""
         if self.size(name, MANIFEST) is not None:
             self._files.rm_file(self._inside(name, MANIFEST))
         self._files.invalidate_cache()
@@ -66,7 +67,7 @@ class RemoteDirectory:
         if files := self._files.find(folder):
             self._files.rm(files)
         self._files.invalidate_cache()
-        if self._files.exists(folder):  # where there are folders: a store of objects has none without a file
+        if self._files.exists(folder):  # for stores with directories; an object store has none without a file
             self._files.rm(folder, recursive=True)
 
     def open(self, name: str, file: str, mode: str) -> BinaryIO:
