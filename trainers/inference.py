@@ -67,8 +67,8 @@ def load_inference_model(dirname: Where, device: torch.device | str = "cpu") -> 
     """Load a model from `fleet.save_inference_model(dirname, model, inputs)`.
 
     `dirname` is a directory, or a URL for fsspec. Raises LoadError if the model is missing or damaged. A
-    program with parts that could run code on loading is refused. torch.export itself guarantees nothing for
-    malicious files, so load only models from people whom you trust.
+    program with parts that could run code on loading is refused. For malicious files, torch.export itself
+    gives no guarantee, so load only models from people whom you trust.
     """
     bundle = read_bundle(dirname, KIND, ("program", "weights"))
     if bundle.about.get("tables"):

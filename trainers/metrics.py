@@ -121,8 +121,8 @@ class Auc(PointwiseMetric):
     """Area under the ROC curve of probabilities in [0, 1] for labels 0 and 1, from histograms.
 
     Probabilities in one bucket count as equal. This changes the area by at most half the share of pairs (one
-    click, one other) in one bucket, less than 0.0003 for 4,096 buckets of a spread-out prediction. `auc` is
-    exact.
+    click, one other) in one bucket. For a spread-out prediction and 4,096 buckets, the change is less than
+    0.0003. `auc` is exact.
     """
 
     _of = "probabilities"

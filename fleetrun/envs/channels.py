@@ -1,6 +1,6 @@
 """Define the channels between a launcher and the processes that it starts.
 
-The module holds formats, limits and variable names for both sides. It opens no file and no socket.
+The module holds formats, limits and variable names for both sides. Files and sockets are left to these sides.
 
 | channel      | written by   | how it arrives                                                            |
 |--------------|--------------|---------------------------------------------------------------------------|
@@ -141,7 +141,7 @@ def cause_in(text: str) -> str:
     """
     cause = re.split(_BEFORE_CAUSE, re.split(rf"\n(?:{NEXT_OF_GROUP}|{ASIDE})", text)[0])[-1]
     first, *rest = [line.strip(" |\t") for line in cause.splitlines()] or [""]
-    if "NCCL error" in first and _NCCL in rest[:-1]:  # the first line has no cause
+    if "NCCL error" in first and _NCCL in rest[:-1]:  # the cause is in a later line
         return f"{first.partition(':')[0]}: {rest[rest.index(_NCCL) + 1]}"
     if first.endswith(":"):
         first = f"{first} {next((line for line in rest if line.strip('=-')), '')}".rstrip(": ")
@@ -169,7 +169,7 @@ def write_error(message: str, traceback: str, now_ns: int, *, restart_helps: boo
 def read_error(text: bytes, written: float) -> ErrorRecord | None:
     """Return the record in an error file that was last written at `written` (seconds since the epoch).
 
-    Return None for malformed text, so that a bad error file cannot break the report. torch's own timestamp
+    Return None for malformed text, so that a bad error file cannot break the report. The timestamp of torch
     has whole seconds, which is too coarse to find the rank that failed first. Without `time_ns` the function
     therefore uses `written`. If another exception is the cause, the message starts with its line.
     """

@@ -175,7 +175,7 @@ def write(member: Member) -> dict[str, str]:
     """Return the variables of one process.
 
     The values are complete. Remove all other variables of the contract from the environment of the process.
-    An evaluator is not part of the training, so it gets the endpoints of the trainers but no rank among them.
+    An evaluator is not part of the training, so it gets the endpoints of the trainers without a rank.
     """
     values = _common(member)
     of_mode = {
@@ -427,7 +427,7 @@ class _Reader:
             raise ContractError(f"{name} is {value!r}; it must be a list of device numbers") from None
 
     def mode(self) -> Mode:
-        # only evaluators have this variable, and no other variable holds their mode
+        # only this variable, which only evaluators have, holds their mode
         word = self.environ.get("FLEETRUN_MODE")
         if word is not None:
             if word not in tuple(Mode):
@@ -561,8 +561,8 @@ def is_guessable(token: str) -> bool:
 def derive_key(token: str, person: bytes) -> bytes:
     """Derive a key of 32 bytes for one party of the job (`person`, at most 8 bytes, such as `server`).
 
-    Neither the token nor the key of another party can be derived from the key. Each guess of the token costs
-    16 MiB of memory and about 50 ms.
+    The token and the keys of other parties cannot be derived from the key. Each guess of the token costs 16
+    MiB of memory and about 50 ms.
     """
     # late, because they load OpenSSL, which only a job with a token needs
     from hashlib import blake2b, scrypt

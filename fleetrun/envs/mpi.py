@@ -1,7 +1,7 @@
 """Find which process of an mpirun this process is.
 
-The module reads the variables of Open MPI, of Hydra (MPICH, Intel MPI) and of other PMI starters. It needs no
-MPI library and calls none, so a script may still use one. It imports only the standard library, because
+The module reads the variables of Open MPI, of Hydra (MPICH, Intel MPI) and of other PMI starters. It works
+without an MPI library, so a script may still use one. It imports only the standard library, because
 `trainers.roles` uses it too.
 """
 

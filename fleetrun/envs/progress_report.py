@@ -1,4 +1,4 @@
-"""Encode and decode progress reports between a process and its launcher, without opening a socket.
+"""Encode and decode progress reports between a process and its launcher.
 
 `encode_reports` writes the datagrams. `read_report` checks and reads them. A datagram is a JSON object of at
 most 8 KiB:
@@ -83,10 +83,10 @@ class Report:
     """The progress of one process at one moment. Fields missing from the datagram are None.
 
     `of` is the number of the last step. `samples` counts from the start of the process. `joined` holds two
-    times, in seconds since the epoch: the process started and finished joining its process group. `saved` is
-    True if the process has made a checkpoint. `server`, `tables` and `hot` hold numbers of a parameter
-    server. `received` is the launcher's monotonic clock, and `time` the clock of the process in seconds since
-    the epoch.
+    times, in seconds since the epoch, when the process started to join its process group and when it had
+    joined. `saved` is True if the process has made a checkpoint. `server`, `tables` and `hot` hold numbers of
+    a parameter server. `received` is the launcher's monotonic clock, and `time` the clock of the process in
+    seconds since the epoch.
     """
 
     pod: str

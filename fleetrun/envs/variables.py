@@ -29,7 +29,7 @@ def looks_secret(name: str) -> bool:
 class Chosen:
     """The chosen variables with their values.
 
-    `left_out` holds the secrets that a pattern matched, and `unused` the patterns that match no variable.
+    `left_out` holds the secrets that a pattern matched, and `unused` the patterns without a match.
     """
 
     values: Texts

@@ -1,6 +1,6 @@
 """Run a helper process of the launcher, with a pipe of lines in each direction.
 
-A companion is not a process of the job, so the job continues after it ends. Writes and reads never block.
+A companion is not a process of the job, so the job continues after it ends. Writes and reads do not block.
 Lines that the companion does not read in time are dropped.
 """
 
@@ -182,7 +182,7 @@ class Companion:
                 written = os.write(self._in, view)
         except BlockingIOError:
             return
-        except OSError:  # it reads no more
+        except OSError:  # it has stopped reading
             self.close_input()
             return
         del self._waiting[:written]

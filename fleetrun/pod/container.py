@@ -39,7 +39,7 @@ from fleetrun.values import frozen_by_name
 def read_error(path: Path | None) -> ErrorRecord | None:
     """Return the record in `path`, or None if it is missing or malformed.
 
-    A bad error file must never break the report.
+    A bad error file must not break the report.
     """
     if path is None:
         return None
@@ -103,7 +103,7 @@ _MOVES: dict[Status, frozenset[Status]] = {
 def move(now: Status, then: Status) -> Status:
     """Return `then` if a container or pod may move to it from `now`.
 
-    Raises RuntimeError otherwise, which shows a bug and never bad input.
+    Raises RuntimeError otherwise, which always shows a bug.
     """
     if then not in _MOVES[now]:
         raise RuntimeError(f"illegal move from {now} to {then}")

@@ -1,4 +1,4 @@
-"""Restart each evaluator separately, up to --max_restart. Evaluators never decide about the job."""
+"""Restart each evaluator separately, up to --max_restart. Evaluators do not decide about the job."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 The process that the user started becomes the guard and only waits. It forks the launcher before any large
 import. The guard passes every signal on to the launcher. When the launcher ends for any reason, its orphans
 become children of the guard. The guard kills them all, even children with their own session. If the guard
-ends (SIGKILL), the launcher sees this through a pidfd and does the same. Neither process needs root. A run
-from Python has a caller. When the caller ends, the guard ends the job as after SIGTERM.
+ends (SIGKILL), the launcher sees this through a pidfd and does the same. Both processes run without root. A
+run from Python has a caller. When the caller ends, the guard ends the job as after SIGTERM.
 
 The launcher has its own process group. Ctrl-C of the terminal therefore reaches it only once, through the
 guard. In the launcher, a signal handler only writes the number to a file descriptor, and the loop decides.
@@ -66,7 +66,7 @@ def governed() -> set[int]:
 
 
 class Signals:
-    """Collect the given signals for `read`. From its creation on, they have no other effect."""
+    """Collect the given signals for `read`. From its creation on, this is their only effect."""
 
     def __init__(self, numbers: set[int]) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -128,7 +128,7 @@ class Guard:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return cls(pid, _readable())
-        except OSError:  # no run starts here (`check_pidfds`), so the descriptor is never readable
+        except OSError:  # runs cannot start here (`check_pidfds`), so this descriptor stays unreadable
             return cls(pid, os.pipe()[0])
         if os.getppid() != pid:  # it died before, and another process now has its pid
             os.close(descriptor)
@@ -170,8 +170,8 @@ class Caller:
 
     @classmethod
     def named(cls, environ: MutableMapping[str, str]) -> Caller | None:
-        """Return the caller in the environment, and remove the variable so that no process of the job
-        inherits it.
+        """Return the caller in the environment, and remove the variable, so that processes of the job do not
+        inherit it.
         """
         pid, _, folder = environ.pop(CALLER_VARIABLE, "").partition(" ")
         return cls(int(pid), folder) if pid.isdecimal() else None
@@ -250,16 +250,16 @@ def _launcher(work: Callable[[Signals, Guard], int], numbers: set[int], parent: 
         end_descendants(grace=0.0)
         linux.kill_cgroup(guard.pid)
         linux.remove_cgroup(guard.pid)
-    os._exit(code)  # without interpreter teardown, which takes milliseconds and frees nothing of use
+    os._exit(code)  # without interpreter teardown, which takes milliseconds to free unused memory
 
 
 def flush() -> None:
-    """Flush both standard streams, even if their reader is gone."""
+    """Flush both standard streams, even if their reader has ended."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            continue  # a closed pipe, whose reader is gone
+            continue  # a closed pipe, whose reader has ended
 
 
 def _guard(launcher: int, numbers: set[int]) -> int:

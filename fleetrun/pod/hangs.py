@@ -1,4 +1,4 @@
-"""Detect a job that runs and makes no progress.
+"""Detect a job that runs without progress.
 
 The watches look at the logs of trainers periodically and count their reports. Before they report a hang, they
 collect the stacks of all processes. The supervisor decides what follows.
@@ -38,8 +38,8 @@ LOOKS = 4
 class Silence:
     """Counts looks without activity.
 
-    It counts looks and not time. While the launcher cannot look (after Ctrl-Z, or on a suspended node), no
-    trainer therefore counts as silent.
+    It counts looks and not time. Time in which the launcher cannot look (after Ctrl-Z, or on a suspended
+    node) therefore does not count.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Silence:
         self._seen: dict[str, Hashable] = {}
 
     def look(self, seen: Mapping[str, Hashable]) -> bool:
-        """Return True if no trainer has shown activity in `LOOKS` looks.
+        """Return True if all trainers have been silent in `LOOKS` looks.
 
         `seen` maps each running trainer to a value that changes with its activity. Activity of one trainer is
         enough, and trainers that ended do not count.
@@ -94,7 +94,7 @@ class _Watch:
         self._cancel: Callback | None = None
 
     def reported(self, container: str) -> None:
-        """Count activity that no log shows."""
+        """Count activity that is missing from the logs."""
         self._reports[container] += 1
 
     def close(self) -> None:
@@ -120,8 +120,8 @@ class _Watch:
 class HangWatch(_Watch):
     """Detects hangs of one run, over all its pods.
 
-    The watch wakes a few times within `limit` seconds, and never without a limit. The node of the job's first
-    trainer decides, after asking the other nodes.
+    With a `limit` in seconds, the watch wakes a few times within it. The node of the job's first trainer
+    decides, after asking the other nodes.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class HangWatch(_Watch):
             self._ask(partial(self._told, self._silence, [self._limit] if silent else []))
 
     def _told(self, asked: Silence, here: Sequence[float], others: Sequence[float | None]) -> None:
-        """Handle the answers of the other nodes. The job hangs if no running trainer has shown activity."""
+        """Handle the answers of the other nodes. The job hangs if all running trainers were silent."""
         assert self._pod is not None
         assert self._limit is not None
         self._asking = False
@@ -394,7 +394,7 @@ class AloneWatch(PodWatch):
     """Detects a trainer that hangs while other trainers continue.
 
     The trainer must have been silent for `limit` seconds, and unusually long for it. In `LOOKS` looks it must
-    wait for no other rank and not move.
+    not move, and must not wait for other ranks.
     """
 
     def __init__(
@@ -473,7 +473,8 @@ STRAGGLES = 5
 
 
 class LateWatch(PodWatch):
-    """Finds which ranks come late to collectives. The looks become less frequent while no rank is late.
+    """Finds which ranks come late to collectives. The looks become less frequent while all ranks are
+    punctual.
 
     `tell` receives the result of each look. `warn` receives a rank that was late in all of the last looks,
     once.

@@ -1,7 +1,7 @@
 """Wrap Linux features: system calls without a Python name, and a cgroup around a run.
 
 The system calls fail with OSError, as in `os`. If this user may create a cgroup of version 2, the kernel can
-end a whole run with one write, even a fork bomb. Sub-reaping (`guard`) needs no permission and gives the
+end a whole run with one write, even a fork bomb. Sub-reaping (`guard`) works without permission and gives the
 guarantee. The cgroup only adds to it. Without permission or version 2, the cgroup functions do nothing.
 """
 

@@ -1,8 +1,8 @@
 """Manage log files: names, permissions, earlier runs, size limits, and following them on the console.
 
-Processes write their stdout and stderr directly into these files, opened for append. A log therefore costs
-the launcher nothing, and is complete even if the launcher is killed. `Trimmer` can limit a file during
-writes, because the kernel removes whole blocks from its head while appends continue at its end.
+Processes write their stdout and stderr directly into these files, opened for append. Logs therefore do not
+load the launcher, and are complete even if the launcher is killed. `Trimmer` can limit a file during writes,
+because the kernel removes whole blocks from its head while appends continue at its end.
 
 `Watch` follows whole lines as soon as they are written. The kernel wakes it, or a timer on file systems
 without notifications. It rests for a moment between two looks, so that a flood of lines causes few wake-ups.
@@ -89,7 +89,7 @@ def make_log_dir(path: Path) -> None:
 
 
 def is_full(path: Path) -> bool:
-    """Return True if the file system of `path` has no space left for this user."""
+    """Return True if the file system of `path` is full for this user."""
     with suppress(OSError):
         room = os.statvfs(path)
         return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
@@ -120,7 +120,7 @@ def _literal(text: str) -> str:
 def point_latest(log_dir: Path, pod: str, logs: Sequence[tuple[str, Path]]) -> None:
     """Make `log_dir/latest` a link to a directory of links, one per process (`trainer.0.log`), in one step.
 
-    The links are a convenience, and are left out where the file system has no links.
+    The links are a convenience, and are left out where the file system lacks links.
     """
     latest = log_dir / LATEST
     folder = log_dir / f".{LATEST}.{pod}"
@@ -284,8 +284,8 @@ class Watch:
     """All files of a pod that are followed to the console, trimmed to a size, or both.
 
     The kernel signals the next write into the log directory (fcntl F_NOTIFY), with one SIGIO per request.
-    Pass this signal to `told`. inotify is not used, because closing its descriptor delays the exit of a
-    process by 8 to 20 ms (a grace period of the kernel).
+    Pass this signal to `told`. The watch does not use inotify, because closing its descriptor delays the exit
+    of a process by 8 to 20 ms (a grace period of the kernel).
     """
 
     def __init__(
@@ -347,7 +347,8 @@ class Watch:
     def drain(self, flush: Callback) -> None:
         """Read all remaining output after the writers have ended. `flush` waits until there is room again.
 
-        If there is still no room, the wait was interrupted, and the remaining output stays in the files.
+        If there is still a lack of room, the wait was interrupted, and the remaining output stays in the
+        files.
         """
         for follower in self._followers.values():
             while follower.pump():
@@ -358,9 +359,9 @@ class Watch:
             follower.finish()
 
     def _look(self) -> None:
-        """Request a notification, then look at the files. In this order, no write is missed.
+        """Request a notification, then look at the files. In this order, every write is noticed.
 
-        Without room and without files to trim, nothing is requested. `go_on` then continues the watch.
+        Without room and without files to trim, skip the request. `go_on` then continues the watch.
         """
         if not self._has_room() and not self._trimmers:
             return

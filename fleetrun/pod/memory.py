@@ -1,7 +1,7 @@
 """Keep memory of processes beyond their end.
 
 Processes hand in descriptors of shared memory (memfd_create(2)) by name. A process that starts later on this
-node can request them. The bytes never pass through the launcher. The kernel frees them when the launcher
+node can request them. The bytes do not pass through the launcher. The kernel frees them when the launcher
 ends, in whatever way.
 
 A message is one packet of a SOCK_SEQPACKET socket with one JSON object, and so is the answer:
@@ -89,7 +89,7 @@ class MemoryStore:
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the client has left again, or no descriptor is available
+        except OSError:  # the client has left again, or the launcher lacks a descriptor
             return
         if files.peer(connection)[1] != os.getuid() or len(self._connections) >= _CONNECTIONS:
             connection.close()

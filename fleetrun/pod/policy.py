@@ -1,6 +1,6 @@
 """Decide about restarts, from a failure and the used part of the budget.
 
-The functions are pure. They use no clock, no process and no other node.
+The functions are pure and independent of clocks, processes and other nodes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Fault:
     `kind` is the class of its exception, such as `ValueError`. `error` is equal for equal tracebacks. Both
     may be empty. `step` is the last completed step of this attempt, or None if unknown. `hopeless` is True if
     the process reported that its next attempt would fail in the same way, for example with a damaged file or
-    without memory. `counts_on` is True for a trainer with servers that saved no checkpoint in this attempt.
-    Its next attempt continues the step count.
+    without memory. `counts_on` is True for a trainer with servers that has not saved a checkpoint in this
+    attempt. Its next attempt continues the step count.
     """
 
     exit: Exit

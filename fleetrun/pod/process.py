@@ -111,7 +111,7 @@ class Process:
             raise _spawn_error(argv[0], error) from None
         try:
             return cls(popen)
-        except OSError as error:  # no descriptor for the pidfd, so undo the start
+        except OSError as error:  # the pidfd needs a descriptor that is missing, so undo the start
             popen.kill()
             popen.wait()
             raise _spawn_error(argv[0], error) from None
@@ -342,8 +342,8 @@ def end_descendants(grace: float, but: Collection[int] = ()) -> int:
 
     Return how many processes needed a signal. Helpers such as multiprocessing's resource tracker end by
     themselves after their parent. The call gives up after five seconds of killing, because a process in
-    uninterruptible sleep cannot be ended. It counts rounds and not time, because a suspended launcher kills
-    nothing meanwhile.
+    uninterruptible sleep cannot be ended. It counts rounds and not time, because time passes while the
+    launcher is suspended.
     """
     _wait_childless(time.monotonic() + min(grace, _BY_THEMSELVES), but)
     if not has_children(but):

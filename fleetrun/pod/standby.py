@@ -9,13 +9,13 @@ restart continues in it and saves seconds.
                                                                  <--- ready
     ... it ends ...              the variables that differ now   ---> the script begins
 
-A standby on a spare node copies no local process. It gets the list of imports from a running node, and an
+A standby on a spare node cannot copy a local process. It gets the list of imports from a running node, and an
 environment for some rank of the job. The standby must not have seen variables that its later rank will
 change. It therefore reports which modules have read them, and another standby is started that leaves these
 modules to the script.
 
 A standby starts like its process, with the same command, environment, directory, session and log. Scripts,
-threads, OpenMP and CUDA therefore see no difference, as they could after a fork. The probe makes the standby
+threads, OpenMP and CUDA therefore work as in a normal start, unlike after a fork. The probe makes the standby
 wait (`probe/inside/fleetrun_standby.py`). Without a probe, the standby would run the script a second time. It
 therefore starts only after the probe has reported from the copied process itself, or, on a spare, from
 another node's process.
@@ -107,7 +107,7 @@ class Standbys:
         """Make the collection of standbys.
 
         `listed` receives the imports of this node's last trainer at its first step, for `prepare` on other
-        nodes. It is None if there are no waiting nodes.
+        nodes. It is None without waiting nodes.
         """
         self._loop = loop
         self._companions = companions
@@ -161,8 +161,8 @@ class Standbys:
         self._enqueue(_Wanted(spec, spec.environment(container.restarts), alive, listed=listed))
 
     def prepare(self, specs: Sequence[ContainerSpec], imports: bytes, *, trusted: bool) -> None:
-        """Start standbys for the trainers of a spare, whose ranks are not known yet. The ranks of `specs` are
-        examples.
+        """Start standbys for the trainers of a spare, whose ranks are not known yet. The ranks in `specs` are
+        others.
 
         `imports` is the value that `listed` received on another node. `trusted` means that only nodes of this
         job can have written it. Otherwise only the part before the first change of a variable is used,
@@ -178,7 +178,7 @@ class Standbys:
                 self._enqueue(_Wanted(spec, spec.environment(0), lambda: True, modules))
 
     def take(self, spec: ContainerSpec, env: Environ) -> Process | None:
-        """Return the standby of a container that starts, or None without a ready and equal one.
+        """Return the standby of a container that starts, or None unless one is ready and matches.
 
         Its script starts now, with this environment.
         """
@@ -231,7 +231,7 @@ class Standbys:
             name = wanted.spec.name
             if not wanted.alive():
                 continue
-            with suppress(LaunchError, OSError):  # this attempt then has no standby
+            with suppress(LaunchError, OSError):  # this attempt then runs without a standby
                 news = partial(self._news, name)
                 self._standbys[name] = _Standby(wanted, self._loop, self._companions, news)
 
@@ -271,8 +271,8 @@ class Standbys:
 class _Wanted:
     """A standby to start, if `alive` still returns True.
 
-    `listed` is the list of imports of its process. `modules` are the modules to import where no process of
-    this node has left a list. `passes` is the number of this pass over them.
+    `listed` is the list of imports of its process. `modules` are the modules to import without such a list on
+    this node. `passes` is the number of this pass over them.
     """
 
     spec: ContainerSpec

@@ -68,7 +68,7 @@ class Ladder:
                 self._terminate(self._grace)
 
     def abandon(self) -> None:
-        """Stop this ladder, because another one takes over."""
+        """Stop this ladder, because another one replaces it."""
         self._cancel()
         self._then = None
 

@@ -14,8 +14,8 @@ With peers (a multi-node job), the pod is one of many. It leaves after the train
 In collective mode a failure always stops it, because nodes restart together.
 
 `Deployer` starts containers, after the pod's hook. `Stopper` (`stopping.py`) ends them by a ladder of
-SIGTERM, a deadline and SIGKILL, first workers, then their servers. `Strays` are processes that no container
-owns now. `Evaluators` (`evaluators.py`) restart separately, and the job does not wait for them.
+SIGTERM, a deadline and SIGKILL, first workers, then their servers. `Strays` are processes without a
+container. `Evaluators` (`evaluators.py`) restart separately, and the job does not wait for them.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ class Supervisor:
         self._spent = self._budget.after(fault, self._spent)
 
     def _hung(self, silent_for: float, findings: Findings) -> None:
-        """Restart all processes, because no trainer, or one trainer, shows activity."""
+        """Restart all processes, because all trainers are silent, or one of them hangs."""
         if self._phase is not Phase.WATCHING:
             return
         fault = Fault(exit=Exit(TIMEOUT), time=self._wall(), step=self._last_step(self._pod.containers))
@@ -519,8 +519,8 @@ class Supervisor:
     def stop_for(self, reason: str, notice: str, *, interrupted: bool = False) -> None:
         """Stop the job for another node's reason. Peers call it.
 
-        `notice` is the reason that processes read. `interrupted` is True after Ctrl-C. If the job is ending
-        already, the call has no effect.
+        `notice` is the reason that processes read. `interrupted` is True after Ctrl-C. The call has an effect
+        only if the job is not ending already.
         """
         if self._phase is not Phase.ENDING:
             self._reason, self._stopper.notice, self._stopper.interrupted = reason, notice, interrupted
@@ -609,7 +609,7 @@ class Supervisor:
             self._look_and_end(f"{self._reason}; stopping it")
 
     def _look_and_end(self, told: str, requested: bool = False) -> None:
-        """End the job. If it makes no progress, first find what it waits for, because its processes hold this
+        """End the job. If it is stuck, first find what it waits for, because its processes hold this
         state.
         """
         watching, self._phase, self._inspected_failure = self._phase is Phase.WATCHING, Phase.ENDING, None

@@ -226,7 +226,7 @@ class Keeper:
         return self._saves > 1 and (self._neighbour is None or self._neighbour.has_copies_of(self._run))
 
     def _give_back(self) -> None:
-        """Release slots that ranks on this node no longer write. Each rank must release them."""
+        """Release slots that ranks on this node have stopped writing. Each rank must release them."""
         for slot in self._unused:
             self._slots.pop(slot.name, None)
             slot.close()
@@ -239,7 +239,7 @@ class Keeper:
         self._unused = []
 
     def _free(self, rank: int) -> Slot:
-        """Return the slot for the next version, which is neither the best slot nor one being copied.
+        """Return the slot for the next version, other than the best slot and slots being copied.
 
         Raises CheckpointError or OSError.
         """
@@ -272,7 +272,7 @@ class Keeper:
     def _worth_as_copy(self, slot: Slot) -> tuple[int, int]:
         """Return the worth of a copy. The version with copies everywhere is worth more than later versions.
 
-        Other ranks may have no copy of a later version, even of the loaded one.
+        Other ranks may lack a copy of a later version, even of the loaded one.
         """
         head = slot.head
         return 2 if head.run == self._run else head.version == self._copied, head.number

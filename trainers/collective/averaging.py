@@ -1,7 +1,7 @@
 """Average tensors over all ranks, in messages of about 25 MB.
 
-It averages models, as in localsgd (Lin et al. 2018, https://arxiv.org/abs/1808.07217), and gradients that no
-DistributedDataParallel reduces.
+It averages models, as in localsgd (Lin et al. 2018, https://arxiv.org/abs/1808.07217), and gradients outside
+DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Pending:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self._flat.div_(dist.get_world_size())  # before adding, so that no sum overflows
+        self._flat.div_(dist.get_world_size())  # before adding, so that sums do not overflow
         self._work = dist.all_reduce(self._flat, group=group_of(self._flat), async_op=True)
 
     def finish(self) -> None:

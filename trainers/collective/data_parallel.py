@@ -97,8 +97,8 @@ class DataParallel(DistributedDataParallel):
                 each.register_hook(before)
 
     def _multiply(self) -> None:
-        """Multiply gradients before another exchange. Torch leaves out gradients that no rank has used
-        meanwhile.
+        """Multiply gradients before another exchange. Torch leaves out gradients that all ranks have left
+        unused meanwhile.
         """
         grads = [each.grad for each in self.parameters() if each.grad is not None and self.factor != 1]
         for each in grads:
@@ -120,7 +120,7 @@ class DataParallel(DistributedDataParallel):
         """Send rank 0's buffers to all ranks. Each rank keeps its own meanwhile, because the backward pass
         may need them.
 
-        It sends as often as torch does before the next forward pass, so no rank waits alone.
+        It sends as often as torch does before the next forward pass, so ranks do not wait alone.
         """
         self._sent = ()
         mine = [each for each in self.modules_buffers if each.is_floating_point()]
@@ -171,7 +171,8 @@ def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[Tensor]:
 def set_reducing(model: Module, how: Reducing) -> None:
     """Set how the gradients of a model are reduced. The model is wrapped by DDP or sharded by FSDP2."""
     if isinstance(model, DataParallel):
-        # torch requires the hook's annotations to be its own types and not their names. A lambda has none.
+        # torch requires the hook's annotations to be its own types and not their names. A lambda has no
+        # annotations.
         model.register_comm_hook(None, lambda _, bucket: reduce(how, bucket))
         model.factor = how.divisor / dist.get_world_size()
         return
@@ -285,7 +286,7 @@ def compute_in(
 def pace(model: Module, cadence: Cadence) -> None:
     """Exchange gradients only when the cadence requires it, and keep them while they are merged.
 
-    With FSDP, parts are exchanged in every backward pass and added as parts, because no rank has memory for
+    With FSDP, parts are exchanged in every backward pass and added as parts, because a rank lacks memory for
     all.
     """
 

@@ -77,7 +77,8 @@ def _gloo_states(tasks: Path) -> list[str]:
 def choose_device(identity: Identity, cuda: bool, cuda_count: int) -> torch.device:
     """Return the accelerator assigned to this process, else the CPU.
 
-    Launchers other than fleetrun assign none. In their collective jobs, the local rank chooses the device.
+    Other launchers than fleetrun do not assign one. In their collective jobs, the local rank chooses the
+    device.
     """
     if not cuda:
         return torch.device("cpu")
@@ -102,7 +103,7 @@ def choose_backend(identity: Identity, device: torch.device) -> str:
 
 
 def start(identity: Identity) -> None:
-    """Join the job's process group. If a group exists already, the call has no effect."""
+    """Join the job's process group. An existing group stays in place."""
     if dist.is_initialized():
         return
     device = choose_device(identity, torch.cuda.is_available(), torch.cuda.device_count())
@@ -161,9 +162,7 @@ def cpu_group() -> dist.ProcessGroup | None:
 
 
 def group_of(tensor: torch.Tensor) -> dist.ProcessGroup | None:
-    """Return the group whose collectives accept this tensor, None for all ranks. NCCL accepts no CPU
-    tensors.
-    """
+    """Return the group whose collectives accept this tensor, None for all ranks. NCCL refuses CPU tensors."""
     return cpu_group() if tensor.is_cpu else None
 
 
@@ -188,10 +187,10 @@ Batch = TypeVar("Batch")
 
 
 def in_step(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield batches until one rank has no more, because a rank with another batch would wait forever.
+    """Yield batches until one rank runs out of them, because a rank with another batch would wait forever.
 
     All ranks compare before each batch. A rank that leaves out batches logs it. Raises UsageError on all
-    ranks if some have batches and others have none at all.
+    ranks if some ranks lack even the first batch.
     """
     coming, count = iter(batches), 0
     while True:

@@ -33,12 +33,12 @@ def compile_in_place(model: Module, configs: CompileConfigs) -> None:
     """Compile the module's calls from the first one on. The module keeps its type and names.
 
     A DDP around it still makes torch cut the program at its buckets, so gradients travel during the backward
-    pass. Raises NotSupportedError if inductor has no C++ compiler, because the first step would fail.
+    pass. Raises NotSupportedError if inductor lacks a C++ compiler, because the first step would fail.
     """
     check_compiler(configs.backend, "strategy.compile")
 
-    # This does the work of `model.compile()` without its frame. torch compiles no frame of its own modules,
-    # so a Sequential, for example, would silently stay uncompiled.
+    # This does the work of `model.compile()` without its frame. Otherwise torch skips frames of its own
+    # modules, so a Sequential, for example, would silently stay uncompiled.
     def call(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
 
@@ -120,7 +120,7 @@ def recompute(model: Module, configs: RecomputeConfigs, *, compiled: bool = Fals
         _check_buffers(model, names)
     for name in names:
         module = model.get_submodule(name)
-        # On the object, so that hooks (also FSDP2's) stay around it and names have no prefix.
+        # On the object, so that hooks (also FSDP2's) stay around it, and names stay free of a prefix.
         module.forward = _Recomputed(module, module.forward)
 
 
@@ -147,7 +147,7 @@ class _Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        if torch.compiler.is_compiling():  # the contexts below have no meaning there
+        if torch.compiler.is_compiling():  # the contexts below are ignored there
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(
             self._forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), self), **kwargs

@@ -206,7 +206,9 @@ class SteppingOptimizer(DistributedOptimizer):
 
     @contextmanager
     def unscaled(self) -> Iterator[None]:
-        """Wrap a scaler's step. Gradients are unscaled. If the scaler makes no step, they were not finite."""
+        """Wrap a scaler's step. Gradients are unscaled. If the scaler skips the step, they were not
+        finite.
+        """
         before = self.cadence.updates
         self._unscaled = True
         try:
@@ -245,7 +247,7 @@ class SteppingOptimizer(DistributedOptimizer):
                     self._kept[param] = (param.grad, _changes(param.grad))
 
     def _is_kept(self, param: Tensor) -> bool:
-        """Return True if no backward pass has changed the remembered gradient."""
+        """Return True if the remembered gradient has not changed in a backward pass."""
         kept = self._kept.get(param)
         return kept is not None and param.grad is kept[0] and _changes(param.grad) == kept[1]
 

@@ -1,6 +1,6 @@
-"""Draw synthetic click logs whose true probabilities are known.
+"""Draw synthetic click logs with their true probabilities.
 
-An example has 13 integer features and 26 categorical slots, and a click or no click. The module has the
+An example has 13 integer features, 26 categorical slots, and a label for the click. The module has the
 distributions, and the best AUC that any model can reach. `click_files` writes the files.
 
     logit = bias + sum_j v_j x_j + sum_s w_s(category),    click ~ Bernoulli(sigmoid(logit))
@@ -162,7 +162,7 @@ def scaled(counts: Ints) -> Floats:
 def feature_signs(slot: int, categories: Categories) -> Ids:
     """Return the ids of a slot's categories, (rows,) int64 from 1 to 2 ** 63 - 1.
 
-    Slots share no id, so one table can hold all slots.
+    Ids of different slots differ, so one table can hold all slots.
     """
     salted = categories.astype(np.uint64) | np.uint64((slot + 1) << 33)
     signs: Ids = np.maximum(_mixed(salted) >> np.uint64(1), np.uint64(1)).astype(np.int64)

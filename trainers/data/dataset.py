@@ -103,8 +103,8 @@ class FileDataset:
     def set_filelist(self, filelist: Sequence[Where]) -> None:
         """Set the files of this trainer, as paths or as URLs for fsspec.
 
-        With more trainers than files, the list may be empty on any trainer except the first. A pass then has
-        no batches on that trainer.
+        With more trainers than files, the list may be empty on any trainer except the first. A pass on that
+        trainer is then empty.
         """
         if isinstance(filelist, str | os.PathLike):
             raise UsageError(f"set_filelist takes a list of paths, not {os.fspath(filelist)!r}")
@@ -257,8 +257,8 @@ class InMemoryDataset(FileDataset):
         it.
 
         `group` is a process group of the trainers whose backend accepts CPU tensors (Gloo), or a callable
-        that makes one. The default is the job's own group. `fleet` and `thread_num` are Paddle's and have no
-        effect. With a single trainer, the call is a `local_shuffle`. Raises TrainerLostError if another
+        that makes one. The default is the job's own group. `fleet` and `thread_num` are Paddle's and are
+        ignored. With a single trainer, the call is a `local_shuffle`. Raises TrainerLostError if another
         trainer has ended. You must then load the examples again.
         """
         store = self._loaded("global_shuffle")

@@ -2,7 +2,7 @@
 
 The exchange moves a block of examples at a time. Each trainer sorts its block by destination. All trainers
 exchange the sizes, and one all-to-all moves the bytes. The memory of sent examples is freed immediately, so a
-trainer never holds much more than its examples. The process group is the job's, or a Gloo group made here.
+trainer holds only little more than its examples. The process group is the job's, or a Gloo group made here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Provide the base class of readers, which are pipe commands written in Python.
 
 A subclass defines the examples of one line of a raw file, and the base class writes them as MultiSlot text.
-The module imports nothing slow, because a reader starts once for every file.
+The module avoids slow imports, because a reader starts once for every file.
 """
 
 from __future__ import annotations

@@ -226,8 +226,8 @@ class _Silence:
 class _Messages:
     """A consumer that reads one partition at a time, and the next position, if known.
 
-    A consumer that returns no available message for `quiet_s` seconds is replaced. The next consumer has
-    twice as long.
+    A consumer that misses available messages for `quiet_s` seconds is replaced. The next consumer has twice
+    as long.
     """
 
     def __init__(
@@ -256,9 +256,9 @@ class _Messages:
         """Return at most `most` message values of a partition from offset `start` on, and the offset behind
         them.
 
-        The messages lie before `stop`, which the brokers reported as available. Offsets may have no message,
-        for example offsets of transaction markers and of compacted messages. Raises UnavailableError if no
-        message arrives.
+        The messages lie before `stop`, which the brokers reported as available. Offsets may lack a message,
+        for example offsets of transaction markers and of compacted messages. Raises UnavailableError if
+        messages do not arrive.
         """
         consumer = self._at(number, start)
         values: list[bytes] = []
@@ -273,7 +273,7 @@ class _Messages:
                     continue  # a message read before
                 if offset >= stop:
                     self._good(number, stop)
-                    return values, stop  # the last offsets before it have no messages
+                    return values, stop  # the last offsets before it lack messages
                 if error is None:
                     values.append(message.value() or b"")
                     at, began = offset + 1, time.monotonic()
@@ -290,8 +290,8 @@ class _Messages:
             self._waited[number] = at, now
 
     def _later(self, number: int, values: list[bytes], at: int, stop: int) -> tuple[list[bytes], int]:
-        """Return what has arrived, because the caller may have other work. Raises UnavailableError if it is
-        nothing.
+        """Return the messages so far, because the caller may have other work. Raises UnavailableError without
+        any.
         """
         why = f"nothing came, and there is more, up to {stop}"
         if time.monotonic() - self._waited[number][1] > self._quiet:
@@ -323,7 +323,7 @@ class _Messages:
     def _broke_off(
         self, values: list[bytes], at: int, why: str, refused: DataError | None = None
     ) -> tuple[list[bytes], int]:
-        """Return the earlier values and close the consumer. Raises the error if there are none."""
+        """Close the consumer and return the earlier values. Raises the error without any."""
         if self._consumer is not None:
             self._consumer.close()
         self._consumer = None

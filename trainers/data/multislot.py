@@ -224,7 +224,7 @@ class Parser:
                 self._marks[kernels.AT] = 0
             if filled == len(self._buffer):
                 self._grow(source.name)
-        if filled:  # the last line has no end
+        if filled:  # the last line lacks its end
             self._buffer[filled : filled + 1] = b"\n"
             yield from self._block(source.name, filled + 1)
 
@@ -237,7 +237,7 @@ class Parser:
     def offset(self) -> int:
         """Byte offset in the source of the line after the last yielded examples.
 
-        It lies behind the end of a source whose last line has no end.
+        It lies behind the end of a source whose last line lacks its end.
         """
         return self._passed + int(self._marks[kernels.AT])
 
@@ -288,7 +288,7 @@ class Parser:
         return whole
 
     def _move(self, start: int) -> None:
-        """Move the rows from `start` on into new columns, because yielded columns are never written again."""
+        """Move the rows from `start` on into new columns, because yielded columns must not change."""
         left = self._columns.rows(start, int(self._marks[kernels.ROWS]))
         bags, weights = left.values
         widths = self._layout.widths

@@ -81,7 +81,7 @@ class Piece(NamedTuple):
 def missing(servers: Sequence[Intervals], start: int, stop: int) -> Iterator[Piece]:
     """Yield the pieces of [start, stop) that some servers lack, in order.
 
-    Each server has either all or nothing of a piece.
+    Each server has a whole piece or lacks it.
     """
     inner = {end for each in servers for end in each.ends if start < end < stop}
     for left, right in pairwise(sorted({start, stop} | inner)):

@@ -61,8 +61,8 @@ class HandOver(Generic[Item]):
         Raises the error of a failed producer.
         """
         with self._changed:
-            # A signal between Python's last check and the wait does not end the wait. Ctrl-C would then have
-            # no effect until the next item.
+            # A signal between Python's last check and the wait does not end the wait. Ctrl-C would then work
+            # only at the next item.
             while not self._changed.wait_for(self._ready, timeout=_LONGEST_WAIT_S):
                 pass
             if self._items:
@@ -91,7 +91,7 @@ class HandOver(Generic[Item]):
 
     @property
     def stopped(self) -> bool:
-        """True if items are no longer accepted, because the consumer has stopped or a producer failed."""
+        """True if items are refused, because the consumer has stopped or a producer failed."""
         return self._stopped or self._error is not None
 
     @contextlib.contextmanager

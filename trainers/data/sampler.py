@@ -32,7 +32,7 @@ _OFTEN = 3
 
 
 def check_rank(rank: int, trainers: int) -> None:
-    """Raise UsageError for a rank that no trainer has."""
+    """Raise UsageError for a rank outside 0 to trainers - 1."""
     if not 0 <= rank < trainers:
         raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
 

@@ -110,8 +110,8 @@ def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:
     """Return the files of trainer `rank` of `trainers`, as Paddle's `fleet.util.get_file_shard` does.
 
     Each trainer gets a block of neighbouring files. Blocks are equally long, or the first ones have one file
-    more. With more trainers than files, the last trainers get none and take part without data. Raises
-    UsageError for a string instead of a list, for an empty list, and for a rank outside 0 to trainers - 1.
+    more. With more trainers than files, the last trainers take part without data. Raises UsageError for a
+    string instead of a list, for an empty list, and for a rank outside 0 to trainers - 1.
     """
     if isinstance(files, str | bytes):
         raise UsageError(f"get_file_shard needs a list of files, not {files!r}")

@@ -4,8 +4,8 @@ A pipe command is one process for each file. Its standard input is the file as i
 is MultiSlot text. The command leads its own process group, which is killed at the end together with all
 processes that the command has started.
 
-An input that ends early is an error: a file that ends before its size, a gzip file without its end, and a
-pipe command that fails anywhere in its pipeline.
+An input that ends early is an error. Examples are a file that ends before its size, a gzip file without its
+end, and a pipe command that fails anywhere in its pipeline.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PipeSource:
     """The output of `command` for one file, as a Source. It closes the open file `given`.
 
     A file without a descriptor (a remote one) is written into the command as the command reads it. When
-    `stop` (a descriptor) becomes readable, the text ends, and the command's exit code no longer matters.
+    `stop` (a descriptor) becomes readable, the text ends, and the command's exit code is ignored.
     """
 
     def __init__(self, command: str, name: str, given: IO[bytes], stop: int) -> None:
@@ -268,7 +268,7 @@ class _WholeFile(io.RawIOBase):
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = cast(io.RawIOBase, stream)
-        self.size: int | None = getattr(stream, "size", None)  # stores and named pipes may have no size
+        self.size: int | None = getattr(stream, "size", None)  # stores and named pipes may lack a size
         if _has_descriptor(stream) and stat.S_ISREG((found := os.fstat(stream.fileno())).st_mode):
             self.size = found.st_size
         self._read = 0

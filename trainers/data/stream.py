@@ -2,8 +2,8 @@
 
 A batch has consecutive records of one shard. Its push names them, and each server stores them with its rows
 (`positions`). A starting trainer requests these positions, and trains the records that some servers lack. It
-starts with records that only some servers have, cut where the servers differ, so that a server takes a whole
-batch or nothing. The sources (`stream_files`, `parquet`, `kafka`) provide the records. The servers store the
+starts with records that only some servers have, cut where the servers differ, so that a server takes whole
+batches only. The sources (`stream_files`, `parquet`, `kafka`) provide the records. The servers store the
 counted ones.
 """
 
@@ -101,7 +101,7 @@ class Trainer(Protocol):
     def give(self, records: Records, on: tuple[bool, ...] | None) -> None:
         """Note that the next step trains a batch with these records.
 
-        `on` marks the servers that already have them. None means that no server has them.
+        `on` marks the servers that already have them. None means that all servers lack them.
         """
 
     def forget(self, records: Records) -> None:
@@ -182,7 +182,7 @@ class Stream:
 
 
 class _Idle(Enum):
-    """The source has no new records."""
+    """Marks a source without new records."""
 
     IDLE = 0
 
@@ -258,8 +258,8 @@ def _leave(reader: _Reader, trainer: Trainer, last: Sequence[Records]) -> None:
 class _Reader:
     """The thread of a pass.
 
-    `pieces` maps shard and start of a batch to the servers that have it. Batches that no server has are
-    absent.
+    `pieces` maps shard and start of a batch to the servers that have it. Batches that are new to all servers
+    are absent.
     """
 
     def __init__(self, stream: Stream, source: Source, trainer: Trainer) -> None:

@@ -30,7 +30,7 @@ _BODIES = 16
 class Answers:
     """The answers of a worker. Without a model, requests are refused.
 
-    `closing` is True if connections accept no further request. The process is then not ready.
+    `closing` is True if connections refuse further requests. The process is then not ready.
     """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:

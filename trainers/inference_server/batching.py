@@ -1,6 +1,6 @@
 """Batch requests dynamically. Requests that arrive during a computation are computed together after it.
 
-Requests never wait for others to arrive. With one request at a time, each request is a batch.
+Requests do not wait for others to arrive. With one request at a time, each request is a batch.
 """
 
 from __future__ import annotations

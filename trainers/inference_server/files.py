@@ -70,7 +70,7 @@ class Cache:
         self._lock = _locked(self.path)
 
     def make(self, name: str, size: int, *, reserve: bool = True) -> CacheFile:
-        """Create a file of zeros. Raises LoadError if there is no space to reserve."""
+        """Create a file of zeros. Raises LoadError if it cannot reserve the space."""
         file = CacheFile(str(self.path / name), size)
         try:
             descriptor = os.open(file.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -124,7 +124,7 @@ class Cache:
 
 
 def no_room(error: OSError, path: Path, size: int) -> LoadError:
-    """Return an error that explains why there is no space for `size` bytes."""
+    """Return an error that explains the lack of space for `size` bytes."""
     if error.errno != errno.ENOSPC:
         return LoadError(f"{path} cannot be written: {error}")
     free = shutil.disk_usage(path).free

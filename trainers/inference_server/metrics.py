@@ -1,8 +1,8 @@
 """Collect the metrics of all workers for Prometheus.
 
 The Prometheus library shares values between processes in mapped files, in the directory of
-PROMETHEUS_MULTIPROC_DIR. The server sets this variable for its workers. Answers that the server gives itself,
-while no worker can, are not counted.
+PROMETHEUS_MULTIPROC_DIR. The server sets this variable for its workers. Answers of the server itself, while
+workers cannot answer, are not counted.
 """
 
 from __future__ import annotations

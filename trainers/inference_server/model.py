@@ -47,7 +47,7 @@ class ModelVersion:
     """The version that workers serve.
 
     `sequence` grows with every version of this server. `version` is its name in answers. `values` come from
-    the followed directory and replace the values in the bundle.
+    the followed directory and replace the values of the exported model.
     """
 
     sequence: int

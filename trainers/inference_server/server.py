@@ -1,7 +1,7 @@
 """Run the server process of `fleetrun serve`.
 
 The server holds the port, reads the exported model into files that workers map, keeps the workers running,
-and sends them the versions to serve. It answers requests itself only while no worker can, with "not ready".
+and sends them the versions to serve. While workers cannot answer, the server itself answers "not ready".
 
 SIGTERM and SIGINT stop it after started requests are answered. SIGHUP reads the model again, and new workers
 replace the old ones without losing a request. If the server is killed, its workers end.
@@ -137,9 +137,7 @@ class Server:
         self._reload = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until a signal. Raises FleetError if there is no model to serve, or if workers cannot
-        serve it.
-        """
+        """Serve until a signal. Raises FleetError if the model is missing, or if workers cannot serve it."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
@@ -307,7 +305,7 @@ class Server:
         return version
 
     async def _answer(self) -> None:
-        """Answer "not ready" while no worker accepts connections, and else leave the answers to workers."""
+        """Answer "not ready" unless a worker accepts connections, and else leave the answers to workers."""
         async with self._answering:
             serving = any(worker.serving for worker in self._running)
             if self._not_ready is not None and (serving or self._end.is_set()):

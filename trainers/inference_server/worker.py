@@ -90,7 +90,7 @@ async def _receive(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVer
         # otherwise the server was killed in the middle of a line
         while (line := await lines.readline()).endswith(b"\n"):
             versions.put_nowait(ModelVersion.decode(line))
-    os._exit(1)  # the server has ended, so neither the model nor a running request is waited for
+    os._exit(1)  # the server has ended, so the worker drops the model and running requests
 
 
 async def _follow(

@@ -1,9 +1,9 @@
 """Compile functions to machine code with numba, and manage its cache.
 
 numba caches machine code in NUMBA_CACHE_DIR if it is set, else next to the source if that is writable, else
-in the user's cache directory. numba compares only the function's own source file. Here it gets all sources
-that a kernel may call. Contents are compared instead of modification times, because a file may change during
-compilation.
+in the user's cache directory. By default, numba compares only the function's own source file. Here it gets
+all sources that a kernel may call. Contents are compared instead of modification times, because a file may
+change during compilation.
 """
 
 from __future__ import annotations

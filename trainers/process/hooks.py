@@ -1,7 +1,7 @@
 """Install hooks in a process of a job: the error file and exit code at its end, and its stacks on a signal.
 
-The module imports only a small part of the standard library, because every script that imports `trainers`
-runs it, even a reader that starts once for every file. Earlier hooks are called as well.
+The module imports only a small part of the standard library. Every script that imports `trainers` runs it,
+even a reader that starts once for every file. Earlier hooks are called as well.
 """
 
 import atexit

@@ -211,7 +211,7 @@ def settle(role_maker: RoleMaker | None, is_collective: bool, environ: Environ) 
     """Return True if the job is collective, and the identity of this process.
 
     Raises UsageError for an object that is not a role maker. It also raises it if the role maker,
-    `is_collective` and the launch contradict each other.
+    `is_collective` and the way of starting the job contradict each other.
     """
     flag("fleet.init is_collective", is_collective)
     chosen = choose(is_collective, environ) if role_maker is None else _checked(role_maker)

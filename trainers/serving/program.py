@@ -5,7 +5,7 @@
 `weights` and `inputs` are tuples of tensors. Their names and order are stored next to the program. The
 weights can therefore be in a file of a plain format, and you can replace them without the program.
 
-EmbeddingBag is replaced by operations whose shapes torch.export can derive. torch's own computes the number
+EmbeddingBag is replaced by operations whose shapes torch.export can derive. The original computes the number
 of bags by an arange over all ids. This would fix a program to the batch of the export.
 """
 

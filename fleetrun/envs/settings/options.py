@@ -318,7 +318,7 @@ class LaunchSettings:
 
     Times are in seconds, and sizes in bytes. Endpoints are `host:port`. In ps modes without endpoint lists,
     `server_num` and `trainer_num` are numbers. In ps-heter, `heter_devices` has an entry for each stage after
-    the trainers. `environment` and `roles` come from a job file, because no option can express them. If
+    the trainers. `environment` and `roles` come from a job file, because options cannot express them. If
     `script_in_job_file` is True, the job file also names the script, and other nodes get a copy of the file.
     """
 

@@ -2,7 +2,7 @@
 
 A parser returns the value of an option's text, or raises InvalidValue. The message of InvalidValue is the
 second half of a sentence, as in "--trainer_num is '0'; " + "it must be a whole number from 1 to 4096".
-Parsers depend on no option name and no node. They resolve no host name and open no socket.
+Parsers depend only on the text. They do not resolve host names or open sockets.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _numbers(text: str) -> tuple[int, ...] | None:
 def streams(text: str) -> dict[int, int]:
     """Parse torchrun's `3` or `0:3,1:1` into a stream number by local rank.
 
-    1 is stdout, 2 is stderr, 3 is both, 0 is neither. Rank -1 stands for all other ranks.
+    1 is stdout, 2 is stderr, 3 is both, and 0 is no stream. Rank -1 stands for all other ranks.
     """
     if re.fullmatch(r"[0-3]", text):
         return {-1: int(text)}
@@ -529,7 +529,7 @@ def trainer_list(text: str) -> Strings:
 
 
 def with_ports(hosts: Strings, first: int) -> Strings:
-    """Add ports from `first` on to hosts that have none."""
+    """Add ports from `first` on to hosts without a port."""
     return tuple(
         text if ":" in text else f"{text}:{number}" for number, text in enumerate(hosts, start=first)
     )
@@ -621,7 +621,7 @@ def _with_store_port(text: str) -> str:
 
 
 def _check_majority(machines: int) -> None:
-    """Raise InvalidValue for an even number. Half of it is no majority, so one node adds only risk."""
+    """Raise InvalidValue unless 3, 5 or 7 nodes serve a store. An even number only adds a node to lose."""
     if machines not in (3, 5, 7):
         raise InvalidValue("3, 5 or 7 machines can serve a store together, or one")
 

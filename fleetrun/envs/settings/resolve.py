@@ -1,7 +1,7 @@
 """Resolve the settings from a command line, an environment and a job file.
 
 The module decides which source has priority, which mode the job has, which options go together, and which
-nodes they apply to. It reads no file and resolves no host name.
+nodes they apply to. It does not read files or resolve host names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ second.
 
 
 def no_engine(environ: Environ, but: Collection[str]) -> Mapping[str, EngineValue]:
-    """Return an empty mapping, for a process that no scheduler started."""
+    """Return an empty mapping, for a process without a scheduler."""
     return {}
 
 
@@ -184,7 +184,7 @@ _SCRIPT_OPTIONS = ("module", "no_python")
 
 
 def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
-    """Return the options of a job file that no stronger source has set."""
+    """Return the options of a job file, except options that a stronger source has set."""
     choices = []
     for given in options:
         for text in given.texts:
@@ -344,7 +344,7 @@ def _drop_overruled(choices: Choices, mode: Mode, reason: Choice | None) -> list
 
 
 def _overruled(choices: Choices, modes: frozenset[Mode], reason: Choice | None) -> bool:
-    """Return True if a source stronger than a job file made the mode none of `modes`."""
+    """Return True if a source stronger than a job file set a mode outside `modes`."""
     stronger = [choice for choice in choices.values() if choice.source > Source.FILE]
     return (reason is not None and not reason.from_file) or any(not c.option.modes & modes for c in stronger)
 
@@ -607,7 +607,7 @@ def _script_of(
     """Return the job's script and arguments, from the command line, else from the file, else from the
     trainers' role.
 
-    Raises UsageError if there is no script, or if a role has none.
+    Raises UsageError if the job or a role lacks a script.
     """
     if line.script is not None:
         return line.script, line.script_args

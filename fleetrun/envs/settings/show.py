@@ -1,7 +1,7 @@
 """Show settings in other forms.
 
-The forms are the rows of the banner, the command line for the same run, the values that must agree on all
-nodes of a job, and the tables that only a job file can hold.
+The forms are the rows of the banner, and the command line for the same run. Others are the values that must
+agree on all nodes, and the tables that only a job file can hold.
 """
 
 from __future__ import annotations

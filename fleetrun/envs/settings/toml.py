@@ -62,7 +62,7 @@ def table(path: Strings, rows: Fields) -> list[str]:
 
 KeyPath = Strings
 
-_DEEPEST = 8  # keys of a job file are never deeper
+_DEEPEST = 8  # keys of a job file have at most this depth
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:

@@ -65,7 +65,7 @@ class _Translation:
         self.notices.append(f"{choice} is ignored: {why}")
 
     def _drop(self, name: str, why: str) -> None:
-        """Drop a choice. A choice of one node or rank 0 needs no notice."""
+        """Drop a choice. Skip the notice for a choice of one node or rank 0."""
         choice = self.choices.pop(name, None) or self._given.pop(name, None)
         if choice is not None and choice.value not in (0, (1, 1)):
             self._ignore(choice, why)

@@ -93,7 +93,7 @@ def _source(origin: str) -> str:
 
 
 def literal(value: Any) -> Any:
-    """Escape a value for a job file, so that its strings contain no variables."""
+    """Escape a value for a job file, so that its strings stay literal."""
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, list):
