@@ -300,7 +300,7 @@ class Calibration(Metric):
         return torch.where(came > 0, expected / came, math.nan)
 
 
-# ---- Metrics of groups of examples: those of a user, or the items that a request can show.
+# ---- Metrics of groups of examples, such as the examples of a user, or the items for a request
 
 
 class _Ranked:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from trainers import progress
 from trainers.errors import UsageError
 
-# ---- Which losses have been backpropagated
+# ---- Losses that have been backpropagated
 
 _NUMBER = "trainers.backward"
 _NEAR = 8

@@ -45,7 +45,7 @@ from trainers.ps.tables.rules import RULES
 from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind
 from trainers.storage.folder import Where
 
-# ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) that have no effect here.
+# ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) without effect here
 
 
 @frozen
@@ -465,7 +465,7 @@ def _made_of_fields(name: str, given: Any, source: str) -> Any:
     return make(**values)
 
 
-# ---- Paddle 1.x: what scripts give to `fleet.distributed_optimizer`
+# ---- Paddle 1.x: the config for `fleet.distributed_optimizer`
 
 _WHOSE = "DistributeTranspilerConfig"
 _TRANSPILER_FIELDS = ("slice_var_up", "split_method", "sync_mode")

@@ -25,7 +25,7 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import Identity
 from trainers.storage.safetensors import view_of
 
-# ---- Values on the way: as a line of JSON and bytes
+# ---- The wire format of values, a line of JSON and bytes
 
 MODES: dict[str, tuple[str, Callable[..., Any]]] = {
     "sum": ("add", sum),

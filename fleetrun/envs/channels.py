@@ -225,7 +225,7 @@ def _is(text: bytes, what: Mapping[str, object]) -> bool:
         return False
 
 
-# ---- Stop notice: why a process is asked to end, and when it will be killed.
+# ---- Stop notice: the reason for a stop, and the time of the kill
 
 
 def write_notice(why: str, deadline: float) -> str:
@@ -242,7 +242,7 @@ def read_notice(text: bytes) -> tuple[str, float] | None:
         return None
 
 
-# ---- Limits of progress reports; `fleetrun.envs.progress_report` writes and reads them
+# ---- Limits of progress reports, for `fleetrun.envs.progress_report`
 
 LARGEST_DATAGRAM = 8192
 """Bytes of a report. The receiver ignores longer reports."""

@@ -532,7 +532,7 @@ def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in INHERITED or not is_owned(name)}
 
 
-# ---- The job's secret
+# ---- The job's token
 
 TOKEN = "FLEETRUN_TOKEN"
 """The environment variable with the job's token. Any text of at least 16 characters is valid."""
@@ -572,7 +572,7 @@ def derive_key(token: str, person: bytes) -> bytes:
     return scrypt(token.encode(), salt=b"fleetrun", n=1 << 14, r=8, p=1)
 
 
-# ---- A port that all processes compute from a number that all of them have
+# ---- A port that all processes compute from a common number
 
 FIRST_PORT = 20_000
 PORT_COUNT = 10_000

@@ -25,7 +25,7 @@ from typing import NoReturn
 from fleetrun.pod import linux
 from fleetrun.pod.process import Exit, end_descendants, reap_adopted
 
-# ---- Signals as numbers in a file descriptor: a handler only records, the loop decides
+# ---- Signals as numbers in a file descriptor, so that the loop can decide
 
 # Signals that the kernel sends for the process's own actions, or that cannot be caught. They keep their
 # default action.

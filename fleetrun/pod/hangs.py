@@ -60,7 +60,7 @@ class Silence:
         return self._quiet >= LOOKS
 
 
-# ---- The watch: looks at logs, counts reports, has the stacks taken
+# ---- The watch: looks at logs, counts reports, and collects stacks
 
 Take = Callable[[Sequence[Container], Callable[[Findings], None]], Callback]
 """Starts to find where these containers are, including ended ones, and to write their stacks into their logs.
@@ -463,7 +463,7 @@ _OF_A_LOOK = 4
 """Pauses that a look from outside may cause."""
 
 
-# ---- Ranks that keep the others waiting, of a job that makes progress
+# ---- Ranks that keep others waiting in a job with progress
 
 LATENESS_PERIOD = 60.0
 """Seconds between two looks. A process needs up to 0.1 s to list all its collectives."""

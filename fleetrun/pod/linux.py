@@ -82,7 +82,7 @@ def _fallocate(fd: int, mode: int, length: int) -> None:
     _checked(call(fd, mode, 0, length), "fallocate")
 
 
-# ---- A cgroup around a launch
+# ---- A cgroup around a run
 
 _CGROUP_PREFIX = "fleetrun-"
 

@@ -67,7 +67,7 @@ class Phase(Enum):
     ENDING = auto()
 
 
-# ---- Starting: the hook of the pod first, to its end, then containers
+# ---- Starting: first the hook of the pod, to its end, then containers
 
 Watch = Callable[[Container, Callable[[Ended], None]], None]
 """Starts one container, and calls back with its end. Raises LaunchError if the container cannot start."""
@@ -431,7 +431,7 @@ class Supervisor:
             self._count(fault)
             self._restart_all(decision.after)
 
-    # ---- a restart that a user asks for
+    # ---- a restart on request of a user
 
     def restart(self, name: str, command: str) -> str:
         """Restart this container for a `command` of fleetrun, without counting a failure.

@@ -37,7 +37,7 @@ from trainers.process.hooks import at_exit, failed
 from trainers.process.log import glog
 from trainers.storage.folder import Where
 
-# ---- One save at a time in the background: in a thread, with a process group of its own
+# ---- One save at a time in the background, in a thread with a separate process group
 
 
 class Background:

@@ -170,7 +170,7 @@ def _empty(entry: Fields, like: Tensor | None) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-# ---- Which rank saves what all ranks have alike
+# ---- Sharing out tensors that are equal on all ranks
 
 
 def share(sizes: Mapping[str, int], rank: int, world: int) -> set[str]:
@@ -299,7 +299,7 @@ class Contents:
                 parts["optimizer"] = parts["optimizer"] | {"state": state}
         return parts
 
-    # ---- from one
+    # ---- from a checkpoint
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointError if the checkpoint does not match model, optimizer and state."""

@@ -141,7 +141,7 @@ class DataParallel(DistributedDataParallel):
         self.zero_grad()
 
 
-# ---- How gradients of all ranks are combined when DDP's own average will not do
+# ---- Combining the gradients of all ranks other than by DDP's average
 
 
 @frozen
@@ -184,7 +184,7 @@ def set_reducing(model: Module, how: Reducing) -> None:
             module.set_force_sum_reduction_for_comms(True)  # only NCCL supports a factor before the sum
 
 
-# ---- How many steps there are between two updates and between two exchanges
+# ---- The number of steps between two updates and between two exchanges
 
 
 class Cadence:
@@ -244,7 +244,7 @@ class Cadence:
         self.updates, self.merged, self.apart = updates, 0, apart
 
 
-# ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
+# ---- Hooks of a wrapped model, for half precision and for the exchange of gradients
 
 
 def device_of(params: Iterable[Tensor]) -> str:

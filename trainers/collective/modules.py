@@ -99,7 +99,7 @@ def _fits_pattern(steps: Sequence[str], pattern: Sequence[str]) -> bool:
     return len(steps) == len(pattern) and all(map(fnmatchcase, steps, pattern))
 
 
-# ---- Activations that are computed again in the backward pass instead of kept
+# ---- Activations that are recomputed in the backward pass instead of kept
 
 
 def recompute(model: Module, configs: RecomputeConfigs, *, compiled: bool = False) -> None:
@@ -167,7 +167,7 @@ class _Recomputed:
             owner._buffers[name] = buffer
 
 
-# ---- Batch norm over the batches of all ranks, on CPUs too, which torch's own does not support
+# ---- Batch norm over the batches of all ranks, also on CPUs, which torch's own does not support
 
 
 def with_synchronized_batch_norm(model: Module) -> Module:

@@ -26,7 +26,7 @@ from trainers.collective.modules import matching_modules
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import WrappingOptimizer, loss_of, parameters_of
 
-# ---- Stage 1: the state of each parameter's update is on one rank, which sends the result to all
+# ---- Stage 1: one rank has the state of each parameter's update, and sends the result to all
 
 AS_ONE = frozenset(("AliG", "AdaGC", "LBFGS", "Prodigy"))
 """Optimizers of torch and pytorch_optimizer that use all gradients to update one parameter."""

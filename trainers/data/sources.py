@@ -242,7 +242,7 @@ def _has_descriptor(stream: IO[bytes]) -> bool:
         return False
 
 
-# ---- Files as streams of bytes.
+# ---- Files as streams of bytes
 
 AS_IT_IS = "cat"
 """The pipe command that needs no process."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-# ---- Numbers on a command line: one that cannot be meant is said at once.
+# ---- Numbers on a command line
 
 
 def count(text: str) -> int:
@@ -43,7 +43,7 @@ def _at_least(text: str, least: int) -> int:
     return number
 
 
-# ---- Folders of data on a command line: one that cannot be read is said at once, where no restart helps.
+# ---- Directories of data on a command line
 
 
 def files_in(folder: Path) -> list[Path]:

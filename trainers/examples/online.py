@@ -125,7 +125,7 @@ def save(to: Path, model: Module, *, rows: bool) -> None:
     part.rename(to)
 
 
-# ---- The people
+# ---- The users
 
 
 class Shown(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from fleetrun.envs.channels import STACKS_SIGNAL, error_file, inside_container, write_dismissed, write_error
 
-# ---- The error file: written for the launcher when a process ends, in torchrun's format
+# ---- The error file for the launcher, in torchrun's format
 
 _failed = False
 
@@ -123,7 +123,7 @@ def _write_error_file(path: Path, text: str) -> None:
         sys.stderr.write(f"fleetrun: the last words could not be written to {path}: {problem}\n")
 
 
-# ---- Stacks on request, also while the process is stuck in C code and a debugger may not attach
+# ---- Stacks on request, even if the process is stuck in C code and a debugger may not attach
 
 _STDERR = 2
 

@@ -142,7 +142,7 @@ class Meter:
         """Change the id of this process, in a standby."""
         self._mark = mark
 
-    # ---- what scripts say
+    # ---- reports of scripts
 
     def step(
         self,
@@ -187,7 +187,7 @@ class Meter:
     def activity(self, what: str, of: float | None = None) -> Activity:
         return Activity(self, what, of)
 
-    # ---- what the runtime counts
+    # ---- counts of the runtime
 
     def counted(self, steps: int) -> None:
         """Record the steps of a counter. Among several counters, the highest is right."""
@@ -266,7 +266,7 @@ class Meter:
         ended = self._ended
         return None if ended is None else (self.steps, self._clock() - ended, self._took)
 
-    # ---- what a parameter server says
+    # ---- numbers of a parameter server
 
     @property
     def listened_to(self) -> bool:
@@ -321,7 +321,7 @@ class Meter:
             self._begun()
             self._beat()
 
-    # ---- telling
+    # ---- sending
 
     def flush(self) -> None:
         """Send unreported values now."""

@@ -31,7 +31,7 @@ from trainers.roles.environment import (
 from trainers.roles.identity import EVALUATOR, Identity, Role, RoleMaker
 from trainers.roles.parsing import Variables, apart, endpoints, position
 
-# ---- For processes of a launcher: everything is in the environment.
+# ---- The role maker for processes of a launcher, from the environment
 
 
 class PaddleCloudRoleMaker:
@@ -204,7 +204,7 @@ def _source_address(host: str, port: int) -> str | None:
         return None
 
 
-# ---- Which role maker decides: the script's, or the one that the environment calls for
+# ---- The choice between the script's role maker and the one for the environment
 
 
 def settle(role_maker: RoleMaker | None, is_collective: bool, environ: Environ) -> tuple[bool, Identity]:
@@ -274,7 +274,7 @@ def _check_launch(is_collective: bool, identity: Identity) -> None:
         )
 
 
-# ---- For processes started by hand: the script gives rank and endpoints.
+# ---- The role maker for processes started by hand, with rank and endpoints from the script
 
 _WHO = "UserDefinedRoleMaker"
 

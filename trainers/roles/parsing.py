@@ -49,7 +49,7 @@ def _whole(name: str, value: str) -> int:
     return int(value)
 
 
-# ---- Lists of endpoints that somebody wrote by hand: checked before anything is connected.
+# ---- Lists of endpoints written by hand, checked before any connection
 
 MOST_PORTS = 65_535
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-# ---- What click models share: hidden layers, and a lookup of unbounded ids in a table of fixed size.
+# ---- Shared parts: hidden layers, and a lookup of unbounded ids in a table of fixed size
 
 
 def linear(inputs: int, outputs: int) -> torch.nn.Linear:
@@ -53,7 +53,7 @@ class FoldedEmbedding(Module):
         return looked_up
 
 
-# ---- Wide & deep (Cheng et al.: Wide & Deep Learning for Recommender Systems, 2016) for click logs.
+# ---- Wide & Deep
 
 
 class WideDeep(Module):
@@ -85,7 +85,7 @@ class WideDeep(Module):
         return logits.squeeze(1)
 
 
-# ---- DeepFM (Guo et al.: DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, 2017).
+# ---- DeepFM
 
 
 class DeepFM(Module):

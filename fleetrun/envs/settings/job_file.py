@@ -47,7 +47,7 @@ from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen
 
-# ---- Documents: regular files of a bounded size, TOML, with those that they include
+# ---- Documents: regular TOML files of a limited size, with the files that they include
 
 LARGEST = 256 << 10
 MOST_FILES = 32
@@ -171,7 +171,7 @@ def _bytes(fd: int, what: str) -> bytes:
     return data
 
 
-# ---- Keys: which ones exist, suggestions for wrong ones, and the entries of all documents merged
+# ---- Keys: valid keys, suggestions for wrong ones, and the merged entries of all documents
 
 _COMMAND_LINE_ONLY = {
     "config": "is for the command line only; a job file has include",

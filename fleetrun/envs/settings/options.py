@@ -204,7 +204,7 @@ RETIRED_SCRIPTS: Texts = {
 """Words that Paddle accepts in place of a script."""
 
 
-# ---- What a job file can set besides options
+# ---- Settings of a job file besides options
 
 EnvironmentItems = tuple[tuple[str, str], ...]
 """Names and values, in the order of the file."""
@@ -619,7 +619,7 @@ BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in opti
 """Maps each environment variable to the option that it sets."""
 
 
-# ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them
+# ---- Options that only torchrun has, which `torchrun.translated` converts
 
 _METHODS = ("spawn", "fork", "forkserver")
 _RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")

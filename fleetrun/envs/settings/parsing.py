@@ -179,7 +179,7 @@ def assignment(text: str) -> Strings:
     return (text,)
 
 
-# ---- What plug-ins may add to. What is installed is read for names only that fleetrun does not know itself
+# ---- Names that plug-ins can add. Installed packages are searched only for names outside fleetrun
 
 ENGINES = ("local", *plugins.IN_TREE["schedulers"])
 

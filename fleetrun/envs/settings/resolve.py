@@ -140,7 +140,7 @@ def _misplaced(line: CommandLine) -> list[str]:
     ]
 
 
-# ---- Values by source: command line, environment, job file, and the engine that started this process
+# ---- Values by source: command line, environment, job file, and the scheduler of this process
 
 
 def _one_each(given: Iterable[Choice]) -> Choices:
@@ -310,7 +310,7 @@ def _modes_asked_for(choices: list[Choice], only: str | None = None) -> list[_Mo
     return sorted(found, key=lambda each: (each[1].option.name != "run_mode", each[0] is not Mode.PS_HETER))
 
 
-# ---- Which options go together, whatever the machines
+# ---- Valid combinations of options, for any number of nodes
 
 _EXCLUSIVE = (
     ("standalone", "master"),
@@ -482,7 +482,7 @@ def _check_stages(choices: Choices, reason: Choice | None) -> None:
         )
 
 
-# ---- Which machines a job is for
+# ---- The nodes of a job
 
 
 def _check_machines(choices: Choices) -> list[str]:

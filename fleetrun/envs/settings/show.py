@@ -160,7 +160,7 @@ def agreed(resolved: Resolved) -> dict[str, str]:
     return {**texts, "the script": settings.script.rpartition("/")[2], **scripts, "roles.evaluator": number}
 
 
-# ---- What only a job file can express, as plain values: for the record, and to write a job file
+# ---- Settings that only a job file can express, as plain values, for the event log and for job files
 
 
 def job_file_parts(settings: LaunchSettings) -> Document:

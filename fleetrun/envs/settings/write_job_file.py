@@ -266,7 +266,7 @@ def example(option: Option) -> str:
     return toml.value(option.default)
 
 
-# ---- fleetrun again: a recorded launch as a command line
+# ---- fleetrun again: a recorded run as a command line
 
 
 @frozen
@@ -344,7 +344,7 @@ def _write(file: Path, said: Fields) -> None:
     create(str(file), text, "fleetrun again:")
 
 
-# ---- The job file for the machines of an engine: without the options, which are passed as words
+# ---- The job file for the nodes of a scheduler, without the options, which are passed as words
 
 
 def text_to_carry(said: Fields) -> str:
