@@ -27,7 +27,7 @@ class DataError(FleetError):
 
 
 class ServerError(FleetError):
-    """A parameter server that does not answer or refused a request. The message has its index and
+    """A parameter server that refused a request or did not answer it. The message has its index and
     endpoint.
     """
 

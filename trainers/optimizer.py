@@ -151,8 +151,8 @@ class DistributedOptimizer(WrappingOptimizer):
     def has_gradients_of(self, loss: Tensor) -> bool:
         """Return True if a backward pass went through this loss since the last `zero_grad()`.
 
-        Drop gradients that another optimizer's `minimize` of another loss has left. Raises UsageError if the
-        script has added gradients to them.
+        The call drops gradients that another optimizer's `minimize` of another loss has left. Raises
+        UsageError if the script has added gradients to them.
         """
         if not self.has_gradients():
             return False

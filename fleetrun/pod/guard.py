@@ -128,7 +128,7 @@ class Guard:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return cls(pid, _readable())
-        except OSError:  # runs cannot start here (`check_pidfds`), so this descriptor stays unreadable
+        except OSError:  # runs cannot start here (`check_pidfds`), so this descriptor stays silent
             return cls(pid, os.pipe()[0])
         if os.getppid() != pid:  # it died before, and another process now has its pid
             os.close(descriptor)

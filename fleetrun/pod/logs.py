@@ -347,8 +347,7 @@ class Watch:
     def drain(self, flush: Callback) -> None:
         """Read all remaining output after the writers have ended. `flush` waits until there is room again.
 
-        If there is still a lack of room, the wait was interrupted, and the remaining output stays in the
-        files.
+        If room is still missing, the wait was interrupted, and the remaining output stays in the files.
         """
         for follower in self._followers.values():
             while follower.pump():

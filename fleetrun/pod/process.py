@@ -111,7 +111,7 @@ class Process:
             raise _spawn_error(argv[0], error) from None
         try:
             return cls(popen)
-        except OSError as error:  # the pidfd needs a descriptor that is missing, so undo the start
+        except OSError as error:  # descriptors have run out before the pidfd, so undo the start
             popen.kill()
             popen.wait()
             raise _spawn_error(argv[0], error) from None

@@ -162,7 +162,7 @@ class Standbys:
 
     def prepare(self, specs: Sequence[ContainerSpec], imports: bytes, *, trusted: bool) -> None:
         """Start standbys for the trainers of a spare, whose ranks are not known yet. The ranks in `specs` are
-        others.
+        different ones.
 
         `imports` is the value that `listed` received on another node. `trusted` means that only nodes of this
         job can have written it. Otherwise only the part before the first change of a variable is used,
@@ -271,8 +271,8 @@ class Standbys:
 class _Wanted:
     """A standby to start, if `alive` still returns True.
 
-    `listed` is the list of imports of its process. `modules` are the modules to import without such a list on
-    this node. `passes` is the number of this pass over them.
+    `listed` is the list of imports of its process. `modules` are the modules to import if local processes
+    have not left such a list. `passes` is the number of this pass over them.
     """
 
     spec: ContainerSpec

@@ -2,8 +2,8 @@
 
 The order is a function of (seed, epoch), and the position is a number of samples. ElasticBatchSampler's batch
 belongs to the whole job. When trainers join or leave, each takes a larger or smaller part of the same
-batches. Each sample of an epoch is used exactly once. `shard` has a sampler whose batch belongs to each
-trainer.
+batches. Samples of an epoch are therefore not lost or repeated. `shard` has a sampler whose batch belongs to
+each trainer.
 """
 
 from __future__ import annotations

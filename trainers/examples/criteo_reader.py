@@ -44,7 +44,7 @@ def mixed(value: int) -> int:
 
 
 def whole(text: str | bytes, base: int = 10) -> int:
-    """Return a number of the logs. Only Python accepts `1_0`, ` 1` and `0xf` too."""
+    """Return a number of the logs. Raises ValueError for `1_0`, ` 1` and `0xf`, which `int` accepts."""
     if re.fullmatch("-?[0-9a-fA-F]+", text if isinstance(text, str) else text.decode()) is None:
         raise ValueError(f"{text!r} is not a whole number of base {base}")
     return int(text, base)

@@ -1,4 +1,5 @@
-"""Find out from a program's graph if it can combine the rows of a batch. Such requests must not be joined.
+"""Find out from a program's graph if it can combine the rows of a batch. Requests of such a program must not
+be joined.
 
 The analysis follows the dimension of the rows from operator to operator. Its size is a symbol, equal in all
 shapes. A value that depends on a request has the rows in exactly one dimension. Operators that are not listed
