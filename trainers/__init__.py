@@ -1,6 +1,4 @@
-"""fleetrun's runtime: what lives inside a training script. Torch is imported at the first name that needs
-it.
-"""
+"""The runtime of fleetrun inside a training script. It imports torch at the first name that needs torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of single settings, whose messages name the setting and its value. All raise UsageError."""
+"""Check single settings, with messages that name the setting and its value. All checks raise UsageError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
-    """A read-only copy of a dict with no other keys than these: a later change would escape the checks."""
+    """Return a read-only copy of a dict with known keys only. A later change would escape the checks."""
     if not isinstance(value, Mapping):
         raise UsageError(f"strategy.{name} is {value!r}; it must be a dict")
     for key in value:
@@ -26,51 +26,51 @@ def keys(name: str, value: Any, known: Iterable[str]) -> Fields:
 
 
 def accepted(name: str, value: Any, kind: type[DataclassInstance]) -> Fields:
-    """A read-only copy of a dict that `kind`, which has a field for each key, accepts."""
+    """Return a read-only copy of a dict that `kind` accepts, which has a field for each key."""
     configs = keys(name, value, [field.name for field in fields(kind)])
     kind(**configs)
     return configs
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """How a message about an unknown name ends: with the nearest known one, or with all of them."""
+    """Return the end of a message about an unknown name, with the nearest known name, or with all names."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False and nothing else."""
+    """Return the value if it is True or False."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether it is a whole number; True and False are none."""
+    """Return True for a whole number. True and False are not whole numbers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a whole number or a float."""
+    """Return True for a whole number or a float."""
     return is_whole(value) or isinstance(value, float)
 
 
 def positive(name: str, value: Any) -> float:
-    """A number above 0."""
+    """Return a number above 0 as float."""
     if not is_number(value) or not value > 0:
         raise UsageError(f"{name} is {value!r}; it must be a number above 0")
     return float(value)
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """A whole number of at least `least`."""
+    """Return a whole number of at least `least`."""
     if not is_whole(value) or value < least:
         raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     return value
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """One of these values."""
+    """Check that the value is one of these."""
     if value not in known:
         raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")

@@ -1,47 +1,48 @@
-"""What can go wrong inside a training script: what happened, with the value, and what to do. Ground:
-imports nothing.
+"""Define the errors of a training script. Messages contain the event, the value, and the remedy.
+
+The module imports nothing.
 """
 
 
 class FleetError(RuntimeError):
-    """Any error that the runtime raises on purpose.
+    """The base of all errors that the runtime raises on purpose.
 
-    `restart_helps`: whether the next attempt of this process may succeed. Where it cannot, the message says
-    everything: it is printed without a traceback, and the launcher ends the job.
+    `restart_helps` is True if the next attempt of this process may succeed. If it is False, the message is
+    complete. It is printed without a traceback, and the launcher ends the job.
     """
 
     restart_helps: bool = True
 
 
 class UsageError(FleetError):
-    """A call in the wrong order, in the wrong role, or with a value that cannot be used."""
+    """A call in the wrong order or role, or with an invalid value."""
 
 
 class NotSupportedError(FleetError):
-    """Understood, but not something that this version does."""
+    """A valid request that this version does not support."""
 
 
 class DataError(FleetError):
-    """A data file that is missing, or is not what its name says; the message names it."""
+    """A data file that is missing or invalid. The message names it."""
 
 
 class ServerError(FleetError):
-    """A parameter server does not answer, or refused a request; the message names it by index and
+    """A parameter server that refused a request or did not answer it. The message has its index and
     endpoint.
     """
 
 
 class ServerFullError(ServerError):
-    """A parameter server has no memory for more rows."""
+    """A parameter server without memory for more rows."""
 
     restart_helps = False
 
 
 class TablesLostError(ServerError):
-    """Some servers have lost their tables, and others have theirs."""
+    """Some servers have lost their tables, while others still have theirs."""
 
     restart_helps = False
 
 
 class TrainerLostError(FleetError):
-    """Another trainer of this job is gone and a step cannot be completed without it."""
+    """Another trainer of this job has ended, and a step cannot be completed without it."""

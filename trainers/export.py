@@ -1,6 +1,4 @@
-"""Saving a model for serving: its program and its weights as one bundle. Knows which models it cannot be;
-leaves the program to `program`.
-"""
+"""Save a model for serving, as its program and its weights. `program` exports the forward pass."""
 
 from __future__ import annotations
 
@@ -29,7 +27,11 @@ def save_program(
     dynamic_shapes: object,
     stand_ins: Mapping[Module, Module],
 ) -> None:
-    """Raises SaveError; the former bundle counts then. And what `program_of` raises."""
+    """Save the model. Raises SaveError, and the former files then stay valid.
+
+    Also raises errors of `program_of`, NotSupportedError for a sharded model, and UsageError if rows are on
+    the servers.
+    """
     plain = bare(model)
     if is_divided(plain):
         raise NotSupportedError(
@@ -58,7 +60,7 @@ def save_program(
 
 
 def _outside(model: Module, stand_ins: Mapping[Module, Module]) -> dict[str, Document]:
-    """The tables that are outside of the program, by the names of the weights that stand for them."""
+    """Return the tables outside the program, by the names of the weights that stand for them."""
     return {
         ".".join(filter(None, (path, inner, "table"))): {"name": rows.name, "dim": rows.dim}
         for path, module in model.named_modules()

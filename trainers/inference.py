@@ -1,5 +1,7 @@
-"""Models that were saved for serving, loaded and called. Needs neither fleet nor the model's own code: a
-program and its weights. `fleet.save_inference_model` writes them.
+"""Load and call models that were saved for serving.
+
+A saved model is a program with its weights, so neither fleet nor the model's code is needed.
+`fleet.save_inference_model` writes it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ KIND = "inference"
 
 
 class InferenceModel:
-    """To be called as the model was: `model(x)`, `model(x=x)`; gives what it gave. `inputs`: their names;
-    `weights` by name, to be looked at.
+    """A loaded model. Call it like the original, as `model(x)` or `model(x=x)`, for the same outputs.
+
+    `inputs` holds the names of its inputs. `weights` maps names to weights, for inspection.
     """
 
     def __init__(
@@ -39,7 +42,9 @@ class InferenceModel:
         self._wanted = inputs
 
     def __call__(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        """Without gradients. Raises UsageError for inputs of other number, names, types or shapes."""
+        """Compute the outputs without gradients. Raises UsageError for a wrong number, name, type or shape of
+        inputs.
+        """
         with torch.no_grad():
             return self._module(tuple(self.weights.values()), self._ordered(args, kwargs))
 
@@ -59,11 +64,11 @@ class InferenceModel:
 
 
 def load_inference_model(dirname: Where, device: torch.device | str = "cpu") -> InferenceModel:
-    """The model that `fleet.save_inference_model(dirname, model, inputs)` has saved: a folder, or a URL that
-    fsspec knows. Raises LoadError when there is none, or when it is damaged.
+    """Load a model from `fleet.save_inference_model(dirname, model, inputs)`.
 
-    The program is refused if it has parts that could run code when torch loads it. torch.export itself makes
-    no promise about files that were made to do harm: load models of people whom you trust.
+    `dirname` is a directory, or a URL for fsspec. Raises LoadError if the model is missing or damaged. A
+    program with parts that could run code on loading is refused. For malicious files, torch.export itself
+    gives no guarantee, so load only models from people whom you trust.
     """
     bundle = read_bundle(dirname, KIND, ("program", "weights"))
     if bundle.about.get("tables"):
@@ -87,7 +92,7 @@ def load_inference_model(dirname: Where, device: torch.device | str = "cpu") -> 
 
 
 def checked_program(bundle: Bundle) -> bytes:
-    """Return the file of a bundle's program. Raises LoadError for one that could run code when loaded."""
+    """Return the program's file. Raises LoadError if the program could run code on loading."""
     file = bundle.contents["program"].numpy().tobytes()
     try:
         suspects = dangers(file)

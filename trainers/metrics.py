@@ -1,7 +1,7 @@
-"""Metrics of predictions that any number of processes can add up, and `fleet.metrics`, which does.
+"""Compute metrics of predictions that can be added over processes. `fleet.metrics` adds them.
 
-Every metric keeps one tensor, `state`. That of two sets of examples is the sum of their states: add it up
-over trainers (`merge`, or `fleet.metrics.merged`) and ask for `value`. Only `Gauc` keeps all examples, since
+Every metric keeps one tensor, `state`. The state of two sets of examples is the sum of their states. Add it
+over trainers (`merge`, or `fleet.metrics.merged`), and call `value`. Only `Gauc` keeps all examples, because
 it cannot be computed from sums. `DistributedMetrics` has Paddle's names for the same formulas over all
 trainers.
 """
@@ -20,14 +20,15 @@ from torch import Tensor
 from trainers.errors import NotSupportedError, UsageError
 from trainers.process.log import glog
 
-_LEAST_PROBABILITY = 1e-7  # below the step of float32 near 1: a certain and wrong prediction costs 16.1
+# below the step of float32 near 1, so that a certain and wrong prediction costs 16.1
+_LEAST_PROBABILITY = 1e-7
 
 
 class _Constant:
-    """Looks for a model that predicts the same whatever it is given; said once in a process."""
+    """Detects a model whose predictions do not depend on its inputs. It logs this once per process."""
 
     ENOUGH = 1000
-    """Predictions one after the other, of several updates, that are the same."""
+    """Number of consecutive equal predictions, over several updates."""
     said = False
 
     def __init__(self) -> None:
@@ -56,38 +57,40 @@ class _AllReduce(Protocol):
 
 
 class Metric(ABC):
-    """`state` is float64 on the CPU. `value` of no examples is nan.
+    """A metric. `state` is float64 on the CPU, and `value` without examples is nan.
 
-    Raises UsageError for input that is not what the metric is of; see `_checked`.
+    Methods raise UsageError for invalid input (see `_checked`).
     """
 
     _of: ClassVar[str] = "values"
-    """What predictions and labels must be; see `_checked`."""
+    """The kind of predictions and labels, as in `_checked`."""
 
     def __init__(self, *size: int) -> None:
         self.state = torch.zeros(size, dtype=torch.float64)
         self._constant = _Constant()
 
     def merge(self, other: Self) -> None:
-        """Take in what another metric of the same kind and with the same settings has seen."""
+        """Add the examples of another metric of the same kind and settings. Raises UsageError for another
+        metric.
+        """
         if repr(other) != repr(self):
             raise UsageError(f"{self!r} cannot merge {other!r}; they must be of the same kind and size")
         self.state += other.state
 
     def merged(self, util: _AllReduce) -> Self:
-        """The metric of all trainers' examples; this one is not changed."""
+        """Return the metric of all trainers' examples. This metric does not change."""
         whole = type(self).__new__(type(self))
         whole.__dict__.update(self.__dict__)
         whole.state = util.all_reduce(self.state)
         return whole
 
     def reset(self) -> None:
-        """Forget all examples."""
+        """Remove all examples."""
         self.state = torch.zeros_like(self.state)
 
     @abstractmethod
     def value(self) -> float:
-        """Of the examples since the last `reset`; nan without any."""
+        """Return the value over the examples since the last `reset`, or nan without examples."""
 
     def _checked(self, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = _checked(type(self).__name__, predictions, labels, self._of)
@@ -102,10 +105,10 @@ class Metric(ABC):
 
 
 class PointwiseMetric(Metric):
-    """A metric that takes examples one by one."""
+    """A metric that is a sum over single examples."""
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
-        """Take in examples: two tensors of the same number of elements, on any device."""
+        """Add examples, as two tensors with the same number of elements, on any device."""
         predictions, labels = self._checked(predictions, labels)
         if len(labels):
             self._add(predictions, labels)
@@ -117,9 +120,9 @@ class PointwiseMetric(Metric):
 class Auc(PointwiseMetric):
     """Area under the ROC curve of probabilities in [0, 1] for labels 0 and 1, from histograms.
 
-    Probabilities of one bucket count as equal, which changes the area by at most half the share of pairs
-    (one click, one other) that fall into one bucket: under 0.0003 for 4,096 buckets of a spread-out
-    prediction. `auc` is exact.
+    Probabilities in one bucket count as equal. This changes the area by at most half the share of pairs (one
+    click, one other) in one bucket. For a spread-out prediction and 4,096 buckets, the change is less than
+    0.0003. `auc` is exact.
     """
 
     _of = "probabilities"
@@ -138,15 +141,16 @@ class Auc(PointwiseMetric):
         return torch.bincount(bucket + self.buckets * labels.long(), minlength=2 * self.buckets)
 
     def value(self) -> float:
-        """nan unless there are examples of both labels."""
+        """Return the area, or nan unless there are examples of both labels."""
         others, clicks = self.state.view(-1, 2, self.buckets).sum(dim=0)
         return area_under(others, clicks)
 
 
 class WindowedAuc(Auc):
-    """As `Auc`, of the last `examples` that each trainer has seen, in `parts`: the oldest part is forgotten
-    when the newer ones have enough, or there are `parts`. So it is of at least (parts - 1) / parts of them,
-    and of up to an update more.
+    """`Auc` over the last `examples` of each trainer, in `parts`.
+
+    The oldest part is dropped when the newer ones have enough examples, or when there are `parts`. The metric
+    therefore covers at least (parts - 1) / parts of `examples`, and at most one update more.
     """
 
     def __init__(self, examples: int, buckets: int = 4096, parts: int = 10) -> None:
@@ -167,7 +171,7 @@ class WindowedAuc(Auc):
 
 
 class _Mean(PointwiseMetric):
-    """A sum and the number of examples in it."""
+    """A sum and its number of examples."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -179,13 +183,13 @@ class _Mean(PointwiseMetric):
     def _each(self, predictions: Tensor, labels: Tensor) -> Tensor: ...
 
     def value(self) -> float:
-        """The mean over the examples; nan without any."""
+        """Return the mean over the examples, or nan without examples."""
         total, examples = self.state.tolist()
         return total / examples if examples else math.nan
 
 
 class Accuracy(_Mean):
-    """The share of examples whose label is 1 where the probability is above 0.5, and 0 elsewhere."""
+    """The share of examples with a correct prediction, where a probability above 0.5 predicts label 1."""
 
     _of = "probabilities"
 
@@ -211,13 +215,14 @@ class Rmse(Mse):
     """Root of the mean squared error."""
 
     def value(self) -> float:
-        """The root of the mean over the examples; nan without any."""
+        """Return the root of the mean over the examples, or nan without examples."""
         return math.sqrt(super().value())
 
 
 class LogLoss(_Mean):
-    """Mean negative log likelihood, in nats, of labels 0 and 1 under predicted probabilities; these are taken
-    as at least 1e-7 and at most 1 - 1e-7.
+    """Mean negative log likelihood, in nats, of labels 0 and 1 under predicted probabilities.
+
+    Probabilities are limited to between 1e-7 and 1 - 1e-7.
     """
 
     _of = "probabilities"
@@ -228,9 +233,10 @@ class LogLoss(_Mean):
 
 
 class NormalizedEntropy(PointwiseMetric):
-    """Mean log loss divided by that of a model that predicts the same for all, the share of clicks: below 1
-    it is better than that (He et al. 2014, "Practical lessons from predicting clicks on ads at Facebook").
-    nan unless there are examples of both labels.
+    """Mean log loss divided by the log loss of a model that always predicts the share of clicks.
+
+    Below 1, the model is better than this constant (He et al. 2014, "Practical lessons from predicting clicks
+    on ads at Facebook"). The value is nan unless there are examples of both labels.
     """
 
     _of = "probabilities"
@@ -244,7 +250,7 @@ class NormalizedEntropy(PointwiseMetric):
         self.state += torch.stack([loss, labels.sum(), torch.tensor(float(len(labels)))])
 
     def value(self) -> float:
-        """nan unless there are examples of both labels."""
+        """Return the ratio, or nan unless there are examples of both labels."""
         loss, clicks, examples = self.state.tolist()
         if not 0 < clicks < examples:
             return math.nan
@@ -254,9 +260,10 @@ class NormalizedEntropy(PointwiseMetric):
 
 
 class Calibration(Metric):
-    """Expected clicks (the sum of the predicted probabilities) divided by those that came: above 1 the model
-    predicts too many (He et al. 2014). nan without a click. `values`: how many a slot has, for one ratio of
-    each.
+    """Expected clicks (the sum of the predicted probabilities) divided by actual clicks.
+
+    Above 1, the model predicts too many (He et al. 2014). The value is nan without a click. `values` is the
+    number of a slot's values, for a ratio of each.
     """
 
     _of = "probabilities"
@@ -267,7 +274,7 @@ class Calibration(Metric):
         super().__init__(values, 2)
 
     def update(self, predictions: Tensor, labels: Tensor, values: Tensor | None = None) -> None:
-        """`values`: that of the slot in each example, from 0 on; may be left out where there is one."""
+        """Add examples. `values` are the slot's values from 0 on, optional if the slot has only one."""
         predictions, labels = self._checked(predictions, labels)
         if not len(labels):
             return
@@ -283,22 +290,24 @@ class Calibration(Metric):
         self.state.index_add_(0, places, torch.stack([predictions, labels], dim=1))
 
     def value(self) -> float:
-        """Expected clicks / clicks, of all values of the slot together; nan without a click."""
+        """Return expected clicks / clicks over all values of the slot, or nan without a click."""
         expected, came = self.state.sum(dim=0).tolist()
         return expected / came if came else math.nan
 
     def by_value(self) -> Tensor:
-        """(values,) float64; nan for a value without a click."""
+        """Return the ratio of each value, (values,) float64, with nan for values without a click."""
         expected, came = self.state.unbind(dim=1)
         return torch.where(came > 0, expected / came, math.nan)
 
 
-# ---- Metrics of groups of examples: those of a user, or the items that a request can show.
+# ---- Metrics of groups of examples, such as the examples of a user, or the items for a request
 
 
 class _Ranked:
-    """Examples by group, and in a group by falling prediction. Those of a group with the same prediction are
-    a tie; what depends on their order is averaged over all orders.
+    """Examples sorted by group, and within a group by falling prediction.
+
+    Equal predictions in a group are a tie. Quantities that depend on their order are averaged over all
+    orders.
     """
 
     def __init__(self, predictions: Tensor, labels: Tensor, groups: Tensor) -> None:
@@ -314,20 +323,21 @@ class _Ranked:
         self._tied = torch.bincount(self.tie).double()
 
     def of_ties(self, each: Tensor) -> Tensor:
-        """The sum of each tie."""
+        """Return the sum of each tie."""
         return torch.zeros(len(self._tied), dtype=torch.float64).index_add_(0, self.tie, each)
 
     def averaged(self, each: Tensor) -> Tensor:
-        """For each example the mean of its tie."""
+        """Return the mean of its tie for each example."""
         return (self.of_ties(each) / self._tied)[self.tie]
 
     def summed(self, each: Tensor) -> Tensor:
-        """The sum of each group."""
+        """Return the sum of each group."""
         return torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.group, each)
 
     def areas(self) -> tuple[Tensor, Tensor]:
-        """Of each group the pairs (one with label 1, one with 0) in the right order, ties counting half, and
-        all pairs.
+        """Return the correctly ordered pairs (one with label 1, one with 0) and all pairs of each group.
+
+        Ties count half.
         """
         others = 1 - self.labels
         tied, of_group = self.of_ties(others), self.summed(others)
@@ -347,8 +357,10 @@ class _RankingMetric(Metric):
         self.k = k
 
     def update(self, predictions: Tensor, labels: Tensor, groups: Tensor | None = None) -> None:
-        """(queries, items) scores, and how relevant each item is, from 0 on; or all of them in a row, and for
-        each an integer that is the same for those of one query, all of which must be in this call.
+        """Add (queries, items) scores, with the relevance of each item, from 0 on.
+
+        Alternatively, pass all items in a row, with `groups`, an integer per item that is equal within a
+        query. All items of a query must be in one call.
         """
         name, shape = type(self).__name__, _tensor(type(self).__name__, "predictions", predictions).shape
         if groups is None:
@@ -367,14 +379,16 @@ class _RankingMetric(Metric):
     def _of_groups(self, ranked: _Ranked) -> Tensor: ...
 
     def value(self) -> float:
-        """The mean over the queries that have a relevant item; nan without one."""
+        """Return the mean over the queries that have a relevant item, or nan without one."""
         total, groups = self.state.tolist()
         return total / groups if groups else math.nan
 
 
 class Ndcg(_RankingMetric):
-    """Normalised discounted cumulative gain of the first k: an item at place p = 1, 2, ... gains its
-    relevance / log2(p + 1), compared with the best order (Järvelin and Kekäläinen 2002).
+    """Normalised discounted cumulative gain of the first k.
+
+    An item at place p = 1, 2, ... gains relevance / log2(p + 1), divided by the gain of the best order
+    (Järvelin and Kekäläinen 2002).
     """
 
     def _of_groups(self, ranked: _Ranked) -> Tensor:
@@ -387,7 +401,7 @@ class Ndcg(_RankingMetric):
 
 
 class Recall(_RankingMetric):
-    """The share of the relevant items (label above 0) that are among the first k."""
+    """The share of the relevant items (label above 0) among the first k."""
 
     def _of_groups(self, ranked: _Ranked) -> Tensor:
         relevant = (ranked.labels > 0).double()
@@ -396,11 +410,11 @@ class Recall(_RankingMetric):
 
 
 class Gauc(Metric):
-    """The mean of the areas under the ROC curves of groups, the examples of one user say, weighted by their
-    numbers of examples; groups with one label only do not count (Zhu et al. 2017, "Optimized cost per click
-    in Taobao display advertising"). Exact, also where the examples of a group are on several trainers.
+    """The mean area under the ROC curves of groups, such as users, weighted by their numbers of examples.
 
-    It keeps every example, in 16 bytes, until `reset`; `merged` sends them to all trainers.
+    Groups with only one label do not count (Zhu et al. 2017, "Optimized cost per click in Taobao display
+    advertising"). The value is exact, even if the examples of a group are on several trainers. The metric
+    keeps every example, in 16 bytes, until `reset`. `merged` sends them to all trainers.
     """
 
     _of = "clicks"
@@ -413,7 +427,7 @@ class Gauc(Metric):
         self._pieces = []
 
     def update(self, predictions: Tensor, labels: Tensor, groups: Tensor) -> None:
-        """`groups`: an integer for each example. Predictions are compared as float32."""
+        """Add examples, with an integer group for each. Predictions are compared as float32."""
         predictions, labels = self._checked(predictions, labels)
         groups = _integers(type(self).__name__, "groups", groups, labels)
         if len(labels):
@@ -430,7 +444,7 @@ class Gauc(Metric):
         return whole
 
     def value(self) -> float:
-        """nan unless some group has both labels."""
+        """Return the mean area, or nan unless a group has both labels."""
         groups, bits = self._examples().unbind(dim=1)
         scores = (bits >> 1).int().view(torch.float32).double()
         ranked = _Ranked(scores, (bits & 1).double(), groups)
@@ -440,14 +454,16 @@ class Gauc(Metric):
         return float((sizes * area[both] / pairs[both]).sum() / sizes.sum()) if both.any() else math.nan
 
     def _examples(self) -> Tensor:
-        """(n, 2) int64: group, and the bits of the prediction before that of the label."""
+        """Return (n, 2) int64: the group, and the bits of the prediction followed by the bit of the label."""
         self._pieces = [torch.cat([torch.empty(0, 2, dtype=torch.int64), *self._pieces])]
         return self._pieces[0]
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """The exact area under the ROC curve: the share of pairs (one with label 1, one with 0) that the scores
-    put in the right order, ties counting half. Any finite scores; nan without both labels.
+    """Return the exact area under the ROC curve, for any finite scores, or nan without both labels.
+
+    The area is the share of pairs (one with label 1, one with 0) that the scores order correctly, where ties
+    count half.
     """
     scores, labels = _checked("auc", scores, labels, "clicks")
     if not len(labels):
@@ -457,17 +473,18 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def log_loss(probabilities: Tensor, labels: Tensor) -> float:
-    """As `LogLoss`, of all examples at once."""
+    """Return `LogLoss` over all examples."""
     metric = LogLoss()
     metric.update(probabilities, labels)
     return metric.value()
 
 
 def topk_accuracy(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
-    """(batch, classes) and (batch,) or (batch, 1) integers -> the share of examples whose label is among the
-    `k` highest logits: a float32 scalar on their device, so that nothing waits for a GPU.
+    """Return the share of examples whose label is among the `k` highest logits.
 
-    Raises UsageError for other shapes and types, and when `k` is not from 1 to the number of classes.
+    `logits` is (batch, classes), and `labels` (batch,) or (batch, 1) integers. The result is a float32 scalar
+    on their device, so the call does not wait for a GPU. Raises UsageError for other shapes and types, and
+    unless `k` is from 1 to the number of classes.
     """
     logits, labels = _tensor("topk_accuracy", "logits", logits), _tensor("topk_accuracy", "labels", labels)
     if logits.ndim != 2 or labels.numel() != len(logits):
@@ -482,9 +499,9 @@ def topk_accuracy(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
 
 
 def area_under(others: Tensor, clicks: Tensor) -> float:
-    """Area under the ROC curve of two histograms over the same ascending scores."""
+    """Return the area under the ROC curve of two histograms over the same ascending scores."""
     pairs = float(others.sum() * clicks.sum())
-    below = others.cumsum(0) - others / 2  # half of those that tie
+    below = others.cumsum(0) - others / 2  # half of the tied ones
     return float((clicks * below).sum()) / pairs if pairs else math.nan
 
 
@@ -495,7 +512,7 @@ def _tensor(name: str, what: str, given: Tensor) -> Tensor:
 
 
 def _integers(name: str, what: str, given: Tensor, labels: Tensor) -> Tensor:
-    """An int64 vector on the CPU, as long as the labels."""
+    """Return an int64 vector on the CPU, as long as the labels."""
     given = _tensor(name, what, given)
     if given.numel() != len(labels):
         raise UsageError(f"{name} was given {len(labels)} labels and {given.numel()} {what}")
@@ -509,12 +526,14 @@ _LABELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "relevance": ("are finite, and 0 or more", lambda labels: torch.isfinite(labels) & (labels >= 0)),
     "clicks": ("are 0 and 1 (for more classes: topk_accuracy)", lambda labels: (labels == 0) | (labels == 1)),
 }
-"""What labels of each kind are, in words, and which of them are that."""
+"""For each kind of labels, its description and a function that marks the valid ones."""
 
 
 def _checked(name: str, predictions: Tensor, labels: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Both as float64 vectors on the CPU: finite predictions, and labels of a kind in `_LABELS`. For
-    "probabilities" predictions are from 0 to 1, and labels as for "clicks". Raises UsageError for others.
+    """Return both as float64 vectors on the CPU: finite predictions, and labels of a kind in `_LABELS`.
+
+    For "probabilities", predictions must be from 0 to 1, and labels as for "clicks". Raises UsageError for
+    other values.
     """
     pair = _tensor(name, "predictions", predictions), _tensor(name, "labels", labels)
     counts, shapes = [each.numel() for each in pair], [tuple(each.squeeze().shape) for each in pair]
@@ -544,43 +563,46 @@ AnyMetric = TypeVar("AnyMetric", bound=Metric)
 
 
 class DistributedMetrics:
-    """All trainers must make each call, and each gets the same answer: the metric of the union of their
-    examples; nan where there are none. What is given may be a number, a list of numbers, an array or a
-    tensor; nothing of it is changed.
+    """Metrics over all trainers. All trainers must make each call, and get the same result.
 
-    `scope` exists for Paddle's scripts and must be None: values are given, not names of variables. `util`:
-    by whom to add up, `fleet.util` when None.
+    The result is the metric of the union of their examples, or nan without examples. Arguments may be a
+    number, a list of numbers, an array or a tensor, and do not change. `scope` exists for Paddle's scripts
+    and must be None, because these calls take values instead of variable names. `util` adds the values, by
+    default `fleet.util`.
     """
 
     def __init__(self, util: _AllReduce) -> None:
         self._util = util
 
     def value(self, metric: Metric) -> float:
-        """The value of one of `trainers.metrics` over the examples of all trainers, which keep theirs."""
+        """Return the value of a metric of `trainers.metrics` over the examples of all trainers, which keep
+        theirs.
+        """
         return self.merged(metric).value()
 
     def merged(self, metric: AnyMetric) -> AnyMetric:
-        """The metric over the examples of all trainers, where its value is not all that is wanted."""
+        """Return the metric over the examples of all trainers, to read more than its value."""
         return metric.merged(self._util)
 
     def sum(self, input: Any, scope: object = None, util: _AllReduce | None = None) -> Any:
-        """Over all trainers, element by element; the same kind of thing again."""
+        """Return the sum over all trainers, element by element, in the type of the argument."""
         return self._by(util, scope).all_reduce(_given("sum", input), "sum")
 
     def max(self, input: Any, scope: object = None, util: _AllReduce | None = None) -> Any:
-        """As `sum`: the largest."""
+        """Return the maximum, as `sum` does."""
         return self._by(util, scope).all_reduce(_given("max", input), "max")
 
     def min(self, input: Any, scope: object = None, util: _AllReduce | None = None) -> Any:
-        """As `sum`: the smallest."""
+        """Return the minimum, as `sum` does."""
         return self._by(util, scope).all_reduce(_given("min", input), "min")
 
     def auc(
         self, stat_pos: Any, stat_neg: Any, scope: object = None, util: _AllReduce | None = None
     ) -> float:
-        """Area under the ROC curve from counts of examples by predicted probability: buckets in ascending
-        order, clicked ones in `stat_pos` and others in `stat_neg`, of one size. nan without both kinds
-        (Paddle: 0.5).
+        """Return the area under the ROC curve from counts of examples by predicted probability.
+
+        `stat_pos` has the clicked examples and `stat_neg` the others, in equally many buckets in ascending
+        order. The result is nan without both kinds (Paddle returns 0.5).
         """
         clicks, others = _total("auc", stat_pos), _total("auc", stat_neg)
         if clicks.shape != others.shape:
@@ -591,25 +613,25 @@ class DistributedMetrics:
         return area_under(others, clicks)
 
     def acc(self, correct: Any, total: Any, scope: object = None, util: _AllReduce | None = None) -> float:
-        """The share of correct ones."""
+        """Return the share of correct examples."""
         return self._ratio("acc", correct, total, scope, util)
 
     def mae(
         self, abserr: Any, total_ins_num: Any, scope: object = None, util: _AllReduce | None = None
     ) -> float:
-        """Mean absolute error, from the sum of absolute errors and the number of examples."""
+        """Return the mean absolute error, from the sum of absolute errors and the number of examples."""
         return self._ratio("mae", abserr, total_ins_num, scope, util)
 
     def mse(
         self, sqrerr: Any, total_ins_num: Any, scope: object = None, util: _AllReduce | None = None
     ) -> float:
-        """Mean squared error, from the sum of squared errors and the number of examples."""
+        """Return the mean squared error, from the sum of squared errors and the number of examples."""
         return self._ratio("mse", sqrerr, total_ins_num, scope, util)
 
     def rmse(
         self, sqrerr: Any, total_ins_num: Any, scope: object = None, util: _AllReduce | None = None
     ) -> float:
-        """Root of the mean squared error."""
+        """Return the root of the mean squared error."""
         return math.sqrt(self._ratio("rmse", sqrerr, total_ins_num, scope, util))
 
     def _ratio(self, call: str, above: Any, below: Any, scope: object, util: _AllReduce | None) -> float:
@@ -634,7 +656,7 @@ def _given(call: str, value: Any) -> Any:
 
 
 def _total(call: str, value: Any) -> Tensor:
-    """As a vector of float64 on the CPU."""
+    """Return the value as a float64 vector on the CPU."""
     try:
         total = torch.as_tensor(_given(call, value)).detach().to("cpu", torch.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:

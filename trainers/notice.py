@@ -1,5 +1,7 @@
-"""The notice that this process is to stop: a signal, and a file in which the launcher says why and until
-when. Knows signals and that file; agreement with other ranks is in `collective.group`.
+"""Receive the notice that this process must stop.
+
+The notice consists of a signal, and of a file in which the launcher writes reason and deadline.
+`collective.group` handles the agreement with other ranks.
 """
 
 from __future__ import annotations
@@ -19,14 +21,15 @@ from fleetrun.frozen import frozen
 from trainers.errors import UsageError
 
 GONE = frozenset({"failure", "lost"})
-"""Reasons for which other ranks are gone: nothing can be agreed or saved with them."""
+"""Reasons that mean that other ranks have ended, so that agreeing or saving with them is impossible."""
 
 
 @frozen
 class Notice:
-    """`why`: "stop", "membership" and what else the launcher says, or "signal SIGTERM" when it has said
-    nothing. `deadline`: when this process will be killed, in seconds since the epoch; infinity when that is
-    unknown.
+    """The reason and deadline of a stop.
+
+    `why` is "stop", "membership" or another reason from the launcher. Without one, it is "signal SIGTERM".
+    `deadline` is when this process will be killed, in seconds since the epoch, or infinity if unknown.
     """
 
     why: str
@@ -38,7 +41,7 @@ class Notice:
 
 
 class StopSignals:
-    """Signals that from `listen` on only leave a mark. Without `listen` they do what they did before."""
+    """Signals that only leave a mark after `listen`. Without `listen`, they keep their effect."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -48,11 +51,11 @@ class StopSignals:
         self._wakes = False
 
     def listen(self, numbers: Collection[int], *, with_others: bool = False) -> None:
-        """For these too from now on. A handler that was there before is called after the mark is left. Under
-        fleetrun SIGINT is one of them, because the launcher passes on a Ctrl-C as such.
+        """Listen for these signals too. An earlier handler is called after the mark is set.
 
-        `with_others`: this process waits for other ranks, so that SIGTERM still ends it when they are gone.
-        Raises UsageError outside the main thread, where Python sets no handlers.
+        Under fleetrun, SIGINT is included, because the launcher passes Ctrl-C on as SIGINT. `with_others` is
+        True if this process waits for other ranks. SIGTERM then still ends it after they have ended. Raises
+        UsageError outside the main thread, where Python cannot set handlers.
         """
         interrupt = {signal.SIGINT} if self._file is not None else set()
         new = [number for number in {*numbers, *interrupt} if number not in self._before]
@@ -69,7 +72,7 @@ class StopSignals:
             signal.signal(number, self._mark)
 
     def notice(self) -> Notice | None:
-        """What the last signal meant, if there was one."""
+        """Return the meaning of the last signal, or None."""
         if self._arrived is not None:
             number, self._arrived = self._arrived, None
             self._notice = read_notice(self._file) or Notice(f"signal {signal.Signals(number).name}")
@@ -82,8 +85,10 @@ class StopSignals:
             before(number, frame)
 
     def _leave_when_others_are_gone(self) -> None:
-        """By a thread: the main one may be waiting for them in a collective, where no handler runs. Not when
-        somebody else (asyncio) has the wake-up descriptor.
+        """Start a thread that ends this process when other ranks have ended.
+
+        The main thread may be waiting for them in a collective, where no handler runs. If another library
+        (asyncio) has the wake-up descriptor, no thread starts.
         """
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
@@ -107,7 +112,7 @@ class StopSignals:
     def _restore(self) -> None:
         if self._wakes:
             signal.set_wakeup_fd(-1)  # a child's signals are not its parent's
-        # A forked child must die of the SIGTERM that its parent ends it with.
+        # A forked child must end on the SIGTERM from its parent.
         for number, before in self._before.items():
             if signal.getsignal(number) == self._mark:
                 signal.signal(number, signal.SIG_DFL if before is None else before)
@@ -119,7 +124,7 @@ def notice_file(environ: os._Environ[str] | dict[str, str]) -> Path | None:
 
 
 def read_notice(file: Path | None) -> Notice | None:
-    """What the launcher has written, None when it has not, or something else."""
+    """Return the launcher's notice, or None if it is missing or malformed."""
     if file is None:
         return None
     try:
@@ -130,10 +135,10 @@ def read_notice(file: Path | None) -> Notice | None:
 
 
 def outlive_notice(worker: int = 0, leave: Callable[[int], object] = os._exit) -> None:
-    """`worker_init_fn` of a DataLoader whose workers are to feed their trainer until it has saved.
+    """Keep a DataLoader worker alive until its trainer has saved. Pass it as `worker_init_fn`.
 
-    The launcher's signals go to the whole process group, and would end the workers at once and the trainer
-    with them. From here on this process obeys the SIGTERM of its parent only.
+    The launcher's signals reach the whole process group. They would end the workers immediately, and the
+    trainer with them. After this call, the process obeys only its parent's SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -1,5 +1,6 @@
-"""The optimizer that `fleet.distributed_optimizer` returns. Knows `minimize` and delegation; leaves where
-the update happens to its `step`: here in this process, in `trainers.ps` on the servers.
+"""Define the optimizer that `fleet.distributed_optimizer` returns, with `minimize` and delegation.
+
+Its `step` decides where the update happens, here in this process, or on the servers (`trainers.ps`).
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from fleetrun.aliases import Document
 from trainers import progress
 from trainers.errors import UsageError
 
-# ---- Which losses have been backpropagated
+# ---- Losses that have been backpropagated
 
 _NUMBER = "trainers.backward"
 _NEAR = 8
-"""Nodes of a backward pass that get its number: scripts may call it on a loss times a factor."""
+"""Nodes of a backward pass that get its number. Scripts may call it on a loss times a factor."""
 
 
 class _Backwards:
-    """Numbers all backward passes of this process from 1, and notes their losses' nodes."""
+    """Numbers all backward passes of this process from 1, and marks the nodes of their losses."""
 
     latest = 0
     own = 0
-    """The latest one that the script called itself."""
+    """The latest pass that the script called itself."""
 
     def __init__(self) -> None:
         original: Any = torch.autograd.backward
@@ -50,7 +51,8 @@ class _Backwards:
                 if each._left and each.is_cleared():  # by the model's zero_grad
                     each._left = 0
             original(tensors, grad_tensors, retain_graph, create_graph, *args, **options)
-            if not options.get("inputs"):  # else it may have been for others than the parameters
+            # otherwise the pass may have been for other tensors than the parameters
+            if not options.get("inputs"):
                 kept = create_graph if retain_graph is None else retain_graph
                 self._note([tensors] if isinstance(tensors, Tensor) else tensors, kept)
 
@@ -76,7 +78,7 @@ def parameters_of(optimizer: Optimizer) -> list[Parameter]:
 
 
 def loss_of(closure: Callable[[], float] | None) -> float | None:
-    """Return what the closure of a step returns, if there is one."""
+    """Return the result of a step's closure, or None without one."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -84,12 +86,11 @@ def loss_of(closure: Callable[[], float] | None) -> float | None:
 
 
 class WrappingOptimizer(Optimizer):
-    """An optimizer around another one. Both share groups and state, so that learning rate schedulers may be
-    given either of the two.
-    """
+    """An optimizer around another one. Both share groups and state, so schedulers accept either of them."""
 
     def __init__(self, inner: Optimizer) -> None:
-        super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
+        # the same group dicts, so that changes appear in both
+        super().__init__(inner.param_groups, inner.defaults)
         self.inner = inner
         self.state = inner.state
 
@@ -127,22 +128,20 @@ class DistributedOptimizer(WrappingOptimizer):
 
     @property
     def merges(self) -> bool:
-        """Whether the next `step()` updates nothing yet, and only adds up gradients (`gradient_merge`): do
-        not clip them then.
-        """
+        """True if the next `step()` only adds up gradients (`gradient_merge`). Do not clip them then."""
         return False
 
     def unscaled(self) -> AbstractContextManager[None]:
-        """Around a step by a scaler, whose gradients are unscaled."""
+        """Return a context for a scaler's step, whose gradients are unscaled."""
         return nullcontext()
 
     def minimize(self, loss: Tensor) -> None:
-        """One whole training step: backward, update, gradients cleared.
+        """Make one whole training step: backward, update, and clearing gradients.
 
-        `loss.backward()` is not called again for a loss that the script has backpropagated since the last
-        `zero_grad()`: Paddle's scripts write `loss.backward(); optimizer.minimize(loss)`. Gradients of other
-        losses, which the script has backpropagated, are added. Those that another optimizer's `minimize` has
-        left are dropped.
+        If the script has backpropagated this loss since the last `zero_grad()`, `loss.backward()` is not
+        called again, because Paddle's scripts write `loss.backward(); optimizer.minimize(loss)`. Gradients of
+        other losses that the script has backpropagated are added. Gradients left by another optimizer's
+        `minimize` are dropped.
         """
         if not self.has_gradients_of(loss):
             self._backward(loss)
@@ -151,16 +150,16 @@ class DistributedOptimizer(WrappingOptimizer):
         self.zero_grad()
 
     def has_gradients_of(self, loss: Tensor) -> bool:
-        """Whether a backward pass went through this loss since the last `zero_grad()`. Drops gradients that
-        another optimizer's `minimize` of another loss has left.
+        """Return True if a backward pass went through this loss since the last `zero_grad()`.
 
-        Raises UsageError if the script has added gradients to those.
+        The call drops gradients that another optimizer's `minimize` of another loss has left. Raises
+        UsageError if the script has added gradients to them.
         """
         if not self.has_gradients():
             return False
         number, kept = getattr(loss.grad_fn, "metadata", {}).get(_NUMBER, (0, False))
         if number > self._cleared and self._left in (0, number):
-            # Gradients of a graph that was not kept are its own, even zeros, which an empty batch has.
+            # Gradients of a graph that was not kept belong to it, even zeros, as from an empty batch.
             return not kept or not self.is_cleared()
         if self._left:
             if self._backwards.own > self._left:
@@ -172,7 +171,7 @@ class DistributedOptimizer(WrappingOptimizer):
         return False
 
     def _backward(self, loss: Tensor) -> None:
-        """Call `loss.backward()`, and note which other optimizers get gradients by that."""
+        """Call `loss.backward()`, and note the other optimizers that get gradients from it."""
         others = [each for each in self._all if each is not self and not each.has_gradients()]
         own = self._backwards.own
         loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
@@ -182,8 +181,9 @@ class DistributedOptimizer(WrappingOptimizer):
                 each._left = self._backwards.latest
 
     def has_gradients(self) -> bool:
-        """Whether a backward pass has left gradients that no step has used."""
-        with torch._C.DisableTorchFunctionSubclass():  # asking a weight that is served takes much longer
+        """Return True if a backward pass has left gradients that no step has used."""
+        # reading the gradient of a served weight takes much longer
+        with torch._C.DisableTorchFunctionSubclass():
             return any(param.grad is not None for param in parameters_of(self))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -191,7 +191,7 @@ class DistributedOptimizer(WrappingOptimizer):
         self._cleared, self._left = self._backwards.latest, 0
 
     def is_cleared(self) -> bool:
-        """Return whether each gradient is None or zero, as the model's `zero_grad` leaves them."""
+        """Return True if each gradient is None or zero, as after the model's `zero_grad`."""
         every = [param.grad for param in parameters_of(self)]
         return all(grad is None or not grad.norm() for grad in every)
 
@@ -203,6 +203,6 @@ class DistributedOptimizer(WrappingOptimizer):
 
 
 def _count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """A step is done, from whichever call; merging gradients is one too."""
+    """Count a step of any caller. Merging gradients counts as a step too."""
     if isinstance(optimizer, DistributedOptimizer) and not torch.compiler.is_compiling():
         optimizer._counter.tick()

@@ -1,8 +1,8 @@
-"""DistributedStrategy: how a script wants to train, checked when a field is set, and as YAML.
+"""Define DistributedStrategy, a script's training options, with checks and YAML.
 
-Here are the fields and for which kind of job each is; their settings are in `ps.configs` and
-`collective.configs`. Fields of Paddle's strategy that have no effect here say what to use instead, and
-Paddle 1.x's DistributeTranspilerConfig becomes an ordinary strategy.
+This module has the fields and the kind of job for each. `ps.configs` and `collective.configs` have their
+settings. Errors for fields of Paddle's strategy without effect here name the alternative. Paddle 1.x's
+DistributeTranspilerConfig is converted into an ordinary strategy.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ from trainers.ps.tables.rules import RULES
 from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind
 from trainers.storage.folder import Where
 
-# ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) that have no effect here.
+# ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) without effect here
 
 
 @frozen
 class Unsupported:
-    """`off`: the value that asks for nothing, Paddle's default as a rule; None: there is none."""
+    """A field of Paddle's DistributedStrategy (2.6) without effect here.
+
+    `off` is the value that requests nothing, usually Paddle's default, or None if there is no such value.
+    """
 
     instead: str
     off: Any = None
@@ -105,7 +108,7 @@ _INSTEAD: Mapping[str, Fields] = {
     "each process reads its own part; use trainers.data's samplers": {"split_data": True},
     "use fleet.init(is_collective=True or False)": {"mode": None},
 }  # fmt: skip
-"""What to do instead, and for which fields, each with its `off`."""
+"""The alternative, and its fields, each with its `off`."""
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
     name: Unsupported(instead, off) for instead, names in _INSTEAD.items() for name, off in names.items()
@@ -113,14 +116,14 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 
 
 def check_off(name: str, value: Any) -> None:
-    """Raises NotSupportedError unless the value asks for nothing."""
+    """Raise NotSupportedError unless the value requests nothing."""
     field = UNSUPPORTED[name]
     if field.off is None or type(value) is not type(field.off) or value != field.off:
         raise NotSupportedError(f"NotSupported: strategy.{name} = {value!r}; {field.instead}")
 
 
 def off_value(name: str) -> Any:
-    """What reading the field gives. Raises NotSupportedError when there is nothing to give."""
+    """Return the value for reading the field. Raises NotSupportedError if there is none."""
     field = UNSUPPORTED[name]
     if field.off is None:
         raise NotSupportedError(f"NotSupported: strategy.{name}; {field.instead}")
@@ -136,27 +139,37 @@ _NONE: Configs = MappingProxyType({})
 
 
 class DistributedStrategy:
-    """How a job trains. An unknown field is an error that names the nearest one; one of Paddle's that has no
-    effect here is one that says what to use. A field ending in `_configs` is a dict, and says how; the flag
-    of the same name says whether, and must be set then.
+    """The options of a training.
 
-    Parameter servers. `a_sync`: servers apply a push on arrival (True) or a step of all trainers at once
-    (False). `a_sync_configs`: see `AsyncConfigs`; `{"k_steps": 100}` asks for geo training. `ps_configs`: see
-    `PsConfigs`. `sparse_table_configs`: `{"name of the embedding's weight": {...}}`, see `TableConfigs`.
-    `dense`: the dense parameters are on the servers, or trained by the optimizer in each trainer with
-    gradients averaged among them ("allreduce").
+    An unknown field raises an error that names the nearest one. A field of Paddle without effect here raises
+    an error that names the alternative. A field ending in `_configs` is a dict of settings. The flag with the
+    same name turns the feature on or off, and must be set too.
 
-    Both. `amp`: the model computes in half precision, see `AmpConfigs`.
+    Parameter servers:
 
-    Collective. `gradient_merge`: several steps to an update, see `GradientMergeConfigs`. `localsgd`:
-    models are averaged every few updates instead of gradients in each, see `LocalSGDConfigs`.
-    `gradient_scale_configs`: gradients are averaged or added up, see `GradientScaleConfigs`.
-    `fp16_allreduce`: gradients travel in half precision. `lars`, `lamb`: large batches, see
-    `LarsConfigs`, `LambConfigs`. `sharding`: processes divide state, gradients and parameters among them,
-    see `ShardingConfigs`. `recompute`: activations are computed again instead of kept, see
-    `RecomputeConfigs`. `sync_batch_norm`: batch norms have the statistics of all processes' batches.
-    `compile`: torch.compile, see `CompileConfigs`. `find_unused_parameters`, `fuse_grad_size_in_MB`:
-    passed to torch's DistributedDataParallel.
+    - `a_sync` makes servers apply a push on arrival (True), or a step of all trainers together (False).
+    - `a_sync_configs` has the keys of `AsyncConfigs`. `{"k_steps": 100}` selects geo training.
+    - `ps_configs` has the keys of `PsConfigs`.
+    - `sparse_table_configs` is `{"name of the embedding's weight": {...}}` with the keys of `TableConfigs`.
+    - `dense` keeps dense parameters on the servers, or ("allreduce") trains them in each trainer with
+      averaged gradients.
+
+    Both kinds of job:
+
+    - `amp` makes the model compute in half precision (`AmpConfigs`).
+
+    Collective jobs:
+
+    - `gradient_merge` combines several steps into one update (`GradientMergeConfigs`).
+    - `localsgd` averages models every few updates, instead of gradients in each (`LocalSGDConfigs`).
+    - `gradient_scale_configs` selects the average or the sum of gradients (`GradientScaleConfigs`).
+    - `fp16_allreduce` sends gradients in half precision.
+    - `lars` and `lamb` are for large batches (`LarsConfigs`, `LambConfigs`).
+    - `sharding` divides state, gradients and parameters among processes (`ShardingConfigs`).
+    - `recompute` recomputes activations instead of keeping them (`RecomputeConfigs`).
+    - `sync_batch_norm` computes batch norms over the batches of all processes.
+    - `compile` uses torch.compile (`CompileConfigs`).
+    - `find_unused_parameters` and `fuse_grad_size_in_MB` are passed to torch's DistributedDataParallel.
     """
 
     a_sync: bool = False
@@ -203,8 +216,9 @@ class DistributedStrategy:
         return f"DistributedStrategy({', '.join(named)})"
 
     def fits(self, is_collective: bool) -> None:
-        """Raises UsageError for a field that has been set and means nothing in this kind of job, and for
-        `..._configs` of a feature that has been switched neither on nor off.
+        """Raise UsageError for a field that has been set and has no meaning in this kind of job.
+
+        Also raise it for the `..._configs` of a feature that is turned neither on nor off.
         """
         for name in ("a_sync", *_CHOICES):
             if getattr(self, f"{name}_configs") and name not in vars(self):
@@ -223,12 +237,13 @@ class DistributedStrategy:
                 )
 
     def half_precision(self) -> AmpConfigs | None:
-        """`amp_configs` with the defaults filled in; None without `amp`."""
+        """Return `amp_configs` with defaults filled in, or None without `amp`."""
         return AmpConfigs(**self.amp_configs) if self.amp else None
 
     def collective(self) -> CollectiveSettings:
-        """What is asked of collective training, with the defaults filled in. Raises NotSupportedError for
-        options that exclude each other.
+        """Return the settings of collective training with defaults filled in.
+
+        Raises NotSupportedError for options that exclude each other.
         """
         chosen = {
             name: make(**getattr(self, f"{name}_configs"))
@@ -240,7 +255,9 @@ class DistributedStrategy:
         return CollectiveSettings(**chosen, **plain, scale_strategy=scale_strategy)
 
     def ps(self) -> PsConfigs:
-        """`ps_configs` with the defaults filled in. Raises NotSupportedError for settings that contradict."""
+        """Return `ps_configs` with defaults filled in. Raises NotSupportedError for contradictory
+        settings.
+        """
         configs = PsConfigs(**self.ps_configs)
         if not self.a_sync and configs.durability == "snapshot":
             raise NotSupportedError(
@@ -255,7 +272,10 @@ class DistributedStrategy:
         return configs
 
     def asynchronous(self) -> AsyncConfigs:
-        """`a_sync_configs` with the defaults filled in."""
+        """Return `a_sync_configs` with defaults filled in.
+
+        Raises UsageError or NotSupportedError for contradictory settings.
+        """
         configs = AsyncConfigs(**self.a_sync_configs)
         if configs.k_steps and not self.a_sync:
             raise UsageError(
@@ -270,7 +290,9 @@ class DistributedStrategy:
         return configs
 
     def agreed(self) -> str:
-        """The settings that servers and trainers must have alike, as far as they are not the defaults."""
+        """Return the settings that must be equal on servers and trainers and that differ from their
+        defaults.
+        """
         configs, asynchronous = self.ps(), self.asynchronous()
         found: tuple[tuple[str, object, object], ...] = (
             ("durability", configs.durability, "none"),
@@ -282,29 +304,30 @@ class DistributedStrategy:
         return ", ".join(f"{name} {value}" for name, value, usual in found if value != usual)
 
     def tables(self) -> Mapping[str, TableConfigs]:
-        """`sparse_table_configs` by the name of the embedding's weight."""
+        """Return `sparse_table_configs` by the name of the embedding's weight."""
         return {name: TableConfigs(**configs) for name, configs in self.sparse_table_configs.items()}
 
     def to_yaml(self) -> str:
-        """All fields, as YAML."""
+        """Return all fields as YAML."""
 
         return to_yaml_text({name: getattr(self, name) for name in _DEFAULTS})
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
-        """The strategy of such a text; a field that is not in it has its default. Raises UsageError or
-        NotSupportedError, as setting the fields does.
+        """Return the strategy of a YAML text. Missing fields have their defaults.
+
+        Raises UsageError or NotSupportedError for invalid fields.
         """
         made = cls()
         made._take(text, "the text")
         return made
 
     def save_to_prototxt(self, output: Where) -> None:
-        """Write all fields to a file: Paddle's name, but YAML."""
+        """Write all fields to a file as YAML, under Paddle's name."""
         Path(output).write_text(self.to_yaml(), encoding="utf-8")
 
     def load_from_prototxt(self, pb_file: Where) -> None:
-        """Set the fields that such a file has; the others stay. Nothing changes when one of them is wrong."""
+        """Set the fields in such a file, and keep the others. If one is invalid, no field changes."""
         self._take(Path(pb_file).read_text(encoding="utf-8"), str(pb_file))
 
     def _take(self, text: str, source: str) -> None:
@@ -336,9 +359,9 @@ def _flag(name: str, value: Any) -> bool:
 
 
 _SERVERS = ("a_sync", "a_sync_configs", "ps_configs", "sparse_table_configs", "dense")
-"""What only a job with parameter servers heeds."""
+"""Fields that only jobs with parameter servers use."""
 _BOTH = ("amp", "amp_configs")
-"""All the rest is for collective jobs only."""
+"""Fields for both kinds of job. The rest is for collective jobs only."""
 
 _DEFAULTS = {name: getattr(DistributedStrategy, name) for name in DistributedStrategy.__annotations__}
 
@@ -352,7 +375,7 @@ _CHOICES: dict[str, type[Any]] = {
     "recompute": RecomputeConfigs,
     "compile": CompileConfigs,
 }
-"""Flags of collective training, and what their `_configs` say."""
+"""Flags of collective training, and the classes of their `_configs`."""
 _PLAIN = ("fp16_allreduce", "sync_batch_norm", "find_unused_parameters", "fuse_grad_size_in_MB")
 """Fields of collective training without `_configs`."""
 
@@ -378,7 +401,7 @@ _YAML_KINDS: dict[str, type[InitKind] | type[EntryKind]] = {"Initializer": InitK
 
 
 def to_yaml_text(values: Fields) -> str:
-    """The values by field, in this order."""
+    """Return the values by field as YAML, in this order."""
     import yaml
 
     plain = {name: _to_plain(value) for name, value in values.items()}
@@ -386,7 +409,7 @@ def to_yaml_text(values: Fields) -> str:
 
 
 def from_yaml_text(text: str, source: str) -> Document:
-    """The values that `dumped` wrote; the fields are not checked. Raises UsageError for other YAML."""
+    """Return the values from `to_yaml_text`, unchecked. Raises UsageError for other YAML."""
     import yaml
 
     try:
@@ -442,7 +465,7 @@ def _made_of_fields(name: str, given: Any, source: str) -> Any:
     return make(**values)
 
 
-# ---- Paddle 1.x: what scripts give to `fleet.distributed_optimizer`
+# ---- Paddle 1.x: the config for `fleet.distributed_optimizer`
 
 _WHOSE = "DistributeTranspilerConfig"
 _TRANSPILER_FIELDS = ("slice_var_up", "split_method", "sync_mode")
@@ -465,12 +488,12 @@ _TRANSPILER_INSTEAD = {
 
 
 class DistributeTranspilerConfig:
-    """How a job with parameter servers trains, in the words of Paddle 1.x.
+    """The options of a training with parameter servers, with Paddle 1.x's names.
 
-    `sync_mode`: a step of all workers together equals one large batch (True), or servers apply what comes
-    (False). `split_method`: which server gets a dense parameter or a slice of one: in turn ("RoundRobin"), or
-    by a hash of its name ("HashName"). `slice_var_up`: dense parameters over 8192 elements are sliced over
-    the servers. Another field is an error that says what to use.
+    `sync_mode` makes a step of all workers together equal one large batch (True), or lets servers apply
+    pushes on arrival (False). `split_method` assigns dense parameters and slices to servers in turn
+    ("RoundRobin"), or by a hash of the name ("HashName"). `slice_var_up` slices dense parameters with more
+    than 8192 elements over the servers. Any other field raises an error that names the alternative.
     """
 
     sync_mode: bool = True
@@ -490,7 +513,7 @@ class DistributeTranspilerConfig:
 
 
 def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig) -> DistributedStrategy:
-    """The strategy that says the same; a DistributedStrategy as it is. Raises UsageError for others."""
+    """Return the equivalent DistributedStrategy, or the given one. Raises UsageError for other objects."""
     if isinstance(given, DistributedStrategy):
         return given
     if not isinstance(given, DistributeTranspilerConfig):

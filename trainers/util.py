@@ -1,8 +1,7 @@
-"""`fleet.util`: values that trainers exchange outside the training itself, and what they look like on the
-way.
+"""Exchange values between trainers outside the training (`fleet.util`), and define their wire format.
 
-A value travels as a line of JSON and the bytes of its elements; the runtime carries it, through
-torch.distributed or through the first parameter server:
+A value travels as a line of JSON and the bytes of its elements. The runtime sends it through
+torch.distributed, or through the first parameter server.
 
     {"call": "all_reduce sum", "kind": "tensor", "type": "float32", "shape": [3]}\\n  then the elements' bytes
 """
@@ -27,19 +26,22 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import Identity
 from trainers.storage.safetensors import view_of
 
-# ---- Values on the way: as a line of JSON and bytes
+# ---- The wire format of values, a line of JSON and bytes
 
 MODES: dict[str, tuple[str, Callable[..., Any]]] = {
     "sum": ("add", sum),
     "max": ("maximum", max),
     "min": ("minimum", min),
 }
-"""What makes one of two, as torch and numpy call it, and of several plain numbers."""
+"""The function for two values, as named by torch and numpy, and the function for several plain numbers."""
 
 
 @frozen
 class Payload:
-    """`call`: with what it was given, in words; `kind` is number, text, list, array or tensor."""
+    """A value of one trainer.
+
+    `call` is the call with its arguments in words. `kind` is number, text, list, array or tensor.
+    """
 
     call: str
     kind: str
@@ -54,7 +56,9 @@ class Payload:
 
 
 def packed(value: Any, call: str) -> bytes:
-    """Raises UsageError for anything else than numbers, texts, lists of numbers, arrays and tensors."""
+    """Encode a value. Raises UsageError unless it is a number, a text, a list of numbers, an array or
+    a tensor.
+    """
     content = b""
     header: Document = {"call": call}
     if isinstance(value, Tensor):
@@ -95,8 +99,9 @@ def unpacked(data: bytes) -> Payload:
 
 
 def reduced(each: Sequence[Payload], mode: str) -> Any:
-    """The sum, maximum or minimum of what all trainers gave, in rank order, of the kind and type that it has.
-    Sums of floats are made in float64. Raises UsageError, on all trainers, when they differ.
+    """Return the sum, maximum or minimum of all trainers' values in rank order, with their kind and type.
+
+    Sums of floats are computed in float64. Raises UsageError on all trainers if the values differ in kind.
     """
     first = each[0]
     for rank, other in enumerate(each):
@@ -114,15 +119,15 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
     if first.kind == "tensor":
         return _tensors(values, mode)
     arrays = [np.asarray(value) for value in values]
-    common = np.result_type(*arrays)  # lists: one trainer's may be of whole numbers, another's of fractions
+    common = np.result_type(*arrays)  # one trainer's list may have whole numbers, another's fractions
     if first.kind == "list" and common.kind in "iu":
-        common = np.dtype(object)  # Python's own, which have no bound
+        common = np.dtype(object)  # Python's own integers, which are unbounded
     result = _arrays([array.astype(common, copy=False) for array in arrays], mode)
     return result.tolist() if first.kind == "list" else result
 
 
 def expect_alike(each: Sequence[Payload]) -> None:
-    """Raises UsageError, on all trainers, when they are in different calls."""
+    """Raise UsageError on all trainers if they are in different calls."""
     for rank, other in enumerate(each):
         if other.call != each[0].call:
             raise UsageError(
@@ -181,8 +186,10 @@ class _Worker(Protocol):
 
 
 class Util:
-    """For the trainers of a job; with parameter servers between init_worker and stop_worker. All trainers
-    must come to a call, after the same steps where training is synchronous, and each gets the same answer.
+    """Exchanges between the trainers of a job, with parameter servers between init_worker and stop_worker.
+
+    All trainers must make the same calls, in synchronous training after the same steps, and get the same
+    results.
     """
 
     def __init__(self, who: Callable[[str], Identity], ready: Callable[[str], _Worker]) -> None:
@@ -190,13 +197,14 @@ class Util:
         self._ready = ready
 
     def all_reduce(self, input: T, mode: str = "sum", comm_world: str = "worker") -> T:
-        """The sum ("max", "min") over all trainers of a number, or element by element of a list of numbers,
-        an array or a tensor, whose shape and type must be the same on all of them. The same kind of thing
-        again.
+        """Return the sum ("max", "min") over all trainers.
 
-        The result is the same to the last bit on every trainer and in every run: floats are added in float64
-        and in the order of ranks. For statistics: each trainer sends all it has to all others. Raises
-        UsageError, on all trainers, when they differ in what they give.
+        The value is a number, or a list of numbers, an array or a tensor, which are reduced element by
+        element. Shape and type must be equal on all trainers, and the result has the same type.
+
+        The result is equal to the last bit on every trainer and in every run, because floats are added in
+        float64 and in rank order. Use it for statistics, because each trainer sends its value to all others.
+        Raises UsageError on all trainers if their values differ in kind.
         """
         if mode not in MODES:
             raise UsageError(f"fleet.util.all_reduce mode is {mode!r}; it must be one of {', '.join(MODES)}")
@@ -204,21 +212,24 @@ class Util:
         return cast(T, _beside(reduced(each, mode), input))
 
     def all_gather(self, input: T, comm_world: str = "worker") -> list[T]:
-        """What every trainer gives, in rank order: numbers, texts, lists of numbers, arrays or tensors, which
-        may be of other shapes on each.
+        """Return every trainer's value, in rank order.
+
+        The values are numbers, texts, lists of numbers, arrays or tensors, whose shapes may differ.
         """
         each = self._gather(input, "all_gather", comm_world)
         expect_alike(each)
         return [_beside(payload.value, input) for payload in each]
 
     def barrier(self, comm_world: str = "worker") -> None:
-        """Wait until every trainer is here: `fleet.barrier_worker()`."""
+        """Wait until every trainer is here, as `fleet.barrier_worker()` does."""
         _check_world(comm_world, "barrier")
         self._ready("util.barrier").barrier_worker()
 
     def get_file_shard(self, files: Sequence[str]) -> list[str]:
-        """This trainer's share of the files: a block of neighbours. The shares of all trainers are all files,
-        each once; the first ones are longer by one where it does not come out even.
+        """Return this trainer's share of the files, a block of neighbours.
+
+        The shares of all trainers contain each file once. The first shares are longer by one if the division
+        is uneven.
         """
         identity = self._who("util.get_file_shard")
         if identity.is_server:
@@ -226,7 +237,7 @@ class Util:
         return get_file_shard(files, identity.index, identity.worker_num)
 
     def print_on_rank(self, message: object, rank_id: int) -> None:
-        """Print a line on one trainer, and nothing on all others."""
+        """Print a line on one trainer only."""
         identity = self._who("util.print_on_rank")
         if not 0 <= rank_id < identity.worker_num:
             raise UsageError(
@@ -245,7 +256,7 @@ class Util:
 
 
 def _beside(value: Any, input: Any) -> Any:
-    """A tensor on the device of the one that was given."""
+    """Return a tensor on the device of the input."""
     if isinstance(value, Tensor) and isinstance(input, Tensor):
         return value.to(input.device)
     return value

@@ -1,1 +1,1 @@
-"""The environment contract, and the settings of a launch."""
+"""The environment contract, and the settings of a run."""

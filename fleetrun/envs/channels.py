@@ -1,19 +1,20 @@
-"""The channels between a launcher and a process that it started: the error file, the stop notice, progress
-reports, the signal for stacks, the probe and standbys. Formats, limits and variable names for both sides;
-opens no file and no socket.
+"""Define the channels between a launcher and the processes that it starts.
 
-| channel      | written by   | how it gets there                                                         |
+The module holds formats, limits and variable names for both sides. Files and sockets are left to these sides.
+
+| channel      | written by   | how it arrives                                                            |
 |--------------|--------------|---------------------------------------------------------------------------|
 | error file   | process      | JSON in the file of FLEETRUN_ERROR_FILE, when the process fails           |
 | stop notice  | launcher     | JSON in the file of FLEETRUN_NOTICE, before SIGTERM                       |
 | progress     | process      | JSON datagrams to the unix socket of FLEETRUN_PROGRESS                    |
 | stacks       | process      | text in its log, when the launcher sends STACKS_SIGNAL                    |
-| probe        | process      | JSON on the unix socket of FLEETRUN_PROBE_SOCKET, when the launcher asks  |
-| imports      | process      | JSON in a file beside that socket, where FLEETRUN_STANDBY is `note`       |
+| probe        | process      | JSON on the unix socket of FLEETRUN_PROBE_SOCKET, on request              |
+| imports      | process      | JSON in a file beside that socket, if FLEETRUN_STANDBY is `note`          |
 | memory       | both         | descriptors on the unix socket of FLEETRUN_MEMORY: `pod/memory.py`        |
-| standby      | both         | JSON on the unix socket whose descriptor FLEETRUN_STANDBY begins with     |
+| standby      | both         | JSON on the unix socket whose descriptor FLEETRUN_STANDBY starts with     |
 
-Standard library only, and little of it: every script that imports `trainers` loads this module.
+Every script that imports `trainers` loads this module. It therefore imports only a small part of the standard
+library.
 """
 
 from __future__ import annotations
@@ -29,35 +30,37 @@ from fleetrun.aliases import Document, Environ
 from fleetrun.values import frozen
 
 CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
-"""The container of a process: `pod.role.rank`. Everything that the process starts inherits it."""
+"""The name of a process, `pod.role.rank`. All its child processes inherit the variable."""
 
 NOTICE_VARIABLE = "FLEETRUN_NOTICE"
 PROGRESS_VARIABLE = "FLEETRUN_PROGRESS"
 PROBE_VARIABLE = "FLEETRUN_PROBE_SOCKET"
 MEMORY_VARIABLE = "FLEETRUN_MEMORY"
 STANDBY_VARIABLE = "FLEETRUN_STANDBY"
-"""`note`: the probe leaves a list of imports for a standby. `7 NAME,NAME`: this process is one, the number is
-the descriptor on which it hears from the launcher, and it watches which of its imports read these variables.
+"""With `note`, the probe leaves a list of imports for a standby. With `7 NAME,NAME`, this process is a
+standby. The number is the descriptor on which the launcher sends messages. The standby watches which of its
+imports read the named variables.
 """
 IMPORTS_SUFFIX = ".imports"
-"""What the file with that list has after the path of PROBE_VARIABLE."""
+"""Added to the path of PROBE_VARIABLE, it gives the path of the list of imports."""
 ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
-"""fleetrun's variable wins over torchrun's."""
+"""fleetrun's variable has priority over torchrun's."""
 
 
 def container_id(pod: str, role: str, rank: int) -> str:
-    """The value of CONTAINER_VARIABLE."""
+    """Return the value of CONTAINER_VARIABLE."""
     return f"{pod}.{role}.{rank}"
 
 
 def inside_container(environ: Environ) -> str | None:
-    """`pod.role.rank` when this process was started by fleetrun, else None."""
+    """Return `pod.role.rank` if fleetrun started this process, else None."""
     return environ.get(CONTAINER_VARIABLE) or None
 
 
 def tell_probe(name: str, ask: Callable[[], object]) -> None:
-    """Have the probe, if this process has one, answer the launcher with what `ask` returns, too: JSON, under
-    this name. Another thread calls it.
+    """Let the probe, if this process has one, add the result of `ask` to its answers to the launcher.
+
+    The result is sent as JSON under `name`. Another thread calls `ask`.
     """
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
@@ -65,9 +68,11 @@ def tell_probe(name: str, ask: Callable[[], object]) -> None:
 
 
 def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
-    """Have the probe, if this process has one, hand the number of each step of torch's optimizers to `take`
-    instead of reporting it, and answer the launcher with `last`: the number of the last step, how many
-    seconds ago it ended, and how many it took (None: not known); None if there was none.
+    """Let the probe, if this process has one, pass the number of each step of torch's optimizers to `take`.
+
+    The probe then stops reporting these steps itself. It answers the launcher with `last()`. The answer holds
+    the number of the last step, the seconds since it ended, and its duration in seconds (None if unknown). It
+    is None before the first step.
     """
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
@@ -75,8 +80,9 @@ def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
 
 
 def take_mark(take: Callable[[str], None]) -> None:
-    """Have the probe, if this process has one, hand the value of CONTAINER_VARIABLE to `take` if that changes
-    once: in a standby, which may have imported this caller before its place in the job was known.
+    """Let the probe, if this process has one, pass a changed value of CONTAINER_VARIABLE to `take`, once.
+
+    The value changes in a standby, which may import the caller before the launcher assigns it a rank.
     """
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
@@ -84,17 +90,17 @@ def take_mark(take: Callable[[str], None]) -> None:
 
 
 def note_imports() -> None:
-    """Have the probe, if this process has one, leave the list of its imports for a standby."""
+    """Let the probe, if this process has one, write the list of its imports for a standby."""
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
         probe.note_imports()
 
 
-# ---- Error file, in torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler), and
-# with `time_ns`: the launcher orders failures by it, and whole seconds are too coarse for that.
+# ---- Error file, in torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler), plus
+# `time_ns`. The launcher orders failures by `time_ns`, because whole seconds are too coarse.
 
 LARGEST_ERROR_FILE = 1 << 20
-"""Bytes that the launcher reads."""
+"""Bytes of an error file that the launcher reads at most."""
 
 _DISMISSED = {"dismissed": True}
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -102,9 +108,10 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 @frozen
 class ErrorRecord:
-    """The first line of `message` is such as `ValueError: bad input`; `time` is when it was raised, seconds
-    since the epoch. `restart_helps` is False when the process knows that its next attempt would fail in the
-    same way.
+    """The failure that a process reports.
+
+    `message` starts with a line such as `ValueError: bad input`. `time` is when the exception was raised, in
+    seconds since the epoch. `restart_helps` is False if the next attempt is certain to fail in the same way.
     """
 
     message: str
@@ -114,26 +121,27 @@ class ErrorRecord:
 
 
 _BEFORE_CAUSE = (
-    r"(?m)^([ |]*+).*\(most recent call last\):\n(?:\1(?: .*)?\n)*(?=\1\S)"  # the calls that led to it
+    # the calls that led to the exception
+    r"(?m)^([ |]*+).*\(most recent call last\):\n(?:\1(?: .*)?\n)*(?=\1\S)"
     r"| 1 -{16}\n"  # in a group of exceptions
     r"|^Error Message Summary:\n-+\n"  # in a report of Paddle
 )
 NEXT_OF_GROUP = r"[ |]+\+-{16}(?! 1 )"
-"""The line after the first exception of a group."""
+"""Matches the line after the first exception of a group."""
 ASIDE = r"Exception ignored |Error in atexit|--- Logging error"
-"""What comes before the traceback of an exception that ends no process."""
+"""Matches the start of a traceback whose exception does not end the process."""
 _NCCL = "Last error:"
 
 
 def cause_in(text: str) -> str:
-    """Return in one line what went wrong, from an exception's message, perhaps after its traceback.
+    """Return the cause of a failure in one line, from an exception's message, perhaps with its traceback.
 
-    If the message has the traceback of another exception, as the messages of torch's data loader workers and
-    spawned processes have, then that exception is the cause. Of a group it is the first one.
+    Messages of torch's data loader workers and spawned processes contain the traceback of another exception.
+    That exception is then the cause. In a group of exceptions, the first one is the cause.
     """
     cause = re.split(_BEFORE_CAUSE, re.split(rf"\n(?:{NEXT_OF_GROUP}|{ASIDE})", text)[0])[-1]
     first, *rest = [line.strip(" |\t") for line in cause.splitlines()] or [""]
-    if "NCCL error" in first and _NCCL in rest[:-1]:  # the first line has no cause
+    if "NCCL error" in first and _NCCL in rest[:-1]:  # the cause is in a later line
         return f"{first.partition(':')[0]}: {rest[rest.index(_NCCL) + 1]}"
     if first.endswith(":"):
         first = f"{first} {next((line for line in rest if line.strip('=-')), '')}".rstrip(": ")
@@ -141,13 +149,15 @@ def cause_in(text: str) -> str:
 
 
 def error_file(environ: Environ) -> str:
-    """The file that the launcher reads, or an empty string."""
+    """Return the path of the error file that the launcher reads, or an empty string."""
     return next((environ[name] for name in ERROR_FILE_VARIABLES if environ.get(name)), "")
 
 
 def write_error(message: str, traceback: str, now_ns: int, *, restart_helps: bool = True) -> str:
-    """The text of an error file: `{"message": {"message": ..., "extraInfo": {"py_callstack", "timestamp",
-    "time_ns"}}}`. If a restart will not help, `extraInfo` has `"restart_helps": false` too.
+    """Return the text of an error file.
+
+    The format is `{"message": {"message": ..., "extraInfo": {"py_callstack", "timestamp", "time_ns"}}}`. If a
+    restart will not help, `extraInfo` also has `"restart_helps": false`.
     """
     whole = str(now_ns // 1_000_000_000)
     extra: Document = {"py_callstack": traceback, "timestamp": whole, "time_ns": now_ns}
@@ -157,11 +167,11 @@ def write_error(message: str, traceback: str, now_ns: int, *, restart_helps: boo
 
 
 def read_error(text: bytes, written: float) -> ErrorRecord | None:
-    """The record in an error file that was last written at `written` (seconds since the epoch); None for
-    anything malformed: a report must not fail because of it.
+    """Return the record in an error file that was last written at `written` (seconds since the epoch).
 
-    torch's own timestamp has whole seconds, too coarse to tell which rank failed first: without `time_ns`
-    the time of the file counts. If another exception is the cause, the message begins with that one.
+    Return None for malformed text, so that a bad error file cannot break the report. The timestamp of torch
+    has whole seconds, which is too coarse to find the rank that failed first. Without `time_ns` the function
+    therefore uses `written`. If another exception is the cause, the message starts with its line.
     """
     try:
         message = json.loads(text)["message"]
@@ -181,22 +191,25 @@ def read_error(text: bytes, written: float) -> ErrorRecord | None:
 
 
 def write_dismissed() -> str:
-    """The text that a server leaves in its error file when its trainers have dismissed it: the launcher must
-    not take its exit for a failure.
+    """Return the text that a server leaves in its error file after its trainers dismissed it.
+
+    With this text, the launcher does not treat the server's exit as a failure.
     """
     return json.dumps(_DISMISSED)
 
 
 def read_dismissed(text: bytes) -> bool:
-    """Whether this is what `write_dismissed` returns."""
+    """Return True if `text` is the result of `write_dismissed`."""
     return _is(text, _DISMISSED)
 
 
 def read_finished(text: bytes, pid: int, program: str) -> bool:
-    """Whether this is what the process `pid` leaves in its error file when its script has run to its end: a
-    crash after that, in the exit of the interpreter, is not a failure. The probe writes it (`probe/inside`).
-    Or a child of `pid` left it, whose end that process, the same `program` still, has made its own, as
-    `timeout` does. Another program of the same command, run before, may have left it too.
+    """Return True if `text` shows that the script of process `pid` ran to its end.
+
+    A later crash, while the interpreter exits, is then not a failure. The probe writes the text
+    (`probe/inside`). A child of `pid` may also have written it, if `pid` exits with the child's status, as
+    `timeout` does. `program` must then still match, because an earlier program of the same command may have
+    left the text.
     """
     try:
         said = json.loads(text)
@@ -212,16 +225,16 @@ def _is(text: bytes, what: Mapping[str, object]) -> bool:
         return False
 
 
-# ---- Stop notice: why a process is asked to end, and when it will be killed.
+# ---- Stop notice: the reason for a stop, and the time of the kill
 
 
 def write_notice(why: str, deadline: float) -> str:
-    """The text of a notice file; `deadline` in seconds since the epoch."""
+    """Return the text of a notice file. `deadline` is in seconds since the epoch."""
     return json.dumps({"why": why, "deadline": deadline})
 
 
 def read_notice(text: bytes) -> tuple[str, float] | None:
-    """`(why, deadline)`; None for what `write_notice` has not made."""
+    """Return `(why, deadline)`, or None if `write_notice` did not write the text."""
     try:
         notice: Any = json.loads(text)
         return str(notice["why"]), float(notice["deadline"])
@@ -229,12 +242,12 @@ def read_notice(text: bytes) -> tuple[str, float] | None:
         return None
 
 
-# ---- Limits of progress reports; `fleetrun.envs.progress_report` writes and reads them
+# ---- Limits of progress reports, for `fleetrun.envs.progress_report`
 
 LARGEST_DATAGRAM = 8192
-"""Bytes of a report; the receiver ignores a longer one."""
+"""Bytes of a report. The receiver ignores longer reports."""
 MOST_VALUES = 200
-"""Names of values in one datagram, and of those that are kept of one process."""
+"""Names of values in one datagram, and names that the launcher keeps per process."""
 LONGEST_NAME = 100
 """Characters of the name of a value."""
 LONGEST_ACTIVITY = 120
@@ -242,13 +255,13 @@ LONGEST_ACTIVITY = 120
 LONGEST_TABLE = 200
 """Characters of the name of a table."""
 MOST_TABLES = 4096
-"""Tables that are kept of one server."""
+"""Tables that the launcher keeps per server."""
 
 
 # ---- Memory that outlives a process
 
 LARGEST_MEMORY_MESSAGE = 1 << 16
-"""Bytes of a request and of an answer."""
+"""Bytes of a request, and of an answer."""
 MEMORY_AT_ONCE = 32
 """Descriptors in an answer."""
 
@@ -256,6 +269,6 @@ MEMORY_AT_ONCE = 32
 # ---- Stacks
 
 STACKS_SIGNAL = signal.SIGRTMIN + 12
-"""At this signal a process writes the stacks of all its threads to its log. SIGUSR1 and SIGUSR2 are left to
-the scripts.
+"""On this signal, a process writes the stacks of all its threads to its log. SIGUSR1 and SIGUSR2 stay free
+for scripts.
 """

@@ -1,9 +1,11 @@
-"""The environment contract: what a started process finds in its environment, written and read in one place.
+"""Write and read the environment contract, the variables that fleetrun sets for each process.
 
-The launcher writes with `write`, the trained process reads with `read`; `read(write(member)) == member` for
-every role. The values are those of Paddle's launchers (both generations) and of torchrun, so that scripts
-written for either run unmodified. Of the launcher, `trainers` imports this module, `envs.channels` and
-`envs.mpi`, and nothing else. Standard library only.
+The launcher calls `write`, and the trained process calls `read`. `read(write(member)) == member` holds for
+every role. The values match Paddle's launchers (both generations) and torchrun, so scripts written for either
+run unmodified.
+
+`trainers` imports only this module, `envs.channels` and `envs.mpi` of the launcher. All three use only the
+standard library.
 """
 
 from __future__ import annotations
@@ -25,17 +27,19 @@ VISIBLE_VARIABLE = {
 }
 
 LONG_VALUES_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
-"""A JSON file with the variables that are too long for an environment; Paddle has the same."""
+"""Path of a JSON file with the variables that are too long for an environment. Paddle uses the same variable.
+"""
 
 LONGEST_VALUE = 120 << 10
-"""Bytes of the longest value that stays in the environment; Linux takes 128 KiB for one, name included."""
+"""Bytes of the longest value that stays in the environment. Linux limits name and value together to 128 KiB.
+"""
 
 
 # ---- Modes, roles, a job's cluster and one member of it
 
 
 class Mode(StrEnum):
-    """How the processes of a job work together; the words are Paddle's `--run_mode`."""
+    """How the processes of a job work together. The words match Paddle's `--run_mode`."""
 
     COLLECTIVE = "collective"
     PS = "ps"
@@ -48,7 +52,7 @@ class Mode(StrEnum):
 
 
 class NodeLoss(StrEnum):
-    """What a job does that has lost a machine: end, wait for another one, or go on without it."""
+    """The reaction to a lost node: end the job, wait for another node, or continue without it."""
 
     FAIL = "fail"
     WAIT = "wait"
@@ -56,7 +60,7 @@ class NodeLoss(StrEnum):
 
 
 class Role(StrEnum):
-    """What one process does. The value is the word in log file names and labels."""
+    """The role of one process. The value is the word in log file names and labels."""
 
     SERVER = "ps"
     TRAINER = "trainer"
@@ -81,7 +85,7 @@ _TRAINING_ROLES = {
 
 @frozen(kw_only=True)
 class Gloo:
-    """Paddle's CPU barrier service in ps modes. `rendezvous`: 1 hdfs, 2 file, 3 http."""
+    """Paddle's CPU barrier service in ps modes. A `rendezvous` of 1 is hdfs, 2 is file, 3 is http."""
 
     endpoint: str
     fs_path: str
@@ -91,10 +95,10 @@ class Gloo:
 
 @frozen(kw_only=True)
 class Cluster:
-    """What all processes of one job agree on. Endpoints are `host:port`, in rank order.
+    """The values that are equal in all processes of one job. Endpoints are `host:port`, in rank order.
 
-    `heter` holds the endpoints of stages 2, 3, ... in that order (stage 1 is the trainers); `stage_devices`
-    the device word of every stage, trainers first.
+    `heter` holds the endpoints of stages 2, 3, ... in that order (stage 1 is the trainers). `stage_devices`
+    holds the device word of every stage, trainers first.
     """
 
     mode: Mode
@@ -115,7 +119,7 @@ class Cluster:
         return tuple(endpoint for stage in self.heter for endpoint in stage)
 
     def stage(self, number: int) -> Strings:
-        """Endpoints of stage `number` (1 = trainers); empty past either end."""
+        """Return the endpoints of stage `number`, where 1 is the trainers. Past either end, return `()`."""
         if number == 1:
             return self.trainers
         return self.heter[number - 2] if 2 <= number <= len(self.heter) + 1 else ()
@@ -123,11 +127,12 @@ class Cluster:
 
 @frozen(kw_only=True)
 class Member:
-    """One process of the job: the cluster and its own place in it.
+    """One process of the job, with its cluster and its ranks.
 
-    `rank` counts within the role over the whole job, `local_rank` within the role on this node; `local_size`
-    is the number of processes of that role on this node. `devices` are indices into what the process sees,
-    `visible` is what it may see (None: whatever the launcher saw).
+    `rank` counts within the role over the whole job, and `local_rank` within the role on this node.
+    `local_size` is the number of processes of that role on this node. `devices` are indices into the devices
+    visible to the process. `visible` is the value of the visibility variable, or None to keep the launcher's
+    value.
     """
 
     cluster: Cluster
@@ -153,7 +158,7 @@ class Member:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` -> host without brackets, port."""
+    """Split `host:port` or `[v6]:port` into the host without brackets and the port."""
     host, _, port = endpoint.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -166,10 +171,10 @@ def join_endpoint(host: str, port: int) -> str:
 
 
 def write(member: Member) -> dict[str, str]:
-    """The variables of one process. Values are complete: nothing else of the contract may stay in its
-    environment.
+    """Return the variables of one process.
 
-    An evaluator is not part of the training: it gets the endpoints of the trainers, but no rank among them.
+    The values are complete. Remove all other variables of the contract from the environment of the process.
+    An evaluator is not part of the training, so it gets the endpoints of the trainers without a rank.
     """
     values = _common(member)
     of_mode = {
@@ -331,17 +336,17 @@ def _torch(member: Member) -> dict[str, str]:
 
 
 class ContractError(ValueError):
-    """A variable of the contract is missing or does not parse; the message names it and its value."""
+    """A variable of the contract is missing or malformed. The message contains its name and value."""
 
 
 _ROLES = {role.training_role: role for role in Role}
 
 
 def read(environ: Texts) -> Member:
-    """The member that `write` described.
+    """Return the member that `write` described.
 
-    Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count
-    are read back unchanged.
+    Device visibility and the OMP thread count are read back unchanged. Raises ContractError if a variable is
+    missing or malformed.
     """
     environ = _with_long_values(environ)
     reader = _Reader(environ)
@@ -383,7 +388,7 @@ def _with_long_values(environ: Texts) -> Texts:
 
 
 class _Reader:
-    """Typed look-ups. Raises ContractError for a variable that is missing or malformed."""
+    """Look up typed values. The methods raise ContractError if a variable is missing or malformed."""
 
     def __init__(self, environ: Texts) -> None:
         self.environ = environ
@@ -421,7 +426,8 @@ class _Reader:
             raise ContractError(f"{name} is {value!r}; it must be a list of device numbers") from None
 
     def mode(self) -> Mode:
-        word = self.environ.get("FLEETRUN_MODE")  # an evaluator's: nothing else tells it
+        # only this variable, which only evaluators have, holds their mode
+        word = self.environ.get("FLEETRUN_MODE")
         if word is not None:
             if word not in tuple(Mode):
                 raise ContractError(f"FLEETRUN_MODE is {word!r}; it must be one of {', '.join(Mode)}")
@@ -485,13 +491,13 @@ class _Reader:
         return "gpu", ()
 
 
-# ---- Variables that are never inherited: those that the contract may set, and those that earlier launchers
-# leave behind. A process gets the launcher's environment without these, plus `write`: so a launcher that runs
-# inside a trainer, or after one in the same shell, starts clean.
+# ---- Variables that are never inherited: variables of the contract, and leftovers of earlier launchers. A
+# process gets the launcher's environment without these variables, plus the result of `write`. A launcher that
+# runs inside a trainer, or after one in the same shell, therefore starts clean.
 
 OWNED_PREFIXES = ("TORCHELASTIC_", "FLAGS_selected_", "FLEETRUN_")
 INHERITED = frozenset({"FLEETRUN_TOKEN"})
-"""The job's secret is the user's: a nested launch has the same."""
+"""The job's token belongs to the user, so a nested run uses the same token."""
 # fmt: off
 OWNED = frozenset(
     {
@@ -516,25 +522,27 @@ OWNED = frozenset(
 
 
 def is_owned(name: str) -> bool:
-    """Whether fleetrun sets this variable for each process, so that none is passed on."""
+    """Return True if fleetrun sets this variable for each process, so that an inherited value is dropped."""
     return name in OWNED or name.startswith(OWNED_PREFIXES)
 
 
 def without_contract(environ: Texts) -> dict[str, str]:
-    """A copy of an environment without the variables of the contract."""
+    """Return a copy of an environment without the variables of the contract."""
     return {name: value for name, value in environ.items() if name in INHERITED or not is_owned(name)}
 
 
-# ---- The job's secret
+# ---- The job's token
 
 TOKEN = "FLEETRUN_TOKEN"
-"""The environment variable with the job's secret: any text of at least 16 characters."""
+"""The environment variable with the job's token. Any text of at least 16 characters is valid."""
 
 _SHORTEST = 16
 
 
 def token_flaw(token: str, source: str = TOKEN) -> str | None:
-    """What is wrong with a secret that came from `source`, without showing it; None when it will do."""
+    """Return the flaw of a token from `source`, or None if the token is valid. The text does not show the
+    token.
+    """
     if len(token) >= _SHORTEST:
         return None
     return (
@@ -544,30 +552,32 @@ def token_flaw(token: str, source: str = TOKEN) -> str | None:
 
 
 def is_guessable(token: str) -> bool:
-    """Whether a secret looks like words or a pattern, which a program guesses."""
+    """Return True if a token looks like words or a pattern, which a program can guess."""
     return token.isalpha() or len(set(token)) < 8
 
 
 @cache
 def derive_key(token: str, person: bytes) -> bytes:
-    """A key of 32 bytes for one party of the job (`person`, at most 8 bytes: `server`, `trainer`, ...).
-    Neither the secret nor the key of another party can be derived from it. Each guess of the secret costs
-    16 MiB of memory and some 50 ms.
+    """Derive a key of 32 bytes for one party of the job (`person`, at most 8 bytes, such as `server`).
+
+    The token and the keys of other parties cannot be derived from the key. Each guess of the token costs 16
+    MiB of memory and about 50 ms.
     """
-    from hashlib import blake2b, scrypt  # late: they load OpenSSL, which only a job with a secret needs
+    # late, because they load OpenSSL, which only a job with a token needs
+    from hashlib import blake2b, scrypt
 
     if person:
         return blake2b(derive_key(token, b""), digest_size=32, person=b"fleetrun" + person).digest()
     return scrypt(token.encode(), salt=b"fleetrun", n=1 << 14, r=8, p=1)
 
 
-# ---- A port that all processes compute from a number that all of them have
+# ---- A port that all processes compute from a common number
 
 FIRST_PORT = 20_000
 PORT_COUNT = 10_000
-"""20000 to 29999: above the services, below the ports that Linux gives to clients (32768 and up)."""
+"""Ports 20000 to 29999 lie above the services and below the client ports of Linux (32768 and up)."""
 
 
 def agreed_port(number: int) -> int:
-    """The port for the number of a job: consecutive numbers get different ports."""
+    """Return the port for the number of a job. Consecutive numbers get different ports."""
     return FIRST_PORT + number % PORT_COUNT

@@ -1,7 +1,8 @@
-"""Which process of an mpirun this is: Open MPI's variables, and those of Hydra (MPICH, Intel MPI) and other
-PMI starters. Standard library only: `trainers.roles` reads it too.
+"""Find which process of an mpirun this process is.
 
-No MPI library is needed, and none is called: a script may still use one.
+The module reads the variables of Open MPI, of Hydra (MPICH, Intel MPI) and of other PMI starters. It works
+without an MPI library, so a script may still use one. It imports only the standard library, because
+`trainers.roles` uses it too.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class MpiError(Exception):
 class MpiProcess:
     """One process that an MPI starter started. `starter` names the variable of its rank.
 
-    `job` is the same in all processes of one mpirun and differs between two of them; None where that is
-    unknown. `head` is the address of the machine of mpirun, None where the variables do not say.
+    `job` is the same in all processes of one mpirun and differs between two of them, or None if unknown.
+    `head` is the address of the node that runs mpirun, or None if the variables do not contain it.
     """
 
     rank: int
@@ -46,7 +47,7 @@ class MpiProcess:
 
     @property
     def master(self) -> str | None:
-        """`host:port` where the processes can meet; None where they cannot agree on one."""
+        """`host:port` where the processes can meet, or None if they cannot agree on an endpoint."""
         host = "127.0.0.1" if self.one_host else self.head
         if host is None or self.job is None:
             return None
@@ -54,7 +55,7 @@ class MpiProcess:
 
 
 def read(environ: Environ, proxy: Callable[[], int | None] | None = None) -> MpiProcess | None:
-    """The process that the variables describe; None when no MPI starter started this one.
+    """Return the process that the variables describe, or None if no MPI starter started this process.
 
     `proxy` finds the pid of the Hydra proxy above this process. Raises MpiError.
     """
@@ -82,8 +83,10 @@ def _open_mpi(environ: Environ) -> MpiProcess:
 
 
 def _head(environ: Environ) -> str | None:
-    """Where mpirun runs: an address out of `4711.0;tcp://192.0.2.2,10.0.0.1:45111`, or the host's name out of
-    Open MPI 5's `prterun-host1-4711@1`.
+    """Return the address of the node that runs mpirun.
+
+    The address comes from `4711.0;tcp://192.0.2.2,10.0.0.1:45111`, or from the host name in Open MPI 5's
+    `prterun-host1-4711@1`.
     """
     for found in re.findall(r"tcp4?://([\d.,]+)", environ.get("OMPI_MCA_orte_hnp_uri", "")):
         for address in str(found).split(","):
@@ -126,7 +129,7 @@ def _number(environ: Environ, name: str, default: int | None = None) -> int:
 
 
 def hydra_proxy(pid: int | str = "self", proc: Path = Path("/proc")) -> int | None:
-    """The pid of the nearest Hydra proxy above a process: one for each mpirun and machine."""
+    """Return the pid of the nearest Hydra proxy above a process. Each mpirun has one proxy per node."""
     while True:
         try:
             stat = read_stat(pid, proc)

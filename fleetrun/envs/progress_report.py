@@ -1,14 +1,18 @@
-"""Progress reports between a process and its launcher: `encode_reports` writes the datagrams, `read_report`
-checks and reads them. Opens no socket.
+"""Encode and decode progress reports between a process and its launcher.
 
-A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "of": 900, "samples":
-384, "loss": 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null,
-"joined": [1e9, 1e9], "saved": true, "time": 1e9}`. A parameter server also has `"server": {"log_bytes": 512}`
-and `"tables": {"user": {"rows": 12}}`: numbers of itself and of its tables; and in some reports `"hot":
-{"user": {"17": 0.3}}`: the keys of the most pulls. Only the mark is required. Numbers may be NaN or infinite,
-as Python's json writes them: a loss that became NaN must reach the user.
+`encode_reports` writes the datagrams. `read_report` checks and reads them. A datagram is a JSON object of at
+most 8 KiB:
 
-Standard library only: every script that reports progress loads this module.
+    {"mark": "pod.role.rank", "step": 12, "of": 900, "samples": 384, "loss": 0.5, "values": {"lr": 0.1},
+    "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "joined": [1e9, 1e9],
+    "saved": true, "time": 1e9}
+
+A parameter server adds `"server": {"log_bytes": 512}` and `"tables": {"user": {"rows": 12}}`, with its own
+counters and the counters of its tables. Some of its reports have `"hot": {"user": {"17": 0.3}}`, the keys
+with the most pulls. Only the mark is required. Numbers may be NaN or infinite, as Python's json writes them,
+because a loss that became NaN must reach the user.
+
+The module imports only the standard library, because every script that reports progress loads it.
 """
 
 from __future__ import annotations
@@ -34,8 +38,10 @@ from fleetrun.values import field, frozen, frozen_by_name
 
 
 def encode_reports(fields: Fields, values: Fields, name: str = "values") -> Iterator[bytes]:
-    """Datagrams of at most LARGEST_DATAGRAM bytes, each with all `fields` and as many values as fit, under
-    this `name`: numbers, or `tables`.
+    """Yield datagrams of at most LARGEST_DATAGRAM bytes.
+
+    Each datagram has all `fields` and, under `name`, as many values as fit. The values are numbers or
+    `tables`.
     """
     head = json.dumps(fields, separators=(",", ":"))[:-1] + f',"{name}":{{'
     items: list[str] = []
@@ -51,7 +57,7 @@ def encode_reports(fields: Fields, values: Fields, name: str = "values") -> Iter
 
 
 def valid_name(text: object, longest: int) -> str:
-    """A name that `read_report` accepts: at most `longest` characters, printable, not empty."""
+    """Return `text` as a name that `read_report` accepts, printable and at most `longest` characters."""
     line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[:longest])
     return line or "?"
 
@@ -65,7 +71,7 @@ _ROLES = frozenset(str(role) for role in Role)
 
 @frozen
 class Activity:
-    """What a process does between steps. `done` of `of` parts; None if unknown."""
+    """The work of a process between steps. `done` of `of` parts are complete. Both are None if unknown."""
 
     what: str
     done: float | None = None
@@ -74,12 +80,13 @@ class Activity:
 
 @frozen_by_name
 class Report:
-    """The progress of one process at one moment; None for what the datagram leaves out.
+    """The progress of one process at one moment. Fields missing from the datagram are None.
 
-    `of` is the number of the last step. `samples` counts since the process began. `joined`: when it began to
-    join its process group, and when it had, in seconds since the epoch. `saved`: it has made a checkpoint.
-    `server`, `tables`, `hot`: numbers of a parameter server. `received` is the launcher's monotonic clock,
-    `time` the process's own, in seconds since the epoch.
+    `of` is the number of the last step. `samples` counts from the start of the process. `joined` holds two
+    times, in seconds since the epoch, when the process started to join its process group and when it had
+    joined. `saved` is True if the process has made a checkpoint. `server`, `tables` and `hot` hold numbers of
+    a parameter server. `received` is the launcher's monotonic clock, and `time` the clock of the process in
+    seconds since the epoch.
     """
 
     pod: str
@@ -105,13 +112,13 @@ class _InvalidReport(ValueError):
 
 
 def read_report(datagram: bytes, received: float = 0.0) -> Report | None:
-    """None unless every field is valid."""
+    """Return the report in a datagram, or None if any field is invalid."""
     if len(datagram) > LARGEST_DATAGRAM:
         return None
     try:
         fields = json.loads(datagram)
         return _report(fields, received) if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
+    except (ValueError, RecursionError):  # RecursionError comes from deeply nested brackets
         return None
 
 
@@ -147,7 +154,7 @@ def _number(given: object) -> float:
 
 
 def _finite(given: object) -> float:
-    """A number that is finite and not negative."""
+    """Return a finite number that is not negative."""
     number = _number(given)
     if not (math.isfinite(number) and number >= 0):
         raise _InvalidReport
@@ -176,7 +183,7 @@ def _tables(given: object) -> dict[str, dict[str, float]]:
 
 
 def _counts(given: Any) -> dict[str, float]:
-    """Values of which whole numbers stay such."""
+    """Return the values, and keep whole numbers as int."""
     return {name: given[name] for name in _values(given)}
 
 
@@ -189,7 +196,7 @@ def _activity(given: object) -> Activity:
 
 
 def _text(given: object, longest: int) -> str:
-    """A name without control characters, so without escape sequences for a terminal."""
+    """Return a name without control characters, and therefore without escape sequences for a terminal."""
     if not isinstance(given, str) or not 0 < len(given) <= longest or not given.isprintable():
         raise _InvalidReport
     return given
@@ -208,4 +215,4 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "hot": _tables,
     "time": _finite,
 }
-"""The fields of a report that may be missing, each with what reads it or raises _InvalidReport."""
+"""The optional fields of a report, each with its reader. A reader raises _InvalidReport."""

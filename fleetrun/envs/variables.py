@@ -1,4 +1,4 @@
-"""Variables that --env chooses, by name, by pattern, or with a value; and names that look like secrets."""
+"""Choose environment variables for --env by name, pattern or value, and detect names that look secret."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _LOOKS_SECRET = (
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "TOKENIZERS_PARALLELISM"})
 
 JOB_FILE = "FLEETRUN_JOB_FILE"
-"""The variable with the text of a job file, for a launcher that an engine starts."""
+"""The environment variable with the text of a job file, for a launcher that a scheduler starts."""
 
 
 def looks_secret(name: str) -> bool:
-    """Whether the value of a variable of this name is not to be shown."""
+    """Return True if the value of a variable with this name must stay hidden."""
     return name not in _NOT_SECRET and re.search(_LOOKS_SECRET, name) is not None
 
 
 @frozen_by_name
 class Chosen:
-    """Variables with their values; the secrets that a pattern would have taken, and patterns that fit no
-    variable.
+    """The chosen variables with their values.
+
+    `left_out` holds the secrets that a pattern matched, and `unused` the patterns without a match.
     """
 
     values: Texts
@@ -37,7 +38,7 @@ class Chosen:
 
     @property
     def remarks(self) -> list[str]:
-        """What to tell the user."""
+        """Notices for the user."""
         said = [f"--env {pattern} matches no variable that is set here" for pattern in self.unused]
         if self.left_out:
             names = ", ".join(self.left_out)
@@ -46,10 +47,10 @@ class Chosen:
 
 
 def assignments(words: Iterable[str], options: Texts) -> dict[str, str]:
-    """Those of `words` that are NAME=VALUE. `options` are the options of fleetrun by their variables.
+    """Return the words of the form NAME=VALUE. `options` maps variables of fleetrun to its options.
 
-    Raises UsageError for a variable that is not the job's to set, and for a secret: a command line and a job
-    file are readable by others.
+    Raises UsageError for a variable that the job may not set. It also raises UsageError for a secret, because
+    other users can read a command line and a job file.
     """
     found: dict[str, str] = {}
     for word in words:
@@ -74,10 +75,10 @@ def _check_name(name: str, options: Texts) -> None:
 
 
 def chosen(words: Iterable[str], environ: Environ, options: Texts) -> Chosen:
-    """The variables of `environ` that names and patterns choose. A pattern leaves out secrets, options of
-    fleetrun and what fleetrun sets.
+    """Return the variables of `environ` that names and patterns choose.
 
-    Raises UsageError for a name that is not set, or is not the job's to set.
+    A pattern leaves out secrets, options of fleetrun, and variables that fleetrun sets. Raises UsageError for
+    a name that is not set, or that the job may not set.
     """
     values: dict[str, str] = {}
     left_out: dict[str, None] = {}
@@ -107,7 +108,7 @@ def is_pattern(word: str) -> bool:
 
 
 def _fitting(pattern: str, environ: Environ, options: Collection[str]) -> list[str]:
-    from fnmatch import fnmatchcase  # late: few launches have one
+    from fnmatch import fnmatchcase  # late, because few runs have a pattern
 
     return sorted(
         name for name in environ if fnmatchcase(name, pattern) and name not in options and not is_owned(name)

@@ -1,1 +1,1 @@
-"""Processes of one machine: start, watch, restart, stop."""
+"""Start, watch, restart and stop the processes of one node."""

@@ -1,6 +1,7 @@
-"""A helper process of the launcher, with a pipe of lines to it and one of lines from it. It is not a
-container: when it ends, the job continues. Writes and reads never block; lines that it does not read in time
-are dropped.
+"""Run a helper process of the launcher, with a pipe of lines in each direction.
+
+A companion is not a process of the job, so the job continues after it ends. Writes and reads do not block.
+Lines that the companion does not read in time are dropped.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from fleetrun.pod.loop import WRITE, Loop
 from fleetrun.pod.process import Exit, Process
 from fleetrun.proc import readable
 
-_ROOM = 1 << 20  # bytes that wait for it at most
-_LONGEST_LINE = 1 << 20  # bytes from it that are not a whole line yet
+_ROOM = 1 << 20  # bytes that wait for the companion at most
+_LONGEST_LINE = 1 << 20  # bytes of an incomplete line from the companion
 _PIECE = 1 << 16
 _DEAF = 1.0  # seconds from SIGKILL to its end
 
 
 def warning_message(text: str) -> bytes:
-    """From a companion to the launcher: a line that the user should know."""
+    """Return a companion's message to the launcher, a warning for the user."""
     return json.dumps({"warning": text}, separators=(",", ":")).encode() + b"\n"
 
 
 def read_warning(line: bytes) -> str | None:
-    """The text of a warning; None for other output."""
+    """Return the text of a warning, or None for other output."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -42,7 +43,7 @@ def read_warning(line: bytes) -> str | None:
 
 
 class Said:
-    """What a companion writes: `warn` gets its warnings; its last other line tells why it ended."""
+    """The output of a companion. `warn` receives its warnings. Its last other line explains its end."""
 
     def __init__(self, warn: Say) -> None:
         self._warn = warn
@@ -56,15 +57,16 @@ class Said:
             self._last_line = line.decode(errors="replace").strip()
 
     def end(self, exit: Exit) -> str:
-        """`was killed by SIGSEGV: its last line`"""
+        """Return text such as `was killed by SIGSEGV: its last line`."""
         return f"{exit}: {self._last_line}" if self._last_line else str(exit)
 
 
 class Companion:
-    """`heard` gets each line from it, without its end; `ended` how it ended, once, unless it was closed.
+    """A running helper process.
 
-    Its pid is in `companions` as long as it runs: these are spared when what containers left is ended. Raises
-    LaunchError when it cannot be started.
+    `heard` receives each line of its output, without the line end. `ended` receives its exit once, unless the
+    companion was closed before. `companions` contains its pid while it runs, which protects it when fleetrun
+    ends leftover processes. Raises LaunchError if it cannot start.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Companion:
         keep: Sequence[int] = (),
     ) -> None:
         self.lost = 0
-        """Lines that were let go."""
+        """Number of dropped lines."""
         self._loop = loop
         self._companions = companions
         self._heard = heard
@@ -95,7 +97,7 @@ class Companion:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended; None while it lives."""
+        """The exit, or None while the companion runs."""
         return self._process.exit
 
     @property
@@ -103,7 +105,7 @@ class Companion:
         return self.exit is None
 
     def write(self, line: bytes) -> None:
-        """One line, its end included; all of it or nothing arrives."""
+        """Send one line, which includes its end. The line arrives completely or not at all."""
         if self._in < 0:
             return
         if len(self._waiting) + len(line) > _ROOM:
@@ -114,7 +116,7 @@ class Companion:
             self._pump()
 
     def close_input(self) -> None:
-        """No line follows; what waits still is let go."""
+        """Close the input. Waiting lines are dropped."""
         if self._in >= 0:
             self._arm(False)
             os.close(self._in)
@@ -122,8 +124,10 @@ class Companion:
             self._waiting.clear()
 
     def finish(self, patience: float, urgent: int | None = None) -> bool:
-        """Let it take what waits and end by itself, for at most `patience` seconds, and not once `urgent` is
-        readable. Blocks. Whether it has ended; else this may be asked again.
+        """Let the companion read waiting lines and end by itself, and return True if it ended.
+
+        The call blocks for at most `patience` seconds, and returns when `urgent` becomes readable. After
+        False, you may call it again.
         """
         if not self.alive:
             return True
@@ -143,9 +147,10 @@ class Companion:
                 return False
 
     def close(self, patience: float = 0.0, urgent: int | None = None) -> bool:
-        """The same; what has not ended then is killed. `ended` is not called. May be called twice.
+        """Finish as `finish` does, then kill a companion that is still running. `ended` is not called.
 
-        One in uninterruptible sleep (it waits for a disk) is not waited for: the loop reaps it.
+        You may call it twice. A companion in uninterruptible sleep (it waits for a disk) is left to the loop,
+        which reaps it.
         """
         alone = self.finish(patience, urgent)
         if not alone:
@@ -158,7 +163,7 @@ class Companion:
         return alone
 
     def _ready(self, deadline: float, urgent: int | None) -> set[int]:
-        """Which of the descriptors there is something to do with; none at the deadline."""
+        """Return the descriptors that are ready, or an empty set at the deadline."""
         poll = select.poll()
         for fd in (self._out, self._process.fileno(), -1 if urgent is None else urgent):
             if fd >= 0:
@@ -177,7 +182,7 @@ class Companion:
                 written = os.write(self._in, view)
         except BlockingIOError:
             return
-        except OSError:  # it reads no more
+        except OSError:  # it has stopped reading
             self.close_input()
             return
         del self._waiting[:written]
@@ -190,7 +195,7 @@ class Companion:
         self._armed = wanted
 
     def _read(self) -> None:
-        """A piece."""
+        """Read one piece of output."""
         try:
             data = os.read(self._out, _PIECE)
         except BlockingIOError:
@@ -208,12 +213,12 @@ class Companion:
             self._heard(line)
 
     def _gone(self) -> None:
-        if self._out >= 0:  # its last words
+        if self._out >= 0:  # its last output
             self._read()
         self._ended(self._bury())
 
     def _let_go(self) -> None:
-        """Of its pipes."""
+        """Close its pipes."""
         self.close_input()
         if self._out >= 0:
             self._loop.remove(self._out)
@@ -229,7 +234,7 @@ class Companion:
 
 
 def _spawned(argv: Sequence[str], env: Environ, keep: Sequence[int]) -> tuple[Process, int, int]:
-    """The process, where to write to it and where to read from it."""
+    """Start the process. Return it, the descriptor to write to, and the descriptor to read from."""
     fds: list[int] = []
     try:
         fds += os.pipe2(os.O_CLOEXEC)

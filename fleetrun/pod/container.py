@@ -1,16 +1,15 @@
-"""A container is one process of the job, over all its attempts; a pod is the containers of one job on this
-node.
+"""Hold the state of processes and pods.
 
-A container knows its spec, its log, its process, and the error file in which the process writes about its own
-failure. Both keep their state; what follows from an exit the supervisor decides. The states, and the moves
-between them:
+A container is one process of the job, over all its attempts. A pod is the containers of one job on this node.
+A container has a spec, a log, a process, and the error file in which the process describes its own failure.
+The supervisor decides what follows from an exit. The states and the moves between them:
 
-                +-----------------> FAILED <---------+
-                |                      ^             |
-UNINIT --> READY --> RUNNING --> TERMINATING --> COMPLETED
-             ^          |              |
-             |          v              |
-             +---- RESTARTING <--------+
+           +-----------------> FAILED <---------+
+           |                      ^             |
+        UNINIT --> READY --> RUNNING --> TERMINATING --> COMPLETED
+                     ^          |              |
+                     |          v              |
+                     +---- RESTARTING <--------+
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ from fleetrun.values import frozen_by_name
 
 
 def read_error(path: Path | None) -> ErrorRecord | None:
-    """The record in `path`, or None when there is none or it is malformed: a report must never fail because
-    of it.
+    """Return the record in `path`, or None if it is missing or malformed.
+
+    A bad error file must not break the report.
     """
     if path is None:
         return None
@@ -50,7 +50,7 @@ def read_error(path: Path | None) -> ErrorRecord | None:
 
 
 def read_dismissed(path: Path | None) -> bool:
-    """Whether a server wrote that its trainers let it go: then it may end before they do."""
+    """Return True if a server wrote that its trainers dismissed it. It may then end before them."""
     try:
         return path is not None and channels.read_dismissed(_read(path)[0])
     except OSError:
@@ -58,7 +58,7 @@ def read_dismissed(path: Path | None) -> bool:
 
 
 def read_finished(path: Path | None, pid: int, program: str) -> bool:
-    """Whether the script of this process had run to its end. `program`: its name at its own end."""
+    """Return True if the script of this process ran to its end. `program` is the process name at its end."""
     try:
         return path is not None and channels.read_finished(_read(path)[0], pid, program)
     except OSError:
@@ -66,7 +66,7 @@ def read_finished(path: Path | None, pid: int, program: str) -> bool:
 
 
 def _read(path: Path) -> tuple[bytes, float]:
-    """What is in it, and when it was written."""
+    """Return the content of a file, and its modification time."""
     with os.fdopen(open_plain(path), "rb") as file:
         return file.read(channels.LARGEST_ERROR_FILE), os.fstat(file.fileno()).st_mtime
 
@@ -74,11 +74,11 @@ def _read(path: Path) -> tuple[bytes, float]:
 _CRASHES = frozenset(
     {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
 )
-"""By which a process ends itself."""
+"""Signals by which a process ends itself."""
 
 
 class Status(StrEnum):
-    """The words are Paddle's; they appear in `Run Pod: ..., status ready`."""
+    """The state of a container or pod. The words match Paddle's, as in `Run Pod: ..., status ready`."""
 
     UNINIT = "uninit"
     READY = "ready"
@@ -101,8 +101,9 @@ _MOVES: dict[Status, frozenset[Status]] = {
 
 
 def move(now: Status, then: Status) -> Status:
-    """`then`, if a container or pod may go there from `now`. Raises RuntimeError (a bug, never bad input)
-    otherwise.
+    """Return `then` if a container or pod may move to it from `now`.
+
+    Raises RuntimeError otherwise, which always shows a bug.
     """
     if then not in _MOVES[now]:
         raise RuntimeError(f"illegal move from {now} to {then}")
@@ -111,12 +112,12 @@ def move(now: Status, then: Status) -> Status:
 
 @frozen_by_name
 class Ended:
-    """How one attempt of a container ended. Times are seconds since the epoch.
+    """The end of one attempt of a process. Times are in seconds since the epoch.
 
-    `asked` is the signal that fleetrun itself had sent before, if any: such an end is a consequence.
-    `out_of_memory` tells that the kernel's OOM killer did it, `dismissed` that a server ended because its
-    trainers had let it go, `finished` that it crashed in the exit of its interpreter, after its script had
-    run to its end. `peak_memory` is in bytes, that of the process or of the largest of its children.
+    `asked` is the signal that fleetrun sent before, if any. Such an end is only a consequence.
+    `out_of_memory` is True if the kernel's OOM killer ended the process. `dismissed` is True for a server
+    that its trainers dismissed. `finished` is True if the interpreter crashed while exiting, after the script
+    ran to its end. `peak_memory` is in bytes, the larger of the process and its largest child.
     """
 
     spec: ContainerSpec
@@ -134,46 +135,48 @@ class Ended:
 
     @property
     def ok(self) -> bool:
-        """Whether its work is done."""
+        """True if the work of the process is done."""
         return self.exit.ok or self.finished
 
     @property
     def killed(self) -> bool:
-        """Whether it got a SIGKILL that neither fleetrun nor, as far as is known, the OOM killer sent."""
+        """True if the process got a SIGKILL that did not come from fleetrun or, apparently, from the
+        OOM killer.
+        """
         return self.exit.signal == signal.SIGKILL and self.asked is None and not self.out_of_memory
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended by a signal that fleetrun sent, SIGTERM or the SIGKILL after it."""
+        """True if the process ended by a signal of fleetrun, SIGTERM or the SIGKILL after it."""
         return self.asked is not None and self.exit.signal in (self.asked, signal.SIGKILL)
 
     @property
     def hopeless(self) -> bool:
-        """Whether the process said that a restart will not help."""
+        """True if the process reported that a restart will not help."""
         return self.record is not None and not self.record.restart_helps
 
     @property
     def message(self) -> str:
-        """The exception's, empty if none is known."""
+        """The exception's message, or an empty string."""
         return self.record.message if self.record is not None else ""
 
     @property
     def failed_at(self) -> float:
-        """When it went wrong: what the process wrote of itself, else when it ended."""
+        """The time of the failure, as the process reported it, else the time of its end."""
         return self.record.time if self.record is not None else self.ended
 
     @property
     def may_be_machine(self) -> bool:
-        """Whether the machine may be to blame: nobody asked for this end, and no limit was reached."""
+        """True if the node may be to blame, because the end was unexpected and within all limits."""
         return not (self.ok or self.stopped or self.out_of_memory) and may_be_machine(self.exit, self.message)
 
     @property
     def suspicion(self) -> str:
-        """Of a `may_be_machine`: `MachineFault.suspicion`."""
+        """`MachineFault.suspicion` for an end with `may_be_machine`."""
         return suspicion(self.exit, self.message)
 
     def fault(self, step: int | None, *, counts_on: bool = False) -> Fault:
-        """For the restart policy. `step`: the last one that was made in this attempt."""
+        """Return the fault for the restart policy. `step` is the last completed step of this attempt."""
         error = error_at(step, self.exit, self.message, self.record.traceback if self.record else "")
         return Fault(
             exit=self.exit,
@@ -187,11 +190,11 @@ class Ended:
 
 
 TakeWarm = Callable[[ContainerSpec, Texts], Process | None]
-"""A process that has begun as what this spec describes, with this environment: a standby, if there is one."""
+"""Returns a standby that continues as this spec with this environment, or None if no standby exists."""
 
 
 class Container:
-    """The handle of a running spec."""
+    """The handle of one process of the job."""
 
     def __init__(
         self,
@@ -216,7 +219,7 @@ class Container:
         return self.process is not None and self.process.exit is None and not self._left_behind
 
     def prepare(self) -> None:
-        """Make the log file, so that one that cannot be written is known before anything starts."""
+        """Create the log file, so that an unwritable log is reported before any process starts."""
         os.close(logs.open_log(self.spec.log))
         if self.spec.long_file is not None:
             try:
@@ -226,12 +229,12 @@ class Container:
         self._to(Status.READY)
 
     def start(self) -> Process:
-        """Raises what `Process.spawn` raises; the container is FAILED then."""
+        """Start the process. Raises the errors of `Process.spawn`, and the container is then FAILED."""
         probe = self.spec.env.get(channels.PROBE_VARIABLE)
         probes = [Path(probe + end) for end in ("", ".last", channels.IMPORTS_SUFFIX)] if probe else []
         for path in (self.spec.error_file, self.spec.notice_file, *probes):
             if path is not None:
-                with suppress(OSError):  # the script may have done anything to its log directory
+                with suppress(OSError):  # the script may have changed its log directory in any way
                     path.unlink(missing_ok=True)
         output = logs.open_log(self.spec.log)
         try:
@@ -250,17 +253,18 @@ class Container:
         return self.process
 
     def notify(self, why: str, deadline: float) -> None:
-        """Before it is asked to end: let the process know why, and until when it may go on (seconds since the
-        epoch).
+        """Write the notice file before the process is stopped.
+
+        The notice holds the reason and the deadline, in seconds since the epoch.
         """
         path = self.spec.notice_file
         if path is None or not self.alive:
             return
-        with suppress(OSError):  # a full disk, or a log directory that the script took away
+        with suppress(OSError):  # a full disk, or a log directory that the script removed
             replace_file(path, channels.write_notice(why, deadline))
 
     def ask(self, number: int) -> None:
-        """A signal from fleetrun that is meant to end it; to the whole group."""
+        """Send a signal that is meant to end the process, to its whole group."""
         if self.process is not None and self.alive:
             if self._asked is None and not self.process.ended:
                 self._asked = number
@@ -268,24 +272,24 @@ class Container:
             self.process.signal_group(number)
 
     def leave_behind(self) -> None:
-        """SIGKILL does not end it: go on as if it had."""
+        """Continue as if the process had ended, although SIGKILL did not end it."""
         self._left_behind = True
         self._to(Status.FAILED)
 
     def hold(self, held: bool) -> None:
-        """Suspend its group, or let it go on."""
+        """Suspend the process group, or let it continue."""
         if self.process is not None and self.alive:
             self.process.signal_group(signal.SIGSTOP if held else signal.SIGCONT)
 
     def collect(self, out_of_memory: Callable[[int], bool]) -> Ended:
-        """After the pidfd became readable: reap, and remember how it ended.
+        """Reap the process after its pidfd became readable, and return its end.
 
-        What a failed leader leaves in its group is ended with it, unless it was asked to go: then its
-        children have been asked too and have their grace.
+        The remaining group of a failed leader is ended too. After a stop signal, the remaining children have
+        received the signal as well and keep their grace period.
         """
         process = self.process
         assert process is not None, "collect before start"
-        now = self._wall()  # before anything slow: failures of several machines are ordered by it
+        now = self._wall()  # before anything slow, because failures of several nodes are ordered by this time
         program = process.program()
         exit = process.reap(with_group=self._asked is None)
         record = read_error(self.spec.error_file) if not exit.ok else None
@@ -293,7 +297,7 @@ class Container:
             spec=self.spec,
             exit=exit,
             pid=process.pid,
-            started=now - (time.monotonic() - self._began),  # the clock may have been set meanwhile
+            started=now - (time.monotonic() - self._began),  # the system clock may have changed meanwhile
             ended=now,
             attempt=self.restarts,
             asked=self._asked,
@@ -313,11 +317,11 @@ class Container:
         return self.ended
 
     def record(self) -> ErrorRecord | None:
-        """What the process has reported about its own failure in this attempt."""
+        """Return the failure that the process reported in this attempt."""
         return read_error(self.spec.error_file)
 
     def renew(self) -> None:
-        """Make ready for another attempt, if there has been one."""
+        """Prepare another attempt, if there has been one."""
         if self.process is not None:
             self.restarts += 1
             self._to(Status.RESTARTING)
@@ -332,14 +336,14 @@ class Container:
 
 class Pod:
     def __init__(self, spec: PodSpec, attempt: int = 0, warm: TakeWarm = lambda spec, env: None) -> None:
-        """`attempt` counts the pods of this job that ran on this node before, with the same log files."""
+        """Make a pod. `attempt` counts earlier pods of this job on this node with the same log files."""
         self.spec = spec
         self.status = Status.UNINIT
         self.containers = [Container(each, attempt, warm=warm) for each in spec.containers]
         self.hook = Container(spec.pre_hook, attempt) if spec.pre_hook is not None else None
 
     def prepare(self) -> None:
-        """Make the log files. Raises LaunchError when that cannot be; nothing runs then."""
+        """Create the log files. Raises LaunchError before any process starts."""
         for container in [*self.containers, *([self.hook] if self.hook else [])]:
             container.prepare()
         self._to(Status.READY)
@@ -357,17 +361,16 @@ class Pod:
 
     @property
     def stop_order(self) -> list[list[Container]]:
-        """Containers to stop together, one group after the other: servers last, so that no trainer loses its
-        server first.
+        """Groups of containers to stop, one group after the other.
+
+        Servers come last, so that each trainer keeps its server until its own end.
         """
         workers = [each for each in self._all if each.spec.role is not Role.SERVER]
         return [workers, [each for each in self._all if each.spec.role is Role.SERVER]]
 
     @property
     def trainers_completed(self) -> bool:
-        """Whether the job is done. Servers, heter trainers and coordinators serve the trainers; they do not
-        decide.
-        """
+        """True if the job is done. Servers, heter trainers and coordinators only serve the trainers."""
         return all(
             each.status is Status.COMPLETED for each in self.containers if each.spec.role is Role.TRAINER
         )

@@ -1,4 +1,4 @@
-"""Evaluators: each is restarted on its own, up to --max_restart, and never decides about the job."""
+"""Restart each evaluator separately, up to --max_restart. Evaluators do not decide about the job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetrun.pod.policy import NOTHING_SPENT, Budget, GiveUp, Spent
 
 
 class Evaluators:
-    """They are started again only while the job `goes_on`. `end_marked` is `process.kill_marked`."""
+    """Restarts evaluators while the job `goes_on`. `end_marked` is `process.kill_marked`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Evaluators:
         self._spent: dict[str, Spent] = {}
 
     def exited(self, container: Container, ended: Ended) -> None:
-        """One that ends well has done its work."""
+        """Handle an exit. An evaluator that exits with success has done its work."""
         if ended.ok:
             return
         spent = self._spent.get(container.spec.name, NOTHING_SPENT)
@@ -45,14 +45,14 @@ class Evaluators:
             self._loop.after(decision.after, partial(self._again, container, ended))
 
     def _again(self, container: Container, ended: Ended) -> None:
-        """Unless the job ends, or all its processes started again meanwhile."""
+        """Restart the evaluator, unless the job ends or all processes have restarted meanwhile."""
         if not self._goes_on() or container.restarts != ended.attempt:
             return
         self._end_marked(container.spec.mark)
         container.renew()
         self._publish(Restarting([container]))
         try:
-            self._start([container])  # a hook is the job's: if it failed, that would end the job
+            self._start([container])  # a pre-hook belongs to the job, and its failure would end the job
         except LaunchError as error:
             decision = GiveUp(f"the restart failed: {error.message}")
             self._publish(Failure(ended=ended, decision=decision))

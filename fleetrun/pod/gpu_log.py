@@ -1,5 +1,6 @@
-"""A line per GPU every five seconds into `<job>.<pod>.gpu.log`: use, memory, temperature, power. Only where
-NVML is.
+"""Log the use, memory, temperature and power of each GPU every five seconds.
+
+The file is `<job>.<pod>.gpu.log`. The log needs NVML.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ class GpuLog:
 
     @classmethod
     def start(cls, spec: PodSpec, loop: Loop) -> None:
-        """Begin to log, if NVML is there."""
+        """Start logging, if NVML is available."""
         sample = nvml_sample()
         if sample is not None:
             cls(spec.log_dir / f"{spec.job_id}.{spec.name}.gpu.log", loop, sample).write()
 
     def write(self) -> None:
-        """One line per GPU now, and again after a while. A disk that is full must not end a job."""
+        """Write one line per GPU now, and again after each period. A full disk must not end a job."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         with contextlib.suppress(OSError):
             os.write(self._fd, "".join(f"{stamp} {row}\n" for row in self._sample()).encode())
@@ -42,7 +43,7 @@ class GpuLog:
 
 
 def nvml_sample() -> Sample | None:
-    """Reads all GPUs; None where NVML is not there."""
+    """Return a function that reads all GPUs, or None without NVML."""
     try:
         import pynvml
 

@@ -1,16 +1,15 @@
-"""The two processes around a launch, which watch each other so that nothing outlives either, and the signals
-that reach the launcher.
+"""Run the launcher under a guard process, and receive its signals. Both processes watch each other.
 
     shell -> guard (sub-reaper) -> launcher (sub-reaper, own process group) -> containers (own sessions)
 
-The process that the user started becomes the guard and only waits; a fork of it, taken before anything large
-is imported, is the launcher. The guard hands on every signal that it gets. When the launcher is gone, for
-whatever reason, its orphans become children of the guard, which kills them all, those with a session of their
-own too. When the guard is gone (SIGKILL), the launcher sees it by pidfd and does the same. Neither needs
-root. A launch from Python has a caller: when that is gone, the guard ends the job as if SIGTERM had come.
+The process that the user started becomes the guard and only waits. It forks the launcher before any large
+import. The guard passes every signal on to the launcher. When the launcher ends for any reason, its orphans
+become children of the guard. The guard kills them all, even children with their own session. If the guard
+ends (SIGKILL), the launcher sees this through a pidfd and does the same. Both processes run without root. A
+run from Python has a caller. When the caller ends, the guard ends the job as after SIGTERM.
 
-The launcher has a process group of its own, so that the terminal's Ctrl-C reaches it once, through the guard,
-and not twice. There signals are numbers in a file descriptor: a handler only records, the loop decides.
+The launcher has its own process group. Ctrl-C of the terminal therefore reaches it only once, through the
+guard. In the launcher, a signal handler only writes the number to a file descriptor, and the loop decides.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from typing import NoReturn
 from fleetrun.pod import linux
 from fleetrun.pod.process import Exit, end_descendants, reap_adopted
 
-# ---- Signals as numbers in a file descriptor: a handler only records, the loop decides
+# ---- Signals as numbers in a file descriptor, so that the loop can decide
 
-# What the kernel sends because of the process's own doing, or that cannot be caught: these keep their default
-# action.
+# Signals that the kernel sends for the process's own actions, or that cannot be caught. They keep their
+# default action.
 _NEVER = frozenset(
     {
         signal.SIGKILL,
@@ -52,13 +51,14 @@ _NEVER = frozenset(
 )
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGCONT})
-_LAST_WORDS = 1.0  # seconds for a slow reader, once the job was asked to end
+_LAST_WORDS = 1.0  # seconds for a slow reader, after a request to end the job
 _FOR_THE_JOB = PASSED_ON | JOB_CONTROL | {signal.SIGCHLD, signal.SIGIO}
 
 
 def governed() -> set[int]:
-    """The signals that fleetrun acts on: all that would end or stop it, except those it was told to ignore
-    (nohup).
+    """Return the signals that fleetrun handles, which would otherwise end or stop it.
+
+    Signals that were ignored at the start (nohup) are left out.
     """
     return {
         number for number in signal.valid_signals() - _NEVER if signal.getsignal(number) is not signal.SIG_IGN
@@ -66,7 +66,7 @@ def governed() -> set[int]:
 
 
 class Signals:
-    """From its creation on, the given signals do nothing but arrive in `read`."""
+    """Collect the given signals for `read`. From its creation on, this is their only effect."""
 
     def __init__(self, numbers: set[int]) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -78,7 +78,7 @@ class Signals:
         return self._read
 
     def read(self) -> bytes:
-        """The numbers that came since the last call, one byte each, in order; empty when none did."""
+        """Return the numbers received since the last call, one byte each, in order."""
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:
@@ -87,8 +87,9 @@ class Signals:
         return numbers
 
     def only_endings(self) -> None:
-        """The job is over: from now on only what means "end" arrives here, and of what has come only that
-        stays. If it was such a signal that ended the job, SIGALRM follows a moment later.
+        """Keep only signals that mean "end", after the job is over.
+
+        If such a signal ended the job, SIGALRM follows after a moment.
         """
         if self._asked_to_end:
             signal.setitimer(signal.ITIMER_REAL, _LAST_WORDS)
@@ -107,14 +108,14 @@ class Signals:
 
 
 def _recorded(number: int, frame: object) -> None:
-    """The wake-up descriptor has the number; the loop does the rest."""
+    """Do nothing, because the wake-up descriptor has the number and the loop handles it."""
 
 
 # ---- Guard and launcher
 
 
 class Guard:
-    """The guard as its launcher knows it. The descriptor is readable once it is gone."""
+    """The guard as seen by its launcher. The descriptor becomes readable when the guard ends."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
@@ -122,14 +123,14 @@ class Guard:
 
     @classmethod
     def of_this_process(cls, pid: int) -> Guard:
-        """`pid` was this process's parent; it may have died since."""
+        """Return the guard. `pid` was this process's parent and may have died since."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return cls(pid, _readable())
-        except OSError:  # no launch begins here (`check_pidfds`): never readable
+        except OSError:  # runs cannot start here (`check_pidfds`), so this descriptor stays silent
             return cls(pid, os.pipe()[0])
-        if os.getppid() != pid:  # it died before, and that was the pid of another
+        if os.getppid() != pid:  # it died before, and another process now has its pid
             os.close(descriptor)
             return cls(pid, _readable())
         return cls(pid, descriptor)
@@ -145,20 +146,21 @@ class Guard:
 
 
 def _readable() -> int:
-    """A descriptor that stays readable: the read end of a pipe without a writer."""
+    """Return a descriptor that stays readable, the read end of a pipe without a writer."""
     read, write = os.pipe2(os.O_CLOEXEC)
     os.close(write)
     return read
 
 
 CALLER_VARIABLE = "FLEETRUN_CALLER"
-"""Set by a Python program that launches a job: its pid, a space, and the folder (or nothing) with what it
-gives to the processes.
+"""Set by a Python program that starts a job: its pid, a space, and an optional directory.
+
+The directory holds data that the program passes to the processes.
 """
 
 
 class Caller:
-    """The Python program that launched this job, the parent of the guard. Its job ends with it."""
+    """The Python program that started this job, which is the parent of the guard. The job ends with it."""
 
     def __init__(self, pid: int, folder: str) -> None:
         self._pid = pid
@@ -168,20 +170,24 @@ class Caller:
 
     @classmethod
     def named(cls, environ: MutableMapping[str, str]) -> Caller | None:
-        """The one in the environment, which no process of the job inherits."""
+        """Return the caller in the environment, and remove the variable, so that processes of the job do not
+        inherit it.
+        """
         pid, _, folder = environ.pop(CALLER_VARIABLE, "").partition(" ")
         return cls(int(pid), folder) if pid.isdecimal() else None
 
     def watch(self) -> None:
-        """From now on SIGTERM comes when it is gone. The thread that started this process lives as long."""
+        """Request a SIGTERM for the end of the caller. The thread that started this process must live
+        as long.
+        """
         linux.die_with_parent(signal.SIGTERM)
         if self._gone:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def clean_up(self) -> None:
-        """Remove its folder, if it cannot do so any more."""
+        """Remove the caller's directory, if the caller ended before removing it."""
         if self._gone and self._folder:
-            import shutil  # late: few callers are killed
+            import shutil  # late, because few callers are killed
 
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -191,19 +197,19 @@ class Caller:
 
 
 def guarded(work: Callable[[Signals, Guard], int]) -> int:
-    """Run `work(signals, guard)` in a guarded process; its result is the exit code of both.
+    """Run `work(signals, guard)` in a guarded process, and return its result, the exit code of both.
 
-    Returns in the guard only.
+    The call returns only in the guard.
     """
     caller = Caller.named(os.environ)
     numbers = governed()
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
-    )  # were it ignored, the kernel would reap the launcher without a notice
+    )  # otherwise the kernel would reap the launcher without a notice
     linux.become_subreaper()
     signal.pthread_sigmask(
         signal.SIG_BLOCK, numbers | {signal.SIGCHLD}
-    )  # none is lost before its handler is there
+    )  # keep every signal until its handler is installed
     guard = os.getpid()
     try:
         launcher = os.fork()
@@ -240,20 +246,20 @@ def _launcher(work: Callable[[Signals, Guard], int], numbers: set[int], parent: 
         sys.excepthook(*sys.exc_info())
         code = 125
     flush()
-    if guard.gone:  # then what it does at the end is to be done here
+    if guard.gone:  # then the launcher does the guard's final work
         end_descendants(grace=0.0)
         linux.kill_cgroup(guard.pid)
         linux.remove_cgroup(guard.pid)
-    os._exit(code)  # no interpreter teardown: it costs milliseconds and there is nothing left to free
+    os._exit(code)  # without interpreter teardown, which takes milliseconds to free unused memory
 
 
 def flush() -> None:
-    """Both standard streams; a reader that has gone is fine."""
+    """Flush both standard streams, even if their reader has ended."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            continue  # a closed pipe: the reader is gone
+            continue  # a closed pipe, whose reader has ended
 
 
 def _guard(launcher: int, numbers: set[int]) -> int:
@@ -267,13 +273,14 @@ def _guard(launcher: int, numbers: set[int]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(launcher, number)
             continue
-        reap_adopted([launcher])  # as the first process of a container it gets those of `kubectl exec` too
+        # as the first process of a container, the guard also inherits processes of `kubectl exec`
+        reap_adopted([launcher])
         pid, status = os.waitpid(launcher, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             continue
         if not os.WIFSTOPPED(status):
             return _ended(Exit(os.waitstatus_to_exitcode(status)), handed_on)
-        if signal.SIGTSTP in handed_on:  # Ctrl-Z: the job has stopped, now the command stops too
+        if signal.SIGTSTP in handed_on:  # after Ctrl-Z the job has stopped, and now the command stops too
             handed_on.discard(signal.SIGTSTP)
             if signal.SIGCONT not in signal.sigpending():
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -292,6 +299,6 @@ def _ended(exit: Exit, handed_on: set[int]) -> int:
 
 
 def _clear() -> str:
-    """Erases what the launcher may have drawn, from the cursor to the end of a terminal, as it does."""
+    """Return the codes that erase the launcher's status lines, from the cursor to the end of the terminal."""
     dumb = os.environ.get("TERM", "") in ("", "dumb")
     return "" if dumb or not sys.stderr.isatty() else "\r\x1b[K\x1b7\x1b[B\x1b[J\x1b8"

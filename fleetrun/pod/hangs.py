@@ -1,6 +1,7 @@
-"""Recognises a job that runs and does nothing: looks at the logs of its trainers now and then, counts their
-reports, and has the stacks of all processes taken before it reports a hang. What follows the supervisor
-decides.
+"""Detect a job that runs without progress.
+
+The watches look at the logs of trainers periodically and count their reports. Before they report a hang, they
+collect the stacks of all processes. The supervisor decides what follows.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from fleetrun.values import frozen, replace
 # ---- The decision: pure, from looks at the trainers
 
 LOOKS = 4
-"""In so many looks, one after the other at equal distances, a hang is seen."""
+"""Number of consecutive looks, at equal distances, that show a hang."""
 
 
 class Silence:
-    """Counts checks that found no sign of life, not time: while the launcher could not check (it was stopped
-    with Ctrl-Z, or the machine was suspended) no trainer counts as silent.
+    """Counts looks without activity.
+
+    It counts looks and not time. Time in which the launcher cannot look (after Ctrl-Z, or on a suspended
+    node) therefore does not count.
     """
 
     def __init__(self) -> None:
@@ -43,9 +46,10 @@ class Silence:
         self._seen: dict[str, Hashable] = {}
 
     def look(self, seen: Mapping[str, Hashable]) -> bool:
-        """`seen` has for each trainer that runs a value that changes with its signs of life. True when none
-        of them has given one in `LOOKS` looks; one that has is enough, and one that has ended is not
-        waited for.
+        """Return True if all trainers have been silent in `LOOKS` looks.
+
+        `seen` maps each running trainer to a value that changes with its activity. Activity of one trainer is
+        enough, and trainers that ended do not count.
         """
         alive = not seen or any(
             name not in self._seen or self._seen[name] != value for name, value in seen.items()
@@ -55,17 +59,19 @@ class Silence:
         return self._quiet >= LOOKS
 
 
-# ---- The watch: looks at logs, counts reports, has the stacks taken
+# ---- The watch: looks at logs, counts reports, and collects stacks
 
 Take = Callable[[Sequence[Container], Callable[[Findings], None]], Callback]
-"""Begins to find out where these containers are, those that have ended included, and to write the stacks into
-their logs; calls back exactly once, later. Returns a function that cancels it.
+"""Starts to find where these containers are, including ended ones, and to write their stacks into their logs.
+
+It calls back exactly once, later, and returns a function that cancels the search.
 """
 
 
 Ask = Callable[[Callable[[Sequence[float | None]], None]], None]
-"""Gets from each other node for how many seconds its trainers have given no sign of life, None where none
-runs; calls back exactly once, later.
+"""Gets from each other node the seconds since its trainers showed activity, or None if no trainer runs there.
+
+It calls back exactly once, later.
 """
 
 
@@ -75,8 +81,9 @@ def _nothing_taken(containers: Sequence[Container], then: Callable[[Findings], N
 
 
 class _Watch:
-    """Of trainers' signs of life: what they print and report. It has a timer or is finding out where ranks
-    are, and both can be called off.
+    """Tracks the activity of trainers, their output and their reports.
+
+    The watch either has a timer or is finding where ranks are. Both can be cancelled.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -86,11 +93,11 @@ class _Watch:
         self._cancel: Callback | None = None
 
     def reported(self, container: str) -> None:
-        """A sign of life that no log shows."""
+        """Count activity that is missing from the logs."""
         self._reports[container] += 1
 
     def close(self) -> None:
-        """Watch no more: processes that are being stopped may be silent. May be called twice."""
+        """Stop watching, because processes that are being stopped may be silent. You may call it twice."""
         self._reports.clear()
         if self._cancel is not None:
             cancel, self._cancel = self._cancel, None
@@ -100,18 +107,20 @@ class _Watch:
             self._timer = None
 
     def _sign(self, container: Container) -> Hashable:
-        """Something else after each sign of life, and in each attempt."""
+        """Return a value that changes with each activity and with each attempt."""
         reports = self._reports[container.spec.name]
         try:
             found = container.spec.log.stat()
             return container.restarts, reports, found.st_size, found.st_mtime_ns
-        except OSError:  # the script took its log away
+        except OSError:  # the script removed its log
             return container.restarts, reports, 0, 0
 
 
 class HangWatch(_Watch):
-    """One for a launch, over all its pods: wakes a few times within `limit` seconds, not oftener, and without
-    a limit never. The node of the job's first trainer decides, when it has asked the others.
+    """Detects hangs of one run, over all its pods.
+
+    With a `limit` in seconds, the watch wakes a few times within it. The node of the job's first trainer
+    decides, after asking the other nodes.
     """
 
     def __init__(
@@ -122,7 +131,7 @@ class HangWatch(_Watch):
         tell: Callable[[Findings], None] = lambda findings: None,
         ask: Ask = lambda then: then(()),
     ) -> None:
-        """`tell` is called with where all processes here are when the job hangs on another machine."""
+        """Make the watch. If the job hangs on another node, `tell` receives where all processes here are."""
         super().__init__(loop)
         self._limit = limit
         self._take = take
@@ -134,7 +143,7 @@ class HangWatch(_Watch):
         self._hung: Callable[[float, Findings], None] = lambda seconds, findings: None
 
     def watch(self, pod: Pod, hung: Callable[[float, Findings], None]) -> None:
-        """From now on; `hung` is called with the seconds of silence and with where all processes are."""
+        """Start watching. `hung` receives the seconds of silence and where all processes are."""
         self.close()
         self._pod, self._hung = pod, hung
         self._silence = Silence()
@@ -142,8 +151,10 @@ class HangWatch(_Watch):
             self._look()
 
     def last_look(self, reason: str, then: Callback) -> None:
-        """Before a stop for this reason of another machine: if that is a hang, have the stacks taken here
-        too, for what all wait for may be here. `then` is called after that, unless it is called off.
+        """Collect the stacks on this node before a stop that another node requested because of a hang.
+
+        The process that blocks all others may be here. The watch then calls `then`, unless it is cancelled.
+        For any other reason it calls `then` directly.
         """
         if self._limit is None or self._pod is None or not reason.endswith(HUNG):
             then()
@@ -170,7 +181,7 @@ class HangWatch(_Watch):
             self._ask(partial(self._told, self._silence, [self._limit] if silent else []))
 
     def _told(self, asked: Silence, here: Sequence[float], others: Sequence[float | None]) -> None:
-        """The answers are here. The job hangs if no trainer that runs has given a sign."""
+        """Handle the answers of the other nodes. The job hangs if all running trainers were silent."""
         assert self._pod is not None
         assert self._limit is not None
         self._asking = False
@@ -180,7 +191,7 @@ class HangWatch(_Watch):
             self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
 
     def one_hangs(self, container: Container, silent_for: float) -> None:
-        """As if all were silent."""
+        """Report a hang of one trainer, as if all trainers were silent."""
         if self._pod is not None and self._cancel is None:
             taken = partial(self._taken, silent_for, alone=container.spec.title)
             self._cancel = self._take(self._pod.containers, taken)
@@ -191,26 +202,26 @@ class HangWatch(_Watch):
         self._hung(silent_for, replace(findings, alone=alone))
 
 
-# ---- A warning, without --hang_timeout: in two looks the same ranks wait in the same collective, or one rank
-# is silent while others are not
+# ---- A warning, without --hang_timeout: two looks find the same ranks in the same collective, or one silent
+# rank among active ones
 
 FIRST_LOOK = 30.0
-"""Seconds of silence before the first look, and between two where ranks wait."""
+"""Seconds of silence before the first look, and between two looks while ranks wait."""
 
 _LONGEST_PERIOD = 300.0
 
 
 class Rhythm:
-    """How often a process gives a sign of life: what is unusual for it is learned from it."""
+    """How often a process shows activity. It learns which silence is unusual for the process."""
 
     def __init__(self, sign: Hashable, now: float) -> None:
         self._sign = sign
         self._signs = 0
         self._longest = 0.0
         self.since = now
-        """When its last sign was seen."""
+        """When its last activity was seen."""
         self.quiet = 0.0
-        """Seconds for which it has given none."""
+        """Seconds since its last activity."""
 
     def look(self, sign: Hashable, now: float) -> None:
         if sign == self._sign:
@@ -220,8 +231,10 @@ class Rhythm:
             self._sign, self._signs, self.since, self.quiet = sign, self._signs + 1, now, 0.0
 
     def silent(self, least: float, times: float) -> bool:
-        """Whether it has been for unusually long: so many times the longest silence so far, and `least`
-        seconds. One that gave few signs of life owes none.
+        """Return True if the process has been silent for unusually long.
+
+        The silence must last at least `least` seconds, and `times` its longest silence so far. A process with
+        little activity so far is never unusual.
         """
         return self._signs >= _REGULAR and self.quiet >= max(least, times * self._longest)
 
@@ -230,11 +243,13 @@ _REGULAR = 4
 _MINUTE = 60.0
 
 Busy = Callable[[str], bool]
-"""Whether the container of this name has told an activity that has not ended: it may be silent."""
+"""Returns True if the container with this name reported an activity that has not ended, and so may be
+silent.
+"""
 
 
 class PodWatch(_Watch):
-    """One for a launch, over all its pods; a listener of their events."""
+    """Watches one run, over all its pods. It listens to their events."""
 
     def __init__(self, loop: Loop, busy: Busy = lambda container: False) -> None:
         super().__init__(loop)
@@ -254,11 +269,11 @@ class PodWatch(_Watch):
             self.close()
 
     def heard(self, container: str, report: object) -> None:
-        """A listener of progress."""
+        """Count a progress report."""
         self.reported(container)
 
     def _started(self, names: set[str]) -> None:
-        """These containers have a new process."""
+        """Handle new processes of these containers."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -270,7 +285,9 @@ class PodWatch(_Watch):
         return [each for each in self._containers if each.spec.role is Role.TRAINER]
 
     def _hear(self, least: float, times: float = 20.0) -> list[Container]:
-        """The trainers that are silent for so long now, and unusually long for each."""
+        """Return the trainers that have been silent for `least` seconds and unusually long for each of
+        them.
+        """
         now = self._loop.clock()
         silent = []
         for each in self._trainers:
@@ -287,10 +304,12 @@ class PodWatch(_Watch):
 
 
 class WaitWatch(PodWatch):
-    """While all trainers of this node are silent, or one is for unusually long, it finds out where all ranks
-    are, less and less often as long as they make progress. `find` is `Take`; `tell` gets what was seen in two
-    looks, once: not of a rank that tells what it does, nor of a wait at most twice as long as one before it
-    after which the job went on.
+    """Finds where all ranks wait, and warns about it.
+
+    The watch looks while all trainers of this node are silent, or while one is silent for unusually long. As
+    long as ranks make progress, the looks become less frequent. `find` is `Take`. `tell` receives a wait that
+    two looks found, once. The watch skips a rank that reports an activity, and a wait at most twice as long
+    as an earlier one that ended by itself.
     """
 
     def __init__(
@@ -304,9 +323,9 @@ class WaitWatch(PodWatch):
         self._find = find
         self._tell = tell
         self._since: float | None = None
-        """When the wait that is seen now was first seen."""
+        """When the current wait was first seen."""
         self._usual = 0.0
-        """Seconds of the longest wait after which the job went on."""
+        """Seconds of the longest wait that ended by itself."""
         self._period = FIRST_LOOK
         self._signs: Hashable = None
         self._seen: Hashable = None
@@ -338,12 +357,12 @@ class WaitWatch(PodWatch):
             self._again()
 
     def _found(self, silent: Sequence[Container], findings: Findings) -> None:
-        """`silent` are so while others are not."""
+        """Handle the findings. `silent` are trainers that are silent while others are active."""
         self._cancel = None
         verdict = findings.verdict
         alone = next((each for each in silent if each.spec.rank not in findings.waiting), None)
         seen: Hashable = None
-        if verdict is not None and (verdict.call or verdict.kind != "server"):  # a save may take its time
+        if verdict is not None and (verdict.call or verdict.kind != "server"):  # a save may take long
             seen = (verdict.kind, verdict.ranks, verdict.call or verdict.sentence)
         elif alone is not None:
             verdict = self._of_silent(alone)
@@ -371,8 +390,10 @@ class WaitWatch(PodWatch):
 
 
 class AloneWatch(PodWatch):
-    """With a `limit`: recognises a trainer that hangs while others go on. It has been silent for so many
-    seconds, unusually long for it, and in `LOOKS` looks it waits for no other and does not move.
+    """Detects a trainer that hangs while other trainers continue.
+
+    The trainer must have been silent for `limit` seconds, and unusually long for it. In `LOOKS` looks it must
+    not move, and must not wait for other ranks.
     """
 
     def __init__(
@@ -394,7 +415,7 @@ class AloneWatch(PodWatch):
 
     def _look(self) -> None:
         self._timer = None
-        silent = self._hear(self._limit, 3.0)  # its user has said how long is too long
+        silent = self._hear(self._limit, 3.0)  # the user chose how long is too long
         if silent:
             self._cancel = self._find(self._containers, partial(self._found, silent))
         else:
@@ -416,7 +437,7 @@ class AloneWatch(PodWatch):
 
 @frozen
 class _Stand:
-    """Where a process was in a look; `pauses`: how often it had begun to wait."""
+    """The state of a process in one look. `pauses` counts how often it had started to wait."""
 
     place: Hashable
     pauses: int
@@ -430,28 +451,32 @@ class _Stand:
         return cls(f"{state.get('stack')} {calls}", pauses)
 
     def is_still(self, later: _Stand) -> bool:
-        """Whether it has not moved since: one that sleeps again and again, as a script does that waits for a
-        file, moves.
+        """Return True if the process has not moved since this look.
+
+        A process that sleeps repeatedly, such as a script that waits for a file, moves.
         """
         return self.place == later.place and later.pauses - self.pauses <= _OF_A_LOOK
 
 
 _OF_A_LOOK = 4
-"""So often a process pauses because somebody looks at it from outside."""
+"""Pauses that a look from outside may cause."""
 
 
-# ---- Ranks that keep the others waiting, of a job that makes progress
+# ---- Ranks that keep others waiting in a job with progress
 
 LATENESS_PERIOD = 60.0
-"""Seconds between two looks: to tell all its collectives takes a process up to 0.1 s."""
+"""Seconds between two looks. A process needs up to 0.1 s to list all its collectives."""
 
 STRAGGLES = 5
-"""In so many looks, one after the other, the same rank is late: of equally fast ranks it is another one."""
+"""Consecutive looks in which the same rank is late. Among equally fast ranks, the late rank changes."""
 
 
 class LateWatch(PodWatch):
-    """Looks which ranks come late to collectives, less and less often where none is known to have any. `tell`
-    gets what each look finds; `warn` a rank that was late in all of the last looks, once.
+    """Finds which ranks come late to collectives. The looks become less frequent while all ranks are
+    punctual.
+
+    `tell` receives the result of each look. `warn` receives a rank that was late in all of the last looks,
+    once.
     """
 
     def __init__(
@@ -467,7 +492,7 @@ class LateWatch(PodWatch):
         self._warn = warn
         self._period = LATENESS_PERIOD
         self._looks: Counter[int] = Counter()
-        """In how many looks, up to the last one, a rank was late."""
+        """Number of consecutive looks, up to the last one, in which a rank was late."""
         self._told: set[int] = set()
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
-"""What the kernel did to processes and saw of GPUs: the OOM killer behind a SIGKILL, by the cgroup's counter
-or by the kernel's log, and errors of GPUs in that log. The log is readable by root, or by everyone where
-kernel.dmesg_restrict is 0; elsewhere it says nothing. Reads only.
+"""Find processes that the kernel's OOM killer ended, and errors of GPUs.
+
+The sources are the cgroup's counter and the kernel's log. Only root can read the log, or every user where
+kernel.dmesg_restrict is 0. Without access, the log counts as empty. The module only reads.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from pathlib import Path
 _MAX_RECORDS = 20_000
 _KILLED = rb"Killed process (\d+) \("
 _OF_PROGRAMS = {b"13", b"31", b"43", b"45", b"69"}
-"""Errors that a program's own mistake causes (an index out of range, an address that is not its own), or its
-end: nearly never the GPU's. NVIDIA, "Xid Errors".
+"""Errors caused by the program (a bad index, a foreign address) or by its end, and hardly ever by the GPU.
+
+The source is NVIDIA, "Xid Errors".
 """
 _GPU_ERROR = rb"^\d+,\d+,(\d+),[^;]*;NVRM: Xid \(([^)]*)\): (\d+)([^\n]*)"
 
 
 class OomWatch:
-    """Remembers where counter and log stood at the start, to tell later kills from earlier ones."""
+    """Remembers the counter and the log position at the start, to separate later kills from earlier ones."""
 
     def __init__(self) -> None:
         self._counters = list(_counter_files())
@@ -29,9 +31,10 @@ class OomWatch:
         self._log = KernelLog()
 
     def killed(self, pid: int) -> bool:
-        """Whether process `pid`, ended by a SIGKILL that we did not send, was killed for lack of memory.
+        """Return True if process `pid`, ended by a foreign SIGKILL, was killed for lack of memory.
 
-        The kernel's log names pids and is certain; the counter only says that some process of our cgroup was.
+        The kernel's log names pids and is certain. The counter only shows that some process of our cgroup was
+        killed.
         """
         now = self._count()
         counted, self._before = now > self._before, now
@@ -60,7 +63,9 @@ def _counter_files() -> list[Path]:
 
 
 def _nearest(root: Path, path: str, name: str) -> list[Path]:
-    """The counter of this group or of the closest one above that has it; it counts all that is below."""
+    """Return the counter of this group, or of the closest parent with one, which counts all groups
+    below it.
+    """
     group = root / path.lstrip("/")
     while group.is_relative_to(root):
         if (group / name).exists():
@@ -70,7 +75,7 @@ def _nearest(root: Path, path: str, name: str) -> list[Path]:
 
 
 class KernelLog:
-    """What it says of killed processes from now on."""
+    """Kills in the kernel's log from now on."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -80,7 +85,7 @@ class KernelLog:
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def names(self, pid: int) -> bool:
-        """Whether a record since the start says that this process was killed."""
+        """Return True if a record since the start shows that this process was killed."""
         for _ in range(_MAX_RECORDS):
             record = self._next()
             if record is None:
@@ -96,14 +101,15 @@ class KernelLog:
         try:
             return os.read(self._fd, 8192)
         except BrokenPipeError:
-            return b""  # records were overwritten before we read them: the next is there
+            return b""  # records were overwritten before this read, and the next read gets a newer one
         except OSError:
             return None
 
 
 def gpu_errors(since: float) -> list[str]:
-    """The errors (Xid) of NVIDIA GPUs since that moment, in seconds since the epoch, each once; without those
-    that programs make.
+    """Return the errors (Xid) of NVIDIA GPUs since a moment, in seconds since the epoch, each once.
+
+    Errors that programs cause are left out.
     """
     booted = time.time() - time.monotonic()
     found: dict[str, None] = {}

@@ -1,10 +1,8 @@
-"""What only Linux has: system calls that Python has no name for, and a cgroup around a launch. Decides
-nothing.
+"""Wrap Linux features: system calls without a Python name, and a cgroup around a run.
 
-The system calls fail with OSError, as those of `os` do. A cgroup of version 2, where this user may make one,
-lets the kernel end the whole launch at one write, even a fork bomb. Sub-reaping (`guard`) needs no right and
-is the promise; the cgroup comes on top of it. Without the right, or without version 2, its functions do
-nothing.
+The system calls fail with OSError, as in `os`. If this user may create a cgroup of version 2, the kernel can
+end a whole run with one write, even a fork bomb. Sub-reaping (`guard`) works without permission and gives the
+guarantee. The cgroup only adds to it. Without permission or version 2, the cgroup functions do nothing.
 """
 
 from __future__ import annotations
@@ -48,32 +46,33 @@ def check_pidfds() -> None:
 
 
 def become_subreaper() -> None:
-    """From now on orphaned descendants of this process become its children (prctl(2), Linux 3.4)."""
+    """Make this process the new parent of its orphaned descendants (prctl(2), Linux 3.4)."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER")
 
 
 def die_with_parent(number: int) -> None:
-    """The kernel sends this process that signal when its parent's thread ends; exec keeps that (prctl(2)).
+    """Let the kernel send this process a signal when its parent's thread ends (prctl(2)). The setting
+    survives exec.
 
-    A parent that has died before is not noticed: compare getppid afterwards.
+    A parent that died before is not noticed. Compare getppid afterwards.
     """
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "PR_SET_PDEATHSIG")
 
 
 def set_comm(name: str) -> None:
-    """The name that `ps -o comm` and `top` show; at most 15 bytes."""
+    """Set the name that `ps -o comm` and `top` show, at most 15 bytes."""
     Path("/proc/self/comm").write_text(name[:15])
 
 
 def collapse_range(fd: int, length: int) -> None:
-    """Take `length` bytes (a multiple of the file system's block) out of the head of a file; the rest moves
+    """Remove `length` bytes (a multiple of the file system's block) from the head of a file and move the rest
     down.
     """
     _fallocate(fd, _FALLOC_FL_COLLAPSE_RANGE, length)
 
 
 def punch_hole(fd: int, length: int) -> None:
-    """Free the blocks of the first `length` bytes; the size stays and they read as zeros."""
+    """Free the blocks of the first `length` bytes. The size stays, and these bytes read as zeros."""
     _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, length)
 
 
@@ -83,15 +82,16 @@ def _fallocate(fd: int, mode: int, length: int) -> None:
     _checked(call(fd, mode, 0, length), "fallocate")
 
 
-# ---- A cgroup around a launch
+# ---- A cgroup around a run
 
 _CGROUP_PREFIX = "fleetrun-"
 
 
 def enclose_in_cgroup(launcher: int) -> None:
-    """Called by the guard: move its launcher, and so all that it will start, into a group of its own.
+    """Move the launcher, and therefore all its later children, into a separate group. The guard calls it.
 
-    The move takes the kernel up to 20 ms (it waits for all processors); the launcher does not wait for it.
+    The move takes the kernel up to 20 ms, because it waits for all processors. The launcher does not wait for
+    it.
     """
     here = _own_cgroup()
     if here is None:
@@ -103,7 +103,7 @@ def enclose_in_cgroup(launcher: int) -> None:
 
 
 def kill_cgroup(guard: int) -> None:
-    """End every process of the launch's group but this one, which leaves it first."""
+    """End every process of the run's group except this one, which leaves the group first."""
     here = _own_cgroup()
     if here is None or here.name != _cgroup_name(guard):
         return
@@ -113,7 +113,9 @@ def kill_cgroup(guard: int) -> None:
 
 
 def remove_cgroup(guard: int) -> None:
-    """Called from outside the group once the launch is over: end what is left in it, then take it away."""
+    """End the remaining processes of the group, then remove it. Call it from outside, after the run is
+    over.
+    """
     here = _own_cgroup()
     if here is None:
         return
@@ -125,23 +127,23 @@ def remove_cgroup(guard: int) -> None:
     for _ in range(1000):
         if _removed(group):
             return
-        time.sleep(0.001)  # what was killed is still leaving
+        time.sleep(0.001)  # killed processes are still exiting
 
 
 def remove_stale_cgroups() -> None:
-    """Take away the empty groups of guards that were killed in their very last moment."""
+    """Remove the empty groups of guards that were killed in their last moment."""
     here = _own_cgroup()
     if here is None:
         return
     with suppress(OSError):
-        for group in here.iterdir():  # a glob would compile its pattern, in every launch
+        for group in here.iterdir():  # a glob would compile its pattern, in every run
             guard = group.name.removeprefix(_CGROUP_PREFIX)
             if guard != group.name and not Path("/proc", guard).exists():
                 _removed(group)
 
 
 def _removed(group: Path) -> bool:
-    """Whether the group is gone now, with those of launches inside it. Not while a process is in one."""
+    """Remove a group and the groups of runs inside it. Return False while one of them has a process."""
     try:
         for inner in group.glob(f"{_CGROUP_PREFIX}*"):
             _removed(inner)
@@ -166,7 +168,9 @@ def _write_number(file: Path, value: int) -> None:
 
 
 def _own_cgroup() -> Path | None:
-    """The directory of this process's group, e.g. /sys/fs/cgroup/user.slice/...; None without version 2."""
+    """Return the directory of this process's group, such as /sys/fs/cgroup/user.slice/..., or None without
+    version 2.
+    """
     with suppress(OSError, StopIteration):
         membership = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
         path = next(line[3:] for line in membership if line.startswith("0::"))

@@ -1,14 +1,12 @@
-"""Log files: their names and permissions, what happens to those of an earlier run, how a long one is kept
-bounded, and how the console follows them.
+"""Manage log files: names, permissions, earlier runs, size limits, and following them on the console.
 
-Containers write straight into these files (their stdout and stderr), opened for append. Nothing is in
-between: a log costs the launcher nothing, and is complete even when the launcher is killed. That is also how
-`Trimmer` can bound a file that is being written to: the kernel takes whole blocks out of its head, and
-appends go on at its end.
+Processes write their stdout and stderr directly into these files, opened for append. Logs therefore do not
+load the launcher, and are complete even if the launcher is killed. `Trimmer` can limit a file during writes,
+because the kernel removes whole blocks from its head while appends continue at its end.
 
-`Watch` follows whole lines as soon as they are there, however many there are. It is woken by the kernel, or
-by a timer on file systems that do not tell. It rests for a moment between two looks, so that a flood costs
-few wake-ups and not one per line, and reads only as long as the reader has room: the file is the buffer.
+`Watch` follows whole lines as soon as they are written. The kernel wakes it, or a timer on file systems
+without notifications. It rests for a moment between two looks, so that a flood of lines causes few wake-ups.
+It reads only while the reader has room, so the file serves as the buffer.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ LATEST = "latest"
 
 
 def open_log(path: Path) -> int:
-    """A descriptor that appends to `path`; the file is readable by its owner only (0600).
+    """Return a descriptor that appends to `path`, with mode 0600, readable only by the owner.
 
-    It carries a shared lock as long as any process has it open, so that `remove_earlier` leaves running jobs
-    alone.
+    The file carries a shared lock while any process has it open. `remove_earlier` therefore skips running
+    jobs.
     """
     try:
         fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
@@ -59,9 +57,9 @@ _HINTS = {
 
 
 def mark(path: Path, text: str) -> None:
-    """A line of fleetrun's own in a log, after what the last attempt left unfinished.
+    """Write a line of fleetrun into a log, after the unfinished output of the last attempt.
 
-    A full disk must not stop a restart, so a failure to write is let go.
+    A failure to write is ignored, because a full disk must not stop a restart.
     """
     with suppress(OSError), os.fdopen(open_plain(path, os.O_RDWR), "r+b") as log:
         size = log.seek(0, os.SEEK_END)
@@ -71,7 +69,7 @@ def mark(path: Path, text: str) -> None:
 
 
 def make_log_dir(path: Path) -> None:
-    """Create `path` and its parents. Raises UsageError when it is not a directory or is not writable."""
+    """Create `path` and its parents. Raises UsageError if it is not a directory or not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -83,7 +81,7 @@ def make_log_dir(path: Path) -> None:
         probe.touch(mode=0o600)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # nothing is wrong with the directory
+            raise  # the directory itself is fine
         raise UsageError(
             f"--log_dir {path} cannot be written to: {error.strerror}", hint=_HINTS.get(error.errno or 0)
         ) from None
@@ -91,7 +89,7 @@ def make_log_dir(path: Path) -> None:
 
 
 def is_full(path: Path) -> bool:
-    """Whether the file system of `path` has no room left for this user."""
+    """Return True if the file system of `path` is full for this user."""
     with suppress(OSError):
         room = os.statvfs(path)
         return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
@@ -99,8 +97,9 @@ def is_full(path: Path) -> bool:
 
 
 def remove_earlier(log_dir: Path, job: str) -> None:
-    """`--log_overwrite`: delete the logs and records of earlier runs of this job that no process writes any
-    more.
+    """Delete the logs and event logs of earlier runs of this job, for `--log_overwrite`.
+
+    Files that a process still writes are kept.
     """
     kinds = [*(f"{role}.*.log" for role in Role), "pre_hook.*.log", "gpu.log", "events.jsonl", "marks"]
     for path in (each for kind in kinds for each in log_dir.glob(f"{_literal(job)}.??????.{kind}")):
@@ -119,9 +118,9 @@ def _literal(text: str) -> str:
 
 
 def point_latest(log_dir: Path, pod: str, logs: Sequence[tuple[str, Path]]) -> None:
-    """Make `log_dir/latest` a link to a folder of links, one per container (`trainer.0.log`), in one step.
+    """Make `log_dir/latest` a link to a directory of links, one per process (`trainer.0.log`), in one step.
 
-    A convenience: where links cannot be made it is left out.
+    The links are a convenience, and are left out where the file system lacks links.
     """
     latest = log_dir / LATEST
     folder = log_dir / f".{LATEST}.{pod}"
@@ -145,18 +144,17 @@ def _remove_links(folder: Path) -> None:
 
 
 def rotated_away(count: int) -> str:
-    """What is said instead of these bytes of a log."""
+    """Return the text that replaces these bytes of a log."""
     amount = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count:,} bytes"
     return f"{amount} were rotated away before they could be read"
 
 
 class Trimmer:
-    """Keeps a growing log between `keep` and twice `keep` bytes by taking blocks from its head, newest lines
-    never.
+    """Keeps a growing log between `keep` and twice `keep` bytes by removing blocks from its head.
 
-    ext4 and xfs collapse the range, so that the file shrinks. Where the file system cannot (tmpfs, btrfs),
-    the head is punched out: the blocks are freed, the size stays, and a reader finds zeros there. Elsewhere
-    `supported` turns False. `start` is the first byte that has not been punched out.
+    ext4 and xfs collapse the range, so the file shrinks. On file systems without collapse (tmpfs, btrfs), the
+    head is punched out. This frees the blocks, keeps the size, and leaves zeros for readers. Elsewhere
+    `supported` becomes False. `start` is the first byte that has not been punched out.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
@@ -167,11 +165,13 @@ class Trimmer:
         self.trimmed = 0
 
     def trim(self) -> int:
-        """By how many bytes the file has become shorter, for readers that remember offsets into it."""
+        """Trim the log. Return by how many bytes the file became shorter, for readers that keep
+        offsets into it.
+        """
         try:
             fd = open_plain(self._path, os.O_RDWR)
         except OSError:
-            return 0  # deleted or replaced meanwhile: nothing to bound
+            return 0  # deleted or replaced meanwhile
         try:
             return self._trim(fd)
         except OSError as error:
@@ -183,7 +183,7 @@ class Trimmer:
     def _trim(self, fd: int) -> int:
         state = os.fstat(fd)
         if state.st_size < self.start:
-            self.start = 0  # somebody emptied the file
+            self.start = 0  # another program emptied the file
         if state.st_size - self.start <= 2 * self._keep:
             return 0
         block = max(4096, state.st_blksize)
@@ -205,17 +205,18 @@ class Trimmer:
 
 _PIECE = 256 * 1024
 _REST = 0.01  # seconds between two looks at a file in a flood
-_LONGEST_REST = 0.2  # the same while only others write
-_FALLBACK = 0.1  # the same where the kernel does not tell
+_LONGEST_REST = 0.2  # the same while only other files are written
+_FALLBACK = 0.1  # the same without notifications from the kernel
 _LONGEST_LINE = 64 * 1024
 
 Emit = Callable[[bytes], None]
 
 
 class Follower:
-    """One file. `emit` gets whole lines, newline included.
+    """Follows one file. `emit` receives whole lines, newline included.
 
-    With `live`, also what ends in a carriage return: progress bars move, unless lines have a label in front.
+    With `live` it also receives text that ends in a carriage return, so progress bars move. Do not use `live`
+    for lines with a label in front.
     """
 
     def __init__(self, path: Path, emit: Emit, *, live: bool = False) -> None:
@@ -228,7 +229,7 @@ class Follower:
         self._lost = 0
 
     def pump(self) -> bool:
-        """Hand on a piece; True when there may be more."""
+        """Pass on a piece. Return True if there may be more."""
         data = self._read()
         if not data:
             return False
@@ -236,7 +237,7 @@ class Follower:
         if self._live and b"\r" in rest:
             moved, end, rest = rest.rpartition(b"\r")
             lines, newline = lines + newline + moved, end
-        if len(rest) > _LONGEST_LINE:  # no line, but what else should a reader be shown
+        if len(rest) > _LONGEST_LINE:  # not a line, but it must be shown in time
             lines, newline, rest = lines + newline + rest, b"\n", b""
         self._partial = rest
         if self._lost:
@@ -247,15 +248,15 @@ class Follower:
         return len(data) == _PIECE
 
     def finish(self) -> None:
-        """The writer is gone: what follows the last newline is a line too."""
+        """Emit the text after the last newline as a line, because the writer has ended."""
         if self._partial:
             self._emit(self._partial + b"\n")
             self._partial = b""
 
     def shortened(self, by: int, start: int) -> None:
-        """The file lost so many bytes at its head, and now begins at `start`."""
+        """Adjust the offset after the file lost `by` bytes at its head. It now starts at `start`."""
         self.offset -= by
-        if self.offset < start:  # what was not read yet is gone, and the line that had begun with it
+        if self.offset < start:  # the unread bytes are lost, and the line that started before them
             self._lost += start - self.offset + len(self._partial)
             self.offset, self._partial = start, b""
 
@@ -270,7 +271,8 @@ class Follower:
                 self._fd = open_plain(self.path)
             data = os.pread(self._fd, _PIECE, self.offset)
             if not data and os.fstat(self._fd).st_size < self.offset:
-                self.offset = 0  # somebody emptied the file (logrotate's copytruncate); appends start over
+                # another program emptied the file (logrotate's copytruncate), and appends start over
+                self.offset = 0
                 data = os.pread(self._fd, _PIECE, 0)
         except OSError:
             return b""
@@ -281,9 +283,9 @@ class Follower:
 class Watch:
     """All files of a pod that are followed to the console, trimmed to a size, or both.
 
-    The kernel is asked to signal the next write into the log directory (fcntl F_NOTIFY: one SIGIO, then no
-    more until asked again). Hand that to `told`. Not inotify: closing its descriptor delays a process by 8 to
-    20 ms at its exit (a grace period of the kernel).
+    The kernel signals the next write into the log directory (fcntl F_NOTIFY), with one SIGIO per request.
+    Pass this signal to `told`. The watch does not use inotify, because closing its descriptor delays the exit
+    of a process by 8 to 20 ms (a grace period of the kernel).
     """
 
     def __init__(
@@ -294,7 +296,9 @@ class Watch:
         ask: Callable[[int], None] = ask_for_writes,
         cut: Callable[[Path, int], None] = lambda path, by: None,
     ) -> None:
-        """`cut` is called when a file became shorter at its head, with the number of bytes."""
+        """Make a watch. `cut` receives the path and the number of bytes when a file lost bytes at its
+        head.
+        """
         self._loop = loop
         self._has_room = has_room
         self._log_dir = log_dir
@@ -314,35 +318,36 @@ class Watch:
 
     @property
     def unbounded(self) -> list[Path]:
-        """Files whose size the file system cannot bound."""
+        """Files whose size the file system cannot limit."""
         return [path for path, trimmer in self._trimmers.items() if not trimmer.supported]
 
     def start(self) -> None:
-        """After the files exist."""
+        """Start following, after the files exist."""
         if self._followers or self._trimmers:
             self._fd = os.open(self._log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._look()
 
     def told(self) -> None:
-        """Something in the log directory was written to."""
+        """Handle a write into the log directory."""
         if self._fd is not None and not self._timer.pending:
             self._rest = _REST if self._serve() else min(2 * self._rest, _LONGEST_REST)
             self._timer = self._loop.after(self._rest, self._look)
 
     def go_on(self) -> None:
-        """The reader has room again."""
+        """Continue, because the reader has room again."""
         if self._fd is not None and not self._timer.pending:
             self._look()
 
     def catch_up(self) -> None:
-        """Read everything that has been written, at once."""
+        """Read all output written so far, without waiting."""
         for follower in self._followers.values():
             while self._has_room() and follower.pump():
                 pass
 
     def drain(self, flush: Callback) -> None:
-        """After the writers are gone: all that is left; `flush` waits until there is room again. If there is
-        none even then, it was interrupted, and the rest stays in the files.
+        """Read all remaining output after the writers have ended. `flush` waits until there is room again.
+
+        If room is still missing, the wait was interrupted, and the remaining output stays in the files.
         """
         for follower in self._followers.values():
             while follower.pump():
@@ -353,9 +358,9 @@ class Watch:
             follower.finish()
 
     def _look(self) -> None:
-        """Ask for news, then see what is there already: in this order, so that no write falls between.
+        """Request a notification, then look at the files. In this order, every write is noticed.
 
-        Without room, and without files to bound, nothing is asked: `go_on` comes when there is room.
+        Without room and without files to trim, skip the request. `go_on` then continues the watch.
         """
         if not self._has_room() and not self._trimmers:
             return
@@ -366,7 +371,7 @@ class Watch:
             self._timer = self._loop.after(self._rest, self._look)
 
     def _ask(self) -> bool:
-        """Whether the kernel will tell."""
+        """Return True if the kernel will send a notification."""
         try:
             self._ask_kernel(self._fd or 0)
         except OSError:
@@ -374,7 +379,7 @@ class Watch:
         return True
 
     def _serve(self) -> bool:
-        """Whether there was anything to do."""
+        """Read and trim the files. Return True if there was anything to do."""
         found = False
         for follower in self._followers.values():
             before = follower.offset

@@ -1,9 +1,8 @@
-"""One loop for everything that happens: files that become readable, signals, deadlines. Sleeps until there is
-a cause.
+"""Run handlers for readable files, signals and deadlines in one loop, which sleeps until there is a cause.
 
-Handlers run in the order in which the kernel saw the events: epoll keeps its ready list in order of arrival,
-so of two processes that died before the loop woke up, the one that died first is handled first. A deadline
-comes after all that happened before it, however late the loop is: a process that ended in time counts so.
+Handlers run in the order in which the kernel saw the events, because epoll keeps its ready list in order of
+arrival. If two processes died before the loop woke up, the first one is handled first. A deadline comes after
+all earlier events, however late the loop is. A process that ended in time therefore counts as in time.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from fleetrun.aliases import Callback, Clock
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 _MAX_EVENTS = 4096
-_LONGEST = 86_400.0  # seconds; epoll counts milliseconds in 32 bits, which are 24 days
+_LONGEST = 86_400.0  # seconds; epoll counts milliseconds in 32 bits, which is 24 days
 
 
 class Timer:
-    """A deadline that can be called off; without a handler none is set."""
+    """A deadline that you can cancel. Without a handler, no deadline is set."""
 
     __slots__ = ("_handler",)
 
@@ -56,7 +55,7 @@ class Loop:
         self._handlers[fd] = handler
 
     def remove(self, fd: int) -> None:
-        """Before the descriptor is closed. Unknown descriptors are fine."""
+        """Stop watching a descriptor, before you close it. Unknown descriptors are ignored."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -66,19 +65,20 @@ class Loop:
         return timer
 
     def postpone(self, seconds: float) -> None:
-        """Every deadline comes so much later: for the time that this process was stopped."""
+        """Move every deadline by `seconds`, for the time that this process was stopped."""
         self._timers = [(when + seconds, number, timer) for when, number, timer in self._timers]
 
     def stop(self) -> None:
         self._running = False
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Run until `stop`."""
         self._running = True
         while self._running:
-            now = self.clock()  # before the look: a deadline that passes while a handler waits comes after it
+            # before the poll, because a deadline that passes during a handler must come after its event
+            now = self.clock()
             for fd, _ in self._epoll.poll(self._patience(now), _MAX_EVENTS):
-                handler = self._handlers.get(fd)  # a handler before it may have removed it
+                handler = self._handlers.get(fd)  # an earlier handler may have removed it
                 if handler is not None and self._running:
                     handler()
             self._fire_timers(now)

@@ -1,8 +1,10 @@
-"""Keeps memory of processes beyond their end: they hand in descriptors of shared memory (memfd_create(2)) by
-name, and whoever is started next on this machine asks for them. The bytes never pass through here, and the
-kernel frees them with the launcher, however it ends.
+"""Keep memory of processes beyond their end.
 
-A message is one packet of a SOCK_SEQPACKET socket with one JSON object, the answer too:
+Processes hand in descriptors of shared memory (memfd_create(2)) by name. A process that starts later on this
+node can request them. The bytes do not pass through the launcher. The kernel frees them when the launcher
+ends, in whatever way.
+
+A message is one packet of a SOCK_SEQPACKET socket with one JSON object, and so is the answer:
 
     {"keep": name} with a descriptor  ->  {}
     {"give": prefix}                  ->  {"names": [...], "more": bool} with a descriptor for each name;
@@ -25,17 +27,17 @@ from fleetrun.aliases import Document
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
 from fleetrun.pod.loop import Loop
 
-_MOST = 4096  # descriptors, and at most half of those that the launcher may have: it starts processes, too
+_MOST = 4096  # descriptors, but at most half of the launcher's limit, because it also starts processes
 _LONGEST_NAME = 512
 _CONNECTIONS = 256
 
 
 class _Refused(ValueError):
-    """The request cannot be met; the text says why."""
+    """The request cannot be served. The text gives the reason."""
 
 
 class MemoryStore:
-    """Of one launch, over all its pods."""
+    """The memory store of one run, over all its pods."""
 
     def __init__(self, loop: Loop, path: Path) -> None:
         self._loop = loop
@@ -45,7 +47,7 @@ class MemoryStore:
         self._kept: dict[str, int] = {}
 
     def open(self) -> OSError | None:
-        """Make the folder and the socket; what stood in the way, if anything."""
+        """Create the directory and the socket. Return the error that prevented it, or None."""
         try:
             files.make_run_folder(self._path.parent)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -62,14 +64,14 @@ class MemoryStore:
         return None
 
     def renew(self) -> None:
-        """Make the socket again if it was taken away; what is kept stays."""
+        """Create the socket again if it was removed. The kept memory stays."""
         if self._listener is not None and not self._path.exists():
             self._loop.remove(self._listener.fileno())
             self._listener.close()
             self.open()
 
     def close(self) -> None:
-        """All that is kept is freed. May be called twice."""
+        """Free all kept memory. You may call it twice."""
         if self._listener is None:
             return
         for each in list(self._connections):
@@ -87,7 +89,7 @@ class MemoryStore:
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it has gone again, or there is no descriptor left
+        except OSError:  # the client has left again, or the launcher lacks a descriptor
             return
         if files.peer(connection)[1] != os.getuid() or len(self._connections) >= _CONNECTIONS:
             connection.close()
@@ -112,7 +114,7 @@ class MemoryStore:
                 return
             answer, descriptors = self._answer(data, given)
             socket.send_fds(connection, [json.dumps(answer).encode()], descriptors)
-        except BlockingIOError:  # nothing there; or it does not read its answers
+        except BlockingIOError:  # there is no message, or the client does not read its answers
             if given:
                 self._hang_up(connection)
         except OSError:
@@ -139,7 +141,7 @@ class MemoryStore:
             return {"error": "not a request"}, []
 
     def _keep(self, name: str, given: list[int]) -> None:
-        """Takes the descriptor out of `given`."""
+        """Keep a descriptor, and take it out of `given`."""
         before = self._kept.pop(name, None)
         if before is not None:
             os.close(before)

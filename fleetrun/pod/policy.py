@@ -1,5 +1,6 @@
-"""Restart policy: from a failure and what has been spent of the budget to a decision. Pure: no clock, no
-process, no other machine.
+"""Decide about restarts, from a failure and the used part of the budget.
+
+The functions are pure and independent of clocks, processes and other nodes.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from binascii import crc32
 from fleetrun.pod.process import Exit
 from fleetrun.values import frozen, frozen_by_name
 
-# 2: the command line was wrong; 126, 127: the program cannot be run. Trying again gives the same.
+# 2 is a wrong command line, and 126 and 127 are programs that cannot run. Another attempt ends in the same
+# way.
 HOPELESS = frozenset({2, 126, 127})
 
 
 @frozen
 class Restart:
-    """Start again after so many seconds; this is restart `number` of `limit` since the last progress.
-    `step`: this attempt came there, further than all before; None if it did not.
+    """Start again after `after` seconds. This is restart `number` of `limit` since the last progress.
+
+    `step` is the step of this attempt if it is later than in all earlier attempts, else None.
     """
 
     after: float
@@ -34,11 +37,13 @@ class GiveUp:
 
 @frozen_by_name
 class Fault:
-    """How an attempt ended at `time` (seconds since the epoch). `kind` is the class of its exception, such as
-    `ValueError`; `error` is the same text for the same traceback. Both may be empty. `step` is the last one
-    that was made in this attempt, None if none is known. `hopeless`: the process itself said
-    that its next attempt would fail in the same way: a damaged file, no memory. `counts_on`: it is a trainer
-    with servers, which counts its steps on in the next attempt, and it has made no checkpoint in this one.
+    """The end of an attempt at `time` (seconds since the epoch).
+
+    `kind` is the class of its exception, such as `ValueError`. `error` is equal for equal tracebacks. Both
+    may be empty. `step` is the last completed step of this attempt, or None if unknown. `hopeless` is True if
+    the process reported that its next attempt would fail in the same way, for example with a damaged file or
+    without memory. `counts_on` is True for a trainer with servers that has not saved a checkpoint in this
+    attempt. Its next attempt continues the step count.
     """
 
     exit: Exit
@@ -52,10 +57,11 @@ class Fault:
 
 @frozen
 class Spent:
-    """What a job has used of its budget. `times` of the restarts that count, in seconds since the epoch;
-    `step` is the last one of all attempts, None before the first; `error` and `last` are error and step of
-    the last `Fault`, and `gain` is how many steps it came further than the one before; None where steps that
-    are further are progress for sure.
+    """The used part of a job's budget.
+
+    `times` are the restarts that count, in seconds since the epoch. `step` is the last step of all attempts,
+    or None before the first. `error` and `last` are error and step of the last `Fault`. `gain` is how many
+    steps it came further than the fault before. It is None where later steps certainly are progress.
     """
 
     times: tuple[float, ...] = ()
@@ -75,8 +81,10 @@ _SYMPTOMS = re.compile(
 
 
 def is_symptom(exit: Exit, message: str) -> bool:
-    """Whether a process that ended so, with this error, may be the victim of another: a collective that timed
-    out, a connection to a peer that broke, torch's watchdog, which ends the process by SIGABRT.
+    """Return True if a process with this exit and error may be the victim of another process.
+
+    Examples are a collective that timed out, a broken connection to a peer, and torch's watchdog, which ends
+    the process by SIGABRT.
     """
     return exit.signal == signal.SIGABRT or _SYMPTOMS.search(message) is not None
 
@@ -87,8 +95,10 @@ _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGKI
 
 
 def may_be_machine(exit: Exit, message: str) -> bool:
-    """Whether the machine may be to blame for an end that nobody asked for: a crash, which a script seldom
-    makes by itself, or what the driver says of a GPU. An exception is the script's, as far as anyone knows.
+    """Return True if the node may be to blame for an unexpected end.
+
+    Signs are a crash, which a script seldom causes by itself, and a driver's report about a GPU. An exception
+    is attributed to the script.
     """
     return exit.signal in _CRASHES or re.search(BROKEN_GPU, message) is not None
 
@@ -97,8 +107,10 @@ _SUSPICIONS: dict[int | None, str] = {signal.SIGSEGV: "crash", signal.SIGKILL: "
 
 
 def suspicion(exit: Exit, message: str) -> str:
-    """`MachineFault.suspicion` of such an end: a library crashes, and a person kills, on any machine. Empty
-    where the machine is to blame: its memory (SIGBUS), its processor (SIGILL), its GPU.
+    """Return `MachineFault.suspicion` for such an end. A library can crash, and a person can kill, on any
+    node.
+
+    The text is empty if the node is to blame, through its memory (SIGBUS), its processor (SIGILL) or its GPU.
     """
     if exit.signal not in _SUSPICIONS or re.search(BROKEN_GPU, message) is not None:
         return ""
@@ -119,7 +131,7 @@ _OWN_MISTAKES = frozenset(
         "ZeroDivisionError",
     }
 )
-"""What a script raises because it is wrong; a file, a device or a peer that is not there yet seldom does."""
+"""Exceptions of a wrong script. A missing file, device or peer seldom raises them."""
 
 _DEVICES = re.compile(r"cuda|cudnn|cublas|hip\b|driver|memory", re.IGNORECASE)
 
@@ -129,7 +141,7 @@ _OUTAGES = re.compile(
     r"|stale file handle|\b(429|5\d\d) (too many|internal|bad|service|gateway)|service unavailable",
     re.IGNORECASE,
 )
-"""What a file system or a service raises that may be back soon."""
+"""Errors of a file system or service that may soon be available again."""
 
 
 _MEMORY = re.compile(
@@ -138,13 +150,15 @@ _MEMORY = re.compile(
 
 
 def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
-    """`Fault.error`; empty where the error is not known, or may be another process's, and where no step is
-    known, unless it is the script's own mistake or memory was not enough.
+    """Return `Fault.error`.
+
+    It is empty if the error is unknown or may come from another process. Without a known step, it is also
+    empty unless the error is the script's own mistake or a lack of memory.
     """
     if not traceback or is_symptom(exit, message) or _OUTAGES.search(message):
         return ""
     if _MEMORY.search(message):
-        traceback = re.sub(r"\d+", "", traceback)  # how much is free differs
+        traceback = re.sub(r"\d+", "", traceback)  # the amount of free memory differs
     elif step is None and (message.partition(":")[0] not in _OWN_MISTAKES or _DEVICES.search(message)):
         return ""
     text = re.sub(r"0x[0-9a-f]+", "", traceback)
@@ -152,21 +166,22 @@ def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
 
 
 _SOON = 60.0
-"""Seconds from one failure to the next within which the same error shows no more than a wrong script, also
-where no step is known.
+"""Seconds between two failures within which the same error proves a wrong script, even without a known
+step.
 """
 
 _MISTAKES = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "AssertionError"}
 )
-"""What a script raises before its first step because it is wrong, or because its Python is."""
+"""Exceptions before the first step that show a wrong script or a wrong Python."""
 
 
 @frozen
 class Budget:
-    """At most `limit` restarts in a row without progress, which is a later step than any before; with a
-    `window`, in any so many seconds. The first is made at once, the next after `backoff` seconds, then
-    doubling up to `longest`.
+    """At most `limit` restarts in a row without progress, which is a later step than all before.
+
+    With a `window`, the limit holds within any `window` seconds. The first restart is immediate. The next one
+    waits `backoff` seconds, and each further wait doubles up to `longest`.
     """
 
     limit: int
@@ -181,12 +196,12 @@ class Budget:
         counted = len(self._counted(fault, spent))
         if counted >= self.limit:
             return GiveUp(self._used_up(counted))
-        doublings = min(counted - 1, 60)  # far past any `longest`, and within what a float can hold
+        doublings = min(counted - 1, 60)  # far past any `longest`, and within the range of a float
         after = 0.0 if counted == 0 else min(self.longest, self.backoff * 2**doublings)
         return Restart(after, counted + 1, self.limit, fault.step if _progressed(fault, spent) else None)
 
     def after(self, fault: Fault, spent: Spent) -> Spent:
-        """What is spent once it has led to a restart."""
+        """Return the used budget after this fault has led to a restart."""
         step = fault.step if _progressed(fault, spent) else spent.step
         times = (*self._counted(fault, spent), fault.time)
         return Spent(times, step, fault.error, fault.step, _gain(fault, spent))

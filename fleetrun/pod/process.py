@@ -1,8 +1,8 @@
-"""Processes of this host: start, signal, reap, and end whole trees. Knows the operating system and no job.
+"""Start, signal and reap processes of this host, and end whole process trees.
 
-A process that has already gone is success everywhere here. A process started here leads its own session and
-group, so that `signal_group` reaches its children too; what left the group is found as a descendant
-(`end_descendants`).
+A process that has already ended always counts as success. A process started here leads its own session and
+group, so `signal_group` reaches its children too. `end_descendants` finds processes that left the group as
+descendants.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoun
 from fleetrun.proc import read_stat, readable
 from fleetrun.values import frozen
 
-_ROUNDS = 500  # of killing, of a hundredth of a second each
+_ROUNDS = 500  # of killing, a hundredth of a second each
 
 
 @frozen
 class Exit:
-    """How a process ended. `code` is subprocess's: the exit code, or minus the signal."""
+    """The end of a process. `code` is the exit code, or the negative signal number, as in subprocess."""
 
     code: int
 
@@ -43,7 +43,7 @@ class Exit:
 
     @property
     def shell_code(self) -> int:
-        """What a shell reports: the code, or 128 + the signal."""
+        """The exit code as a shell reports it, 128 + the number for a signal."""
         return 128 - self.code if self.code < 0 else self.code
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ def signal_name(number: int) -> str:
 
 
 class Process:
-    """A child of this process: a pidfd that is readable once it has ended, and its group."""
+    """A child of this process, with its group. Its pidfd becomes readable when it ends."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
@@ -68,8 +68,10 @@ class Process:
         self._pidfd = os.pidfd_open(popen.pid)
         self.exit: Exit | None = None
         self.peak_memory: int | None = None
-        """Most bytes that it, or one of the children that it waited for, had in memory; known once reaped. It
-        began as a copy of this process: it is not less than what this one had then.
+        """Peak bytes in memory, of the process or of a child that it waited for. None until it is reaped.
+
+        The process started as a copy of this one, so the value is at least this process's memory at that
+        time.
         """
 
     @classmethod
@@ -81,11 +83,10 @@ class Process:
         stdin: int = subprocess.DEVNULL,
         keep: Sequence[int] = (),
     ) -> Process:
-        """Start `argv` with stdout and stderr on the descriptor `output`, without stdin if none is given. It
-        has the descriptors `keep` too, under their numbers.
+        """Start `argv` with stdout and stderr on the descriptor `output`.
 
-        Raises ScriptNotFoundError, ScriptNotExecutableError, or SpawnError when the kernel is out of
-        something.
+        Without `stdin`, its standard input is empty. It inherits the descriptors `keep` under their numbers.
+        Raises ScriptNotFoundError, ScriptNotExecutableError, or SpawnError if the kernel lacks a resource.
         """
         try:
             with _default_sigttou():
@@ -110,7 +111,7 @@ class Process:
             raise _spawn_error(argv[0], error) from None
         try:
             return cls(popen)
-        except OSError as error:  # no descriptor left for the pidfd: take the child back
+        except OSError as error:  # descriptors have run out before the pidfd, so undo the start
             popen.kill()
             popen.wait()
             raise _spawn_error(argv[0], error) from None
@@ -118,7 +119,7 @@ class Process:
     def _left_well(self) -> bool:
         try:
             info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except ChildProcessError:  # somebody else reaped it: its group's id may be another's
+        except ChildProcessError:  # another caller reaped it, so the group id may belong to another process
             return True
         if info is None:
             return not read_stat(self.pid).exit
@@ -129,20 +130,21 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, reaped or not."""
+        """True if the process has ended, reaped or not."""
         if self.exit is not None:
             return True
         return readable(self._pidfd)
 
     def program(self) -> str:
-        """The kernel's name for what it runs, also once it has ended; empty after `reap`."""
+        """Return the kernel's name of the program, even after its end. It is empty after `reap`."""
         with suppress(ProcessLookupError):
             return read_stat(self.pid).name.strip() if self.exit is None else ""
         return ""
 
     def signal_group(self, number: int) -> None:
-        """To the leader and all that stayed in its group. Only before `reap`: until then the group's id is
-        not reused.
+        """Signal the leader and all processes that stayed in its group.
+
+        It works only before `reap`, because until then the kernel does not reuse the group id.
         """
         if self.exit is None:
             with suppress(ProcessLookupError, PermissionError):
@@ -154,16 +156,16 @@ class Process:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def handles(self, number: int) -> bool:
-        """Whether the leader has a handler for this signal, or ignores it, so that it does not die of it."""
+        """Return True if the leader handles or ignores this signal, and so survives it."""
         masks = self._status("SigIgn", "SigCgt")
         return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
     def pauses(self) -> int:
-        """How often the main thread of the leader has begun to wait, so far."""
+        """Return how often the leader's main thread has started to wait so far."""
         return sum(map(int, self._status("voluntary_ctxt_switches")))
 
     def _status(self, *names: str) -> list[str]:
-        """These fields of its main thread; none of one that has gone."""
+        """Return these fields of its main thread, or an empty list after its end."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
         except OSError:
@@ -172,10 +174,10 @@ class Process:
         return [value for name, value in fields if name in names]
 
     def reap(self, *, with_group: bool = False) -> Exit:
-        """Once the pidfd is readable: the exit. Gives the pid back to the kernel.
+        """Return the exit, once the pidfd is readable. The pid is free after this call.
 
-        With `with_group` the rest of a failed leader's group (data loaders, shells) is killed with it: before
-        the reaping, because from then on the group's id may be another's.
+        With `with_group`, the remaining group of a failed leader (data loaders, shells) is killed too. This
+        happens before reaping, because afterwards the group id may belong to another process.
         """
         if self.exit is None:
             if with_group and not self._left_well():
@@ -187,11 +189,11 @@ class Process:
     def _wait(self) -> Exit:
         try:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG if self.ended else 0)
-        except ChildProcessError:  # somebody else reaped it
+        except ChildProcessError:  # another caller reaped it
             return Exit(self._popen.wait())
         if pid:
             self.peak_memory = usage.ru_maxrss * 1024  # Linux counts KiB
-        else:  # a debugger holds it, and the kernel keeps its pid until that lets it go
+        else:  # a debugger holds it, and the kernel keeps its pid until the debugger detaches
             status = read_stat(self.pid).exit
         self._popen.returncode = os.waitstatus_to_exitcode(status)
         return Exit(self._popen.returncode)
@@ -199,7 +201,7 @@ class Process:
 
 @contextlib.contextmanager
 def _default_sigttou() -> Iterator[None]:
-    """Children do not inherit that this process ignores it."""
+    """Restore the default of SIGTTOU, which this process ignores, so that children do not inherit this."""
     before = signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     try:
         yield
@@ -224,14 +226,14 @@ def _spawn_error(program: str, error: OSError) -> LaunchError:
 
 
 def children() -> list[int]:
-    """The children of this process, adopted ones included (it must be single-threaded)."""
+    """Return the children of this process, including adopted ones. The process must be single-threaded."""
     with suppress(OSError):
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     return [pid for pid in _all_pids() if _parent_of(pid) == os.getpid()]
 
 
 def _all_pids() -> Iterator[int]:
-    with suppress(OSError):  # no descriptor left
+    with suppress(OSError):  # no descriptor is available
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 yield int(entry.name)
@@ -244,7 +246,9 @@ def _parent_of(pid: int) -> int:
 
 
 def descendants(but: Collection[int] = ()) -> list[int]:
-    """All processes below this one, nearest first; without the children `but` and what is below them."""
+    """Return all processes below this one, nearest first, without the children `but` and their
+    descendants.
+    """
     return with_all_below([pid for pid in children() if pid not in but])
 
 
@@ -257,7 +261,7 @@ def with_all_below(wave: list[int]) -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Of any process of this user; none of one that has gone."""
+    """Return the children of any process of this user, or an empty list after its end."""
     with suppress(OSError):
         return [
             int(child)
@@ -268,19 +272,20 @@ def children_of(pid: int) -> list[int]:
 
 
 def kill_marked(mark: str, but: Collection[int] = ()) -> None:
-    """SIGKILL to what is below this process, but not the children `but`, and has `NAME=value` in the
-    environment that it was started with.
+    """Send SIGKILL to descendants whose initial environment contains `NAME=value`, except below the children
+    `but`.
 
-    This tells a container's daemons from those of others, whatever session they are in. What is below
-    them goes too: a launch inside a container gives its own containers marks of their own.
+    The mark separates a container's daemons from other processes, in whatever session they are. Their
+    descendants are killed too, because a run inside a container gives its own containers other marks.
     """
     wanted = mark.encode()
     for pid in descendants(but):
         with suppress(OSError):
-            pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
+            # before reading the environment, so that the kill hits the same process
+            pidfd = os.pidfd_open(pid)
             try:
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    below = with_all_below(children_of(pid))  # before it dies and they have another parent
+                    below = with_all_below(children_of(pid))  # before it dies and they get another parent
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     signal_all(below, signal.SIGKILL)
             finally:
@@ -288,7 +293,7 @@ def kill_marked(mark: str, but: Collection[int] = ()) -> None:
 
 
 def ask_strays(groups: Collection[int]) -> None:
-    """SIGTERM to everything below this process that is in none of these process groups."""
+    """Send SIGTERM to every descendant outside these process groups."""
     for pid in descendants():
         with suppress(OSError):
             if os.getpgid(pid) not in groups:
@@ -302,7 +307,7 @@ def signal_all(pids: Sequence[int], number: int) -> None:
 
 
 def reap_adopted(own: Collection[int] = ()) -> None:
-    """Give orphans that ended back to the kernel; leave the processes named in `own` to their handles."""
+    """Reap orphans that ended, except for the processes in `own`, which their handles reap."""
     for pid in children():
         if pid not in own:
             with suppress(ChildProcessError):
@@ -310,8 +315,9 @@ def reap_adopted(own: Collection[int] = ()) -> None:
 
 
 def has_children(but: Collection[int] = ()) -> bool:
-    """Whether anything is left below this process, after reaping what has ended. The children `but` do not
-    count and are left to their handles.
+    """Return True if a child remains after reaping all children that ended.
+
+    The children `but` do not count and are left to their handles.
     """
     if but:
         reap_adopted(but)
@@ -329,14 +335,15 @@ _BY_THEMSELVES = 0.3  # seconds
 
 
 def end_descendants(grace: float, but: Collection[int] = ()) -> int:
-    """SIGTERM to everything below this process, SIGKILL after `grace` seconds, until nothing is left but the
-    children `but` and what is below them.
+    """Send SIGTERM to every descendant, and SIGKILL after `grace` seconds, until only `but` and below remain.
 
-    For a process that is a sub-reaper and whose own children have all been reaped or may be: the orphans of
-    what dies become children here, so a pass that finds none has found the last. Returns how many had to be
-    asked: helpers such as multiprocessing's resource tracker end by themselves when their parent has. Gives
-    up after five seconds of killing (a process in uninterruptible sleep cannot be ended); they are counted in
-    rounds, because a suspended launcher has killed nothing meanwhile.
+    Call it in a sub-reaper whose own children have been reaped or may be reaped. The orphans of each dead
+    process become children here, so a pass without children has found the last one.
+
+    Return how many processes needed a signal. Helpers such as multiprocessing's resource tracker end by
+    themselves after their parent. The call gives up after five seconds of killing, because a process in
+    uninterruptible sleep cannot be ended. It counts rounds and not time, because time passes while the
+    launcher is suspended.
     """
     _wait_childless(time.monotonic() + min(grace, _BY_THEMSELVES), but)
     if not has_children(but):

@@ -1,4 +1,4 @@
-"""What would run: values that can be printed, compared and tested without a process."""
+"""Describe what to run, as values that you can print, compare and test without a process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fleetrun.values import field, frozen_by_name
 
 @frozen_by_name
 class ContainerSpec:
-    """One process: its command, its complete environment and its files.
+    """One process, with its command, its complete environment and its files.
 
-    `rank` counts within the role over the whole job, `index` within the role on this node (the number in file
-    names). `restart_variables` name the variables that count restarts; `environment(n)` fills them in.
-    `label` names what has no role (the pre-hook). In `notice_file` the process finds why it is asked to end,
-    in `long_file` the `long_values`, which an environment could not hold.
+    `rank` counts within the role over the whole job. `index` counts within the role on this node and is the
+    number in file names. `restart_variables` name the variables that count restarts, and `environment(n)`
+    fills them in. `label` names a process without a role (the pre-hook). `notice_file` holds the reason for a
+    stop. `long_file` holds the `long_values`, which are too long for an environment.
     """
 
     role: Role
@@ -36,17 +36,17 @@ class ContainerSpec:
 
     @property
     def name(self) -> str:
-        """`trainer.0`: the label on the console and the middle of the log file's name."""
+        """The label on the console and the middle part of the log file's name, such as `trainer.0`."""
         return self.label or f"{self.role}.{self.index}"
 
     @property
     def title(self) -> str:
-        """`trainer 3`: how messages call it, by its rank in the job."""
+        """The name in messages, with the rank in the job, such as `trainer 3`."""
         return self.label or f"{'server' if self.role is Role.SERVER else self.role} {self.rank}"
 
     @property
     def mark(self) -> str:
-        """`NAME=value` as it is in the environment of every process that this container started."""
+        """`NAME=value` as in the environment of every process that this container started."""
         return f"{CONTAINER_VARIABLE}={self.env.get(CONTAINER_VARIABLE, '')}"
 
     def environment(self, restart_count: int) -> dict[str, str]:
@@ -70,7 +70,7 @@ class PodSpec:
 
     @property
     def binds_devices(self) -> bool:
-        """Whether a process has a device of its own."""
+        """True if a process has separate devices."""
         return any(name.startswith("FLAGS_selected_") for each in self.containers for name in each.env)
 
     @property

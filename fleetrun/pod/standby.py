@@ -1,5 +1,7 @@
-"""Standby interpreters (`--warm`): a second process for each of a pod, which has imported what the first one
-has, and waits before the first statement of the script. A restart continues in it, seconds earlier.
+"""Keep a standby interpreter for each process of a pod (`--warm`), so that restarts are faster.
+
+A standby has imported the same modules as its process and waits before the first statement of the script. A
+restart continues in it and saves seconds.
 
     process: its first step ---> what it has imported, in a file
                                        |
@@ -7,14 +9,16 @@ has, and waits before the first statement of the script. A restart continues in 
                                                                  <--- ready
     ... it ends ...              the variables that differ now   ---> the script begins
 
-A standby of a spare node has no process that it copies: it gets the list of imports of a node that runs, and
-an environment for some place in the job. The variables that its place will change it must not have seen by
-then, so it tells which modules have read them, and another one is started that leaves these to the script.
+A standby on a spare node cannot copy a local process. It gets the list of imports from a running node, and an
+environment for some rank of the job. The standby must not have seen variables that its later rank will
+change. It therefore reports which modules have read them, and another standby is started that leaves these
+modules to the script.
 
-A standby is started as its process was: command, environment, directory, session, log. So a script cannot
-tell the difference, nor can threads, OpenMP or CUDA, as they could after a fork. The probe makes it wait
-(`probe/inside/fleetrun_standby.py`), and without one it would run the script a second time: it is started
-only once the probe has reported from the very process that it copies, or on a spare from another node's.
+A standby starts like its process, with the same command, environment, directory, session and log. Scripts,
+threads, OpenMP and CUDA therefore work as in a normal start, unlike after a fork. The probe makes the standby
+wait (`probe/inside/fleetrun_standby.py`). Without a probe, the standby would run the script a second time. It
+therefore starts only after the probe has reported from the copied process itself, or, on a spare, from
+another node's process.
 """
 
 from __future__ import annotations
@@ -55,11 +59,11 @@ from fleetrun.pod.process import Process
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.proc import read_stat
 
-_WITHOUT_STEPS = 10.0  # seconds that a process without steps has for its imports
+_WITHOUT_STEPS = 10.0  # seconds for the imports of a process without steps
 _LONGEST = 300.0  # seconds for the imports of a standby
-_LONGEST_WORD = 1 << 16  # bytes that a standby says at once
-_STOPPED = "TtZX"  # states of a process that does not go on
-_CORES_EACH = 8  # so many cores for each that imports at the same time, beside the training
+_LONGEST_WORD = 1 << 16  # bytes of one message of a standby
+_STOPPED = "TtZX"  # states of a process that does not continue
+_CORES_EACH = 8  # cores for each standby that imports at the same time, beside the training
 
 _MAY_DIFFER = frozenset(
     {
@@ -69,25 +73,27 @@ _MAY_DIFFER = frozenset(
         "PADDLE_PORT", "PADDLE_GLOO_FS_PATH", "PADDLE_GLOO_HTTP_ENDPOINT", "PADDLE_BACKUP_ENV_PATH",
     }
 )  # fmt: skip
-"""Variables that count attempts or tell where others are: no library reads them while it is imported."""
+"""Variables that count attempts or hold addresses. Libraries do not read them at import."""
 
 _SAME = frozenset({PROGRESS_VARIABLE, NOTICE_VARIABLE, MEMORY_VARIABLE, *ERROR_FILE_VARIABLES})
-"""Variables that are the same in all places of a node."""
+"""Variables with equal values for all ranks of a node."""
 
 _PASSES = 5
-"""Standbys that are started to find out which modules read the variables of their place."""
+"""Number of standbys started to find the modules that read variables of their rank."""
 
 _LARGEST_LIST = 16 << 20  # bytes
 _SECRET = ("TOKEN", "SECRET", "KEY", "PASS", "CREDENTIAL")
-"""In names of variables whose values are not published."""
+"""Parts of variable names whose values are not published."""
 
 Imports = Sequence[tuple[str, str, Mapping[str, str | None]]]
-"""[name, file, changes of the environment before it]: what `fleetrun_standby.Watch` has noted."""
+"""[name, file, changes of the environment before it], as noted by `fleetrun_standby.Watch`."""
 
 
 class Standbys:
-    """Of one launch, over all its pods. Containers go by their names on this node. `companions` gets the pids
-    of standbys, and `tell` and `warn` a sentence for the console.
+    """The standbys of one run, over all its pods.
+
+    Containers are named as on this node. `companions` receives the pids of standbys. `tell` and `warn`
+    receive a sentence for the console.
     """
 
     def __init__(
@@ -98,8 +104,10 @@ class Standbys:
         warn: Say,
         listed: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`listed` gets what the last trainer of this node has imported at its first step, for `prepare` on
-        other nodes; None: there are none that wait for it.
+        """Make the collection of standbys.
+
+        `listed` receives the imports of this node's last trainer at its first step, for `prepare` on other
+        nodes. It is None without waiting nodes.
         """
         self._loop = loop
         self._companions = companions
@@ -115,14 +123,14 @@ class Standbys:
         self._most = max(1, Groups().cores() // _CORES_EACH)
 
     def set_pod(self, pod: Pod) -> None:
-        """This pod is next."""
+        """Set the next pod, and end standbys of processes that it lacks."""
         self._pod = pod
         names = {each.spec.name for each in pod.containers}
         for gone in self._standbys.keys() - names:
             self._standbys.pop(gone).end()
 
     def heard(self, name: str, report: Report) -> None:
-        """A process has reported. At its first step most of its imports are done."""
+        """Handle a progress report. At the first step, a process has done most of its imports."""
         steps = report.step is not None
         if name in self._stepping or (name in self._timers and not steps) or self._pod is None:
             return
@@ -132,11 +140,11 @@ class Standbys:
         if steps:
             self._forget(name)
             self._stepping.add(name)
-        done = steps or container.spec.role is Role.SERVER  # which reports when it begins to serve
+        done = steps or container.spec.role is Role.SERVER  # a server reports when it starts to serve
         self._timers[name] = self._loop.after(0.0 if done else _WITHOUT_STEPS, partial(self._copy, container))
 
     def _copy(self, container: Container) -> None:
-        """Of the process that this container has now."""
+        """Start a standby for the current process of this container."""
         spec, process = container.spec, container.process
         if self._listed is not None and self._pod is not None:
             trainers = [each.spec for each in self._pod.containers if each.spec.role is Role.TRAINER]
@@ -153,10 +161,13 @@ class Standbys:
         self._enqueue(_Wanted(spec, spec.environment(container.restarts), alive, listed=listed))
 
     def prepare(self, specs: Sequence[ContainerSpec], imports: bytes, *, trusted: bool) -> None:
-        """On a spare: standbys for its trainers, whose places in the job are not known yet; these specs have
-        others. `imports`: what `listed` got on another node; `trusted`: only nodes of this job can have
-        written it. Else its part up to the first change of a variable is used: a variable may name a program.
-        Raises ValueError for anything else, OSError if the list cannot be written.
+        """Start standbys for the trainers of a spare, whose ranks are not known yet. The ranks in `specs` are
+        different ones.
+
+        `imports` is the value that `listed` received on another node. `trusted` means that only nodes of this
+        job can have written it. Otherwise only the part before the first change of a variable is used,
+        because a variable may name a program. Raises ValueError for invalid `imports`, and OSError if the
+        list cannot be written.
         """
         modules = _unpacked(imports)
         if not trusted:
@@ -167,8 +178,9 @@ class Standbys:
                 self._enqueue(_Wanted(spec, spec.environment(0), lambda: True, modules))
 
     def take(self, spec: ContainerSpec, env: Environ) -> Process | None:
-        """The standby of a container that starts, if there is one that is ready and like it: its script
-        begins now, with this environment.
+        """Return the standby of a container that starts, or None unless one is ready and matches.
+
+        Its script starts now, with this environment.
         """
         self._forget(spec.name)
         self._unqueue(spec.name)
@@ -182,7 +194,7 @@ class Standbys:
         return process
 
     def close(self) -> None:
-        """End all. May be called twice."""
+        """End all standbys. You may call it twice."""
         for timer in self._timers.values():
             timer.cancel()
         self._queue.clear()
@@ -196,7 +208,11 @@ class Standbys:
             self._timers.pop(name).cancel()
 
     def _enqueue(self, wanted: _Wanted) -> None:
-        """In place of one that still waits, or that has another list: its process has imported more since."""
+        """Add a standby to the queue.
+
+        It replaces a waiting standby. It also replaces a standby with another list, because its process has
+        imported more since then.
+        """
         name = wanted.spec.name
         self._unqueue(name)
         if name in self._standbys:
@@ -215,12 +231,12 @@ class Standbys:
             name = wanted.spec.name
             if not wanted.alive():
                 continue
-            with suppress(LaunchError, OSError):  # there will be none for this attempt
+            with suppress(LaunchError, OSError):  # this attempt then runs without a standby
                 news = partial(self._news, name)
                 self._standbys[name] = _Standby(wanted, self._loop, self._companions, news)
 
     def _news(self, name: str, refused: str | None) -> None:
-        """A standby is ready (None), or is not to be (the reason; empty: it has ended)."""
+        """Handle a ready standby (None), or a refused one. An empty reason means that it has ended."""
         standby = self._standbys[name]
         if refused is None and standby.wanted.modules is not None and standby.readers:
             self._standbys.pop(name).end()
@@ -238,7 +254,7 @@ class Standbys:
             self._tell(f"{many} ready for warm restarts, with {size >> 20} MiB of memory")
 
     def _prepare_without(self, wanted: _Wanted, readers: Mapping[str, Sequence[str]]) -> None:
-        """Once more, without modules that have read variables of a place that is not known yet."""
+        """Try again, without the modules that read variables of the unknown rank."""
         assert wanted.modules is not None
         above = tuple(f"{name}." for name in readers)
         modules = [
@@ -253,8 +269,10 @@ class Standbys:
 
 @frozen
 class _Wanted:
-    """A standby to start, if `alive` still says so. `listed`: what its process had imported. `modules`: those
-    that it imports where no process of this node has left their list; this is the pass of that number.
+    """A standby to start, if `alive` still returns True.
+
+    `listed` is the list of imports of its process. `modules` are the modules to import if local processes
+    have not left such a list. `passes` is the number of this pass over them.
     """
 
     spec: ContainerSpec
@@ -266,12 +284,12 @@ class _Wanted:
 
 
 def is_python(argv: Strings) -> bool:
-    """Whether the launcher itself starts this Python, perhaps bound to cores."""
+    """Return True if the launcher itself starts this Python, perhaps bound to cores."""
     return sys.executable in (argv[:1] if argv[0] != "taskset" else argv[3:4])
 
 
 def has_imported(container: Container) -> bool:
-    """Whether the process itself, not one that it started, has left a list of its imports."""
+    """Return True if the process itself, and not one of its children, has left a list of its imports."""
     process = container.process
     if process is None or not is_python(container.spec.argv):
         return False
@@ -291,8 +309,9 @@ def _list_imports(spec: ContainerSpec, modules: Imports) -> None:
 
 
 def _packed(spec: ContainerSpec) -> bytes:
-    """The list of its process for other nodes, as far as the script has set no secret for a library. Empty if
-    it cannot be read.
+    """Return the list of imports for other nodes, up to the first secret that the script set for a library.
+
+    The result is empty if the list cannot be read.
     """
     try:
         modules: Imports = json.loads(_listed(spec).read_bytes())["modules"]
@@ -302,7 +321,7 @@ def _packed(spec: ContainerSpec) -> bytes:
 
 
 def _until(modules: Imports, ends: Callable[[Mapping[str, str | None]], bool]) -> Imports:
-    """Those before the first with such changes: what is imported after it could see other values."""
+    """Return the modules before the first with such changes. Later modules could see other values."""
     end = next((number for number, each in enumerate(modules) if ends(each[2])), len(modules))
     return modules[:end]
 
@@ -312,7 +331,7 @@ def _is_secret(changes: Mapping[str, str | None]) -> bool:
 
 
 def _unpacked(imports: bytes) -> Imports:
-    """Raises ValueError for what `_packed` has not made."""
+    """Unpack a list of imports. Raises ValueError if `_packed` did not make it."""
     try:
         unpacker = zlib.decompressobj()
         rows = json.loads(unpacker.decompress(imports, _LARGEST_LIST))
@@ -325,7 +344,9 @@ def _unpacked(imports: bytes) -> Imports:
 
 
 class _Standby:
-    """One process. `news` gets None when it is ready, and text when it is over."""
+    """One standby process. `news` receives None when it is ready, and text when it has ended or is
+    refused.
+    """
 
     ready = False
     memory = 0
@@ -334,10 +355,10 @@ class _Standby:
     def __init__(
         self, wanted: _Wanted, loop: Loop, companions: set[int], news: Callable[[str | None], None]
     ) -> None:
-        """Raises LaunchError or OSError when it cannot be started."""
+        """Start the process. Raises LaunchError or OSError."""
         self.wanted = wanted
         self.readers: Mapping[str, Sequence[str]] = {}
-        """By the names of modules: the variables of their place that they have read when imported."""
+        """Maps module names to the variables of their rank that the modules read at import."""
         self._spec = spec = wanted.spec
         self._env = wanted.env
         owned = {name for name in self._env if name.startswith(contract.OWNED_PREFIXES)}
@@ -362,7 +383,7 @@ class _Standby:
         self._limit = loop.after(_LONGEST, lambda: news(f"its imports took longer than {_LONGEST:.0f} s"))
 
     def begin(self, spec: ContainerSpec, env: Environ) -> Process | None:
-        """None if it is not ready, or not what this container would be now."""
+        """Continue as this spec. Return None if the standby is not ready or does not match the spec."""
         if not self._fits(spec, env):
             return None
         changes = {
@@ -393,7 +414,9 @@ class _Standby:
         return os.path.samestat(log, self._log) and state not in _STOPPED
 
     def end(self) -> None:
-        """Kill it. The loop reaps it, because one that waits for a disk would hold up the launch."""
+        """Kill the standby. The loop reaps it, because a process that waits for a disk would delay the
+        run.
+        """
         self._let_go()
         self._process.signal_group(signal.SIGKILL)
         self._loop.add(self._process.fileno(), self._reap)
@@ -417,7 +440,7 @@ class _Standby:
         except OSError:
             pass
         if not self._heard.endswith(b"\n"):
-            self._news("")  # it has ended, or is something else
+            self._news("")  # it has ended, or is another program
             return
         self._loop.remove(self._channel.fileno())
         self._limit.cancel()

@@ -1,4 +1,4 @@
-"""How the processes of a pod are stopped: with a notice, by a ladder of signals, and what they have left."""
+"""Stop the processes of a pod with a notice and a ladder of signals, and end their leftover children."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.process import ask_strays, end_descendants
 
-# ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers. After Ctrl-C workers
-# get SIGINT first: scripts save what they have in `except KeyboardInterrupt`.
+# ---- The stop ladder: SIGTERM, a deadline, SIGKILL, first for workers, then for their servers. After Ctrl-C,
+# workers get SIGINT first, because scripts save their work in `except KeyboardInterrupt`.
 
 
 LET_GO = 15.0
-"""Seconds for the kernel to end a process after SIGKILL: to free hundreds of GB, or a GPU, takes some."""
+"""Seconds for the kernel to end a process after SIGKILL. Freeing hundreds of GB, or a GPU, takes a while."""
 
 LeftBehind = Callable[[list[Container]], None]
-"""Gets the containers that SIGKILL has not ended."""
+"""Receives the containers that SIGKILL has not ended."""
 
 
 class Ladder:
-    """Stops groups of containers one after the other, each within `grace` seconds, all of a group at once.
-    `interrupted`: the first group gets SIGINT, and SIGTERM after half of its grace.
+    """Stops groups of containers one after the other, each within `grace` seconds.
 
-    Tell it of every exit by `step`; it calls `then` once when the last has gone. Containers that SIGKILL does
-    not end are `left` behind.
+    The containers of a group stop together. If `interrupted`, the first group gets SIGINT, and SIGTERM after
+    half of its grace. Call `step` after every exit. The ladder calls `then` once when the last container has
+    ended. `left` receives containers that SIGKILL does not end.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Ladder:
         self._interrupted = interrupted
 
     def step(self) -> None:
-        """Go on as far as the containers that are still alive allow."""
+        """Continue as far as the running containers allow."""
         while self._groups and not any(each.alive for each in self._groups[0]):
             self._groups.pop(0)
             self._asked = self._interrupted = False
@@ -68,12 +68,12 @@ class Ladder:
                 self._terminate(self._grace)
 
     def abandon(self) -> None:
-        """Another ladder takes over."""
+        """Stop this ladder, because another one replaces it."""
         self._cancel()
         self._then = None
 
     def kill(self) -> None:
-        """No more patience: SIGKILL to everything at once."""
+        """Send SIGKILL to all groups immediately."""
         self._cancel()
         for group in self._groups:
             for container in group:
@@ -102,7 +102,7 @@ class Ladder:
         for container in self._groups[0]:
             container.ask(number)
             if number != signal.SIGKILL:
-                container.ask(signal.SIGCONT)  # a stopped process would not see the signal
+                container.ask(signal.SIGCONT)  # a stopped process would not receive the signal
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -116,8 +116,10 @@ STRAYS_LEAVE = 0.5  # seconds from SIGTERM to SIGKILL
 
 
 class Strays:
-    """`sweep(grace)` ends what is left below this process and counts it; `ask` asks those outside the given
-    process groups to go.
+    """Ends processes that left their container.
+
+    `sweep(grace)` ends the remaining descendants and counts them. `ask` sends SIGTERM to descendants outside
+    the given process groups.
     """
 
     def __init__(
@@ -132,17 +134,17 @@ class Strays:
         self._asked: float | None = None
 
     def ask(self, but: Collection[int]) -> None:
-        """Except those in the process groups `but`."""
+        """Send SIGTERM to strays outside the process groups `but`."""
         self._ask(but)
         self._asked = self._clock()
 
     def end(self) -> int:
-        """With what is left of their time, if they were asked."""
+        """End the strays. After `ask`, they have the rest of their grace."""
         waited = 0.0 if self._asked is None else self._clock() - self._asked
         return self._sweep(max(0.0, STRAYS_LEAVE - waited))
 
     def end_now(self) -> int:
-        """Their grace is over, or they have none."""
+        """End the strays without grace."""
         self._asked = None
         return self._sweep(0.0)
 
@@ -151,7 +153,10 @@ class Strays:
 
 
 class Stopper:
-    """`notice` is what processes read of the stop; they have `grace` seconds for it. `left`: see `Ladder`."""
+    """Stops a pod. `notice` is the reason that processes read, and `grace` is their time in seconds.
+
+    `left` works as in `Ladder`.
+    """
 
     def __init__(
         self,
@@ -164,9 +169,9 @@ class Stopper:
     ) -> None:
         self.notice = "stop"
         self.interrupted = False
-        """By Ctrl-C."""
+        """True after Ctrl-C."""
         self.asked_at = math.inf
-        """When the processes of this attempt were first asked to go."""
+        """When the processes of this attempt first received a stop signal."""
         self._pod = pod
         self._loop = loop
         self._strays = strays
@@ -175,10 +180,10 @@ class Stopper:
         self._left = left
         self._ladder: Ladder | None = None
         self._single: dict[str, Ladder] = {}
-        """Of containers that are stopped alone, by their names."""
+        """Ladders of containers that are stopped alone, by container name."""
 
     def stop_one(self, container: Container, then: Callback) -> None:
-        """Only this one, which is to start again."""
+        """Stop only this container, which will start again."""
 
         def gone() -> None:
             del self._single[container.spec.name]
@@ -193,15 +198,16 @@ class Stopper:
         return name in self._single
 
     def step_one(self, name: str) -> bool:
-        """This container has ended. Whether it was stopped alone."""
+        """Handle the end of this container. Return True if it was stopped alone."""
         ladder = self._single.get(name)
         if ladder is not None:
             ladder.step()
         return ladder is not None
 
     def stop(self, then: Callback, *, at_once: bool = False) -> None:
-        """Everything, with a fresh grace; `then` is called once when the last has gone. `at_once`: SIGKILL
-        comes before anything that would let a suspended process go on.
+        """Stop all containers with a fresh grace, and call `then` once when the last has ended.
+
+        With `at_once`, SIGKILL comes before any signal that would let a suspended process continue.
         """
         self.asked_at = min(self.asked_at, self._wall())
         self.abandon()
@@ -217,27 +223,27 @@ class Stopper:
         self._ladder.step()
 
     def step(self) -> bool:
-        """A process has ended. Whether a stop is in progress."""
-        ladder = self._ladder  # what follows its end may be another attempt, without one
+        """Handle the end of a process. Return True if a stop is in progress."""
+        ladder = self._ladder  # after its end another attempt may follow, without a ladder
         if ladder is not None:
             ladder.step()
         return ladder is not None
 
     def kill(self) -> bool:
-        """No more patience with what is being stopped; False when nothing is."""
+        """Kill the containers that are being stopped. Return False if no stop is in progress."""
         if self._ladder is not None:
             self._ladder.kill()
         return self._ladder is not None
 
     def abandon(self) -> None:
-        """What was to follow the stop does not."""
+        """Cancel the actions that would follow the current stops."""
         for ladder in (self._ladder, *self._single.values()):
             if ladder is not None:
                 ladder.abandon()
         self._single.clear()
 
     def end_now(self) -> None:
-        """Everything, daemons too, by SIGKILL. How it ended no longer matters."""
+        """End all processes by SIGKILL, daemons included, without recording their ends."""
         self.abandon()
         for container in self._pod.alive:
             container.ask(signal.SIGKILL)
@@ -246,7 +252,7 @@ class Stopper:
         self._strays.end_now()
 
     def forget(self) -> None:
-        """All have gone; another attempt begins."""
+        """Forget the stop, because all processes have ended and another attempt starts."""
         self.notice = "stop"
         self._ladder = None
         self.asked_at = math.inf

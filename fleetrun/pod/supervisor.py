@@ -1,21 +1,21 @@
-"""Watches a pod from start to end: exits, signals and deadlines in, decisions out. Wakes only for a cause.
+"""Watch a pod from start to end. Exits and signals come in, decisions go out. It wakes only for a cause.
 
-                 all trainers 0                 servers gone
-start --> WATCHING ------------> LEAVING -------------------> result 0
-            |  ^                    | a moment later
-    failure |  | restart            v
-    or hang v  | (collective, hang: ladder --------------------> result 0
-          policy  all; ps: what failed)
-            | gives up
-signal, ----+------------------> ENDING: ladder ------------> result: the first failure's code,
-timeout                                                       128 + n, 124
+                     all trainers 0                 servers gone
+    start --> WATCHING ------------> LEAVING -------------------> result 0
+                |  ^                    | a moment later
+        failure |  | restart            v
+        or hang v  | (collective, hang: ladder --------------------> result 0
+              policy  all; ps: what failed)
+                | gives up
+    signal, ----+------------------> ENDING: ladder ------------> result: the first failure's code,
+    timeout                                                       128 + n, 124
 
-With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
-have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
+With peers (a multi-node job), the pod is one of many. It leaves after the trainers of all nodes have ended.
+In collective mode a failure always stops it, because nodes restart together.
 
-`Deployer` starts containers, the pod's hook first. `Stopper` (`stopping.py`) ends them by a ladder: SIGTERM,
-a deadline, SIGKILL; workers first, then their servers. `Strays` are processes that no container owns now.
-`Evaluators` (`evaluators.py`) are started again on their own, and nothing waits for them.
+`Deployer` starts containers, after the pod's hook. `Stopper` (`stopping.py`) ends them by a ladder of
+SIGTERM, a deadline and SIGKILL, first workers, then their servers. `Strays` are processes without a
+container. `Evaluators` (`evaluators.py`) restart separately, and the job does not wait for them.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Phase(Enum):
     ENDING = auto()
 
 
-# ---- Starting: the hook of the pod first, to its end, then containers
+# ---- Starting: first the hook of the pod, to its end, then containers
 
 Watch = Callable[[Container, Callable[[Ended], None]], None]
-"""Starts one container and tells when it has ended. Raises LaunchError when it cannot be started."""
+"""Starts one container, and calls back with its end. Raises LaunchError if the container cannot start."""
 
 
 class Deployer:
-    """Starts containers of one pod, as often as asked."""
+    """Starts containers of one pod, any number of times."""
 
     def __init__(
         self,
@@ -86,8 +86,10 @@ class Deployer:
         started: Callable[[list[Container]], None],
         goes_on: Callable[[], bool],
     ) -> None:
-        """`exited` is called at the end of a container; `failed` when a hook has failed, with the containers
-        that it kept from starting. What waits for a hook is started only while the job `goes_on`.
+        """Make a deployer.
+
+        `exited` receives each container at its end. `failed` receives a failed hook and the containers that
+        it kept from starting. Containers that wait for a hook start only while the job `goes_on`.
         """
         self._pod = pod
         self._watch = watch
@@ -98,18 +100,18 @@ class Deployer:
         self._behind_hook: list[list[Container]] = []
 
     def deploy(self, containers: list[Container]) -> None:
-        """Raises LaunchError when one cannot be started."""
+        """Run the hook, then start the containers. Raises LaunchError if a container cannot start."""
         hook = self._pod.hook
         if hook is None:
             self.start(containers)
-        elif hook.alive:  # that of another restart; this one has its own run after it
+        elif hook.alive:  # the hook of another restart, so this restart runs the hook after it
             self._behind_hook.append(containers)
         else:
             hook.renew()
             self._watch(hook, lambda ended: self._hook_ended(ended, containers))
 
     def call_off(self) -> None:
-        """What waits for a hook is not started."""
+        """Drop the containers that wait for a hook."""
         self._behind_hook.clear()
 
     def _hook_ended(self, ended: Ended, containers: list[Container]) -> None:
@@ -121,7 +123,7 @@ class Deployer:
             self.deploy(self._behind_hook.pop(0))
 
     def start(self, containers: list[Container]) -> None:
-        """At once, without the hook. Raises LaunchError when one cannot be started."""
+        """Start the containers now, without the hook. Raises LaunchError if a container cannot start."""
         for container in containers:
             self._watch(container, lambda ended, container=container: self._exited(container, ended))  # type: ignore[misc]
         self._pod.running()
@@ -132,18 +134,20 @@ class Deployer:
 
 
 LastStep = Callable[[Sequence[Container]], int | None]
-"""The last step that any of these containers has made in this attempt; None if none is known."""
+"""Returns the last step of these containers in this attempt, or None if unknown."""
 
 
 Told = Callable[[Verdict | None], None]
 Inspect = Callable[[Sequence[Container], Ended | None, Told], Callback | None]
-"""Begins to find out on what this failure follows, or (None) what a job waits for before it is stopped, and
-calls back exactly once, seconds later at most. Returns a function that cancels it; None where the failure
-explains itself, or the job makes progress: then it does not call back.
+"""Starts to find the cause of a failure. Without a failure (None), it finds what a job waits for before a
+stop.
+
+It calls back exactly once, after a few seconds at most, and returns a function that cancels the search. It
+returns None, and does not call back, if the failure explains itself or the job makes progress.
 """
 
-SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
-TRAINERS_FOLLOW = 1.0  # for trainers after a server that ended with 0: it may know that they are done
+SERVERS_LEAVE = 1.0  # seconds after the last trainer, for servers to leave by themselves (stop_worker)
+TRAINERS_FOLLOW = 1.0  # seconds after a server ended with 0, which may mean that the trainers are done
 
 
 class Supervisor:
@@ -179,10 +183,12 @@ class Supervisor:
         end_marked: Callable[[str], None] = kill_marked,
         wall: Clock = time.time,
     ) -> None:
-        """`out_of_memory` tells whether the kernel killed this pid for lack of memory. `restarts`: how many
-        there were, `spent` what they have used of the budget. `has_saved`: whether a process has made a
-        checkpoint in this attempt. `sweep` and `ask` are those of `Strays`;
-        `end_marked` ends what a container has left.
+        """Make a supervisor.
+
+        `out_of_memory` returns True if the kernel killed this pid for lack of memory. `restarts` counts
+        restarts so far, and `spent` is the part of the budget that they used. `has_saved` returns True if a
+        process saved a checkpoint in this attempt. `sweep` and `ask` are passed to `Strays`. `end_marked`
+        ends leftover processes of a container.
         """
         self._pod = pod
         self._loop = loop
@@ -217,7 +223,7 @@ class Supervisor:
 
     @property
     def restarted_servers(self) -> list[Ended]:
-        """The last end of each server that was started again."""
+        """The last end of each server that was restarted."""
         servers = [each for each in self._forgiven if each.spec.role is Role.SERVER]
         return list({each.spec.rank: each for each in servers}.values())
 
@@ -225,8 +231,9 @@ class Supervisor:
         return self._phase is Phase.WATCHING
 
     def run(self) -> JobResult:
-        """Start, watch, stop. Raises LaunchError when a process cannot be started; what had started is ended
-        then.
+        """Start, watch and stop the pod.
+
+        Raises LaunchError if a process cannot start, after ending the processes that had started.
         """
         try:
             self._deployer.deploy(self._pod.containers)
@@ -237,7 +244,7 @@ class Supervisor:
         except LaunchError:
             self._stopper.end_now()
             raise
-        finally:  # the loop may go on with the next pod
+        finally:  # the loop may continue with the next pod
             self._cancel_timers()
             if self._cancel_inspection is not None:
                 self._cancel_inspection()
@@ -268,7 +275,7 @@ class Supervisor:
 
     def _started(self, containers: list[Container]) -> None:
         self._publish(Started(containers))
-        if self._peers is not None and self._pod.trainers_completed:  # there is none on this machine
+        if self._peers is not None and self._pod.trainers_completed:  # this node has no trainers
             self._peers.pod_completed()
 
     def _watch(self, container: Container, then: Callable[[Ended], None]) -> None:
@@ -285,11 +292,13 @@ class Supervisor:
     # ---- exits
 
     def _act(self, container: Container, ended: Ended, then: Callable[[Ended], None]) -> None:
-        """While others are asked after a failure, what ends in a job with servers waits for its turn: if only
-        what had failed starts again, `then` follows. Without servers all stop together.
+        """Act on an exit in the current phase.
+
+        During an inspection after a failure, further exits in a job with servers wait for their turn. If only
+        the failed process restarts, `then` follows. Without servers, all processes stop together.
         """
         if container.restarts != ended.attempt and container is not self._pod.hook:
-            return  # it has been started again since; what waits for a hook has not
+            return  # it has been restarted since then, unless it waits for a hook
         if self._phase is Phase.WATCHING:
             then(ended)
         elif self._phase is Phase.ASKING and self._pod.spec.mode.has_servers:
@@ -321,8 +330,10 @@ class Supervisor:
                 self._peers.pod_completed()
 
     def _exited_late(self, ended: Ended) -> None:
-        """While stopping. It counts as a failure only if fleetrun did not ask for it. When all trainers have
-        ended, only a server counts that says what went wrong: it may not have written what it should keep.
+        """Handle an exit during a stop. It counts as a failure only if fleetrun did not cause it.
+
+        After all trainers have ended, only a server with an error report counts, because it may have lost
+        tables that it had to save.
         """
         before = ended.record is not None and ended.record.time < self._stopper.asked_at
         counts = (ended.asked is None or before) and ended.spec.role is not Role.EVALUATOR
@@ -337,9 +348,7 @@ class Supervisor:
             self._loop.stop()
 
     def _failed(self, ended: Ended, together: list[Container]) -> None:
-        """What follows waits for a moment where the failure is perhaps only a symptom: the others are asked
-        where they are before they are stopped.
-        """
+        """Handle a failure. If it may be a mere symptom, first find where the other processes are."""
         self._failures.append(ended)
         then = partial(self._inspected, ended, together)
         if self._inspect is not None:
@@ -360,7 +369,7 @@ class Supervisor:
         self._act_on_the_rest()
 
     def _follow(self, ended: Ended, together: list[Container]) -> None:
-        """A restart or the end."""
+        """Restart or end the job."""
         fault = self._fault(ended)
         decision = self._budget.decide(fault, self._spent)
         self._publish(Failure.of(ended, decision, self._pod.alive))
@@ -379,11 +388,13 @@ class Supervisor:
 
     @property
     def last_step(self) -> int | None:
-        """That its trainers have made in the last attempt; None if none is known."""
+        """The last step of the trainers in the last attempt, or None if unknown."""
         return self._last_step(self._pod.containers)
 
     def _fault(self, ended: Ended) -> Fault:
-        """With servers trainers start again one by one: then its own steps tell how far it came."""
+        """Return the fault. With servers trainers restart one by one, so only the trainer's own steps
+        count.
+        """
         alone = self._pod.spec.mode.has_servers and ended.spec.role is Role.TRAINER
         made = [each for each in self._pod.containers if not alone or each.spec is ended.spec]
         return ended.fault(self._last_step(made), counts_on=alone and not any(map(self._has_saved, made)))
@@ -394,7 +405,7 @@ class Supervisor:
         self._spent = self._budget.after(fault, self._spent)
 
     def _hung(self, silent_for: float, findings: Findings) -> None:
-        """No trainer gives a sign of life, or one that should: all start again."""
+        """Restart all processes, because all trainers are silent, or one of them hangs."""
         if self._phase is not Phase.WATCHING:
             return
         fault = Fault(exit=Exit(TIMEOUT), time=self._wall(), step=self._last_step(self._pod.containers))
@@ -420,11 +431,13 @@ class Supervisor:
             self._count(fault)
             self._restart_all(decision.after)
 
-    # ---- a restart that a user asks for
+    # ---- a restart on request of a user
 
     def restart(self, name: str, command: str) -> str:
-        """Start this container again, for a `command` of fleetrun; in collective mode all of them, on all
-        machines. It does not count as a failure. Returns why not; empty if it is done.
+        """Restart this container for a `command` of fleetrun, without counting a failure.
+
+        In collective mode, all containers on all nodes restart. Return the reason for a refusal, or an empty
+        string.
         """
         there = {each.spec.name: each for each in self._pod.containers}
         container = there.get(name)
@@ -434,7 +447,7 @@ class Supervisor:
             return "it is being restarted or stopped already"
         if not container.alive:
             return f"{container.spec.title} does not run"
-        if not self._timers:  # else one that failed waits for its restart, which may fail, too
+        if not self._timers:  # otherwise a failed process waits for its own restart, which may also fail
             self._before = self._restarts, self._spent
         if self._pod.spec.mode.has_servers or container.spec.role is Role.EVALUATOR:
             self._publish(RestartAsked([container], command))
@@ -449,7 +462,7 @@ class Supervisor:
 
     def _restart_all(self, after: float) -> None:
         self._phase = Phase.RESTARTING
-        self._cancel_timers()  # one that failed before may wait for its own restart
+        self._cancel_timers()  # a process that failed before may wait for its own restart
         self._deployer.call_off()
         self._stop(lambda: self._restart(self._pod.containers, after))
 
@@ -469,7 +482,7 @@ class Supervisor:
         self._timers.append(self._loop.after(after, partial(self._start_again, containers, forgiven)))
 
     def _start_again(self, containers: list[Container], forgiven: list[Ended]) -> None:
-        """Raises nothing: when the restart itself fails, the others are stopped as after any failure."""
+        """Start containers again. If the restart fails, stop the other containers as after any failure."""
         self._publish(Restarting(containers))
         try:
             self._deployer.deploy(containers)
@@ -485,7 +498,7 @@ class Supervisor:
         self._end()
 
     def _leave_behind(self, containers: list[Container]) -> None:
-        """SIGKILL has not ended these: they may stay for ever, and what they hold."""
+        """Handle containers that SIGKILL has not ended. They and their resources may stay forever."""
         titles = ", ".join(each.spec.title for each in containers)
         self._left = (
             f"{titles} did not end within {LET_GO:g} s of SIGKILL: the kernel holds it, for a device, a "
@@ -499,13 +512,15 @@ class Supervisor:
     # ---- the end
 
     def finish(self) -> None:
-        """Peers: the trainers of all machines ended well."""
+        """Leave, because the trainers of all nodes ended with success. Peers call it."""
         if self._phase is Phase.WATCHING:
             self._leave()
 
     def stop_for(self, reason: str, notice: str, *, interrupted: bool = False) -> None:
-        """Peers: the job stops, for another machine's reason; `notice` is what processes read of it.
-        `interrupted`: by Ctrl-C. Stopping already is fine.
+        """Stop the job for another node's reason. Peers call it.
+
+        `notice` is the reason that processes read. `interrupted` is True after Ctrl-C. The call has an effect
+        only if the job is not ending already.
         """
         if self._phase is not Phase.ENDING:
             self._reason, self._stopper.notice, self._stopper.interrupted = reason, notice, interrupted
@@ -515,8 +530,9 @@ class Supervisor:
                 self._hangs.last_look(reason, self._end)
 
     def kill_for(self, reason: str, notice: str) -> None:
-        """Peers: the job has gone on without this machine, and what its processes still did would come
-        between. At once, also while they stop already.
+        """Kill all processes, even during a stop, because the job continued without this node. Peers call it.
+
+        Further actions of these processes would disturb the job.
         """
         if self._phase is Phase.ENDING:
             self._stopper.kill()
@@ -534,7 +550,7 @@ class Supervisor:
             container.hold(False)
 
     def _leave(self) -> None:
-        """All trainers ended well. What served them may leave, and is asked to after a moment."""
+        """Let servers leave after all trainers ended with success, and stop them after a moment."""
         self._phase = Phase.LEAVING
         self._cancel_timers()
         rest = self._pod.alive
@@ -545,7 +561,7 @@ class Supervisor:
         self._timers.append(self._loop.after(SERVERS_LEAVE, lambda: self._stop(self._loop.stop)))
 
     def _end(self, *, at_once: bool = False) -> None:
-        """Stop everything, then the loop."""
+        """Stop all processes, then the loop."""
         self._phase = Phase.ENDING
         self._cancel_timers()
         self._stop(self._loop.stop, at_once=at_once)
@@ -561,14 +577,15 @@ class Supervisor:
             self._cancel_inspection()
             self._cancel_inspection = None
             if self._peers is not None and self._inspected_failure is not None:
-                failure = self._inspected_failure  # it may be older than what they know
+                # this failure may be older than the failures that peers have
+                failure = self._inspected_failure
                 self._peers.pod_failed_too(failure, self._fault(failure))
             self._act_on_the_rest()
         self._stopper.stop(then, at_once=at_once)
 
     def interrupt(self, number: int, command: str = "") -> None:
-        """A signal that means: end; or what a `command` of fleetrun asked for. The second Ctrl-C (or SIGQUIT)
-        means: at once.
+        """Handle a signal that means "end", or the request of a `command`. The second Ctrl-C (or
+        SIGQUIT) kills.
         """
         why, requested = why_interrupted(number, command)
         if self._phase is not Phase.ENDING:
@@ -592,7 +609,9 @@ class Supervisor:
             self._look_and_end(f"{self._reason}; stopping it")
 
     def _look_and_end(self, told: str, requested: bool = False) -> None:
-        """If the job makes no progress, first find out for what it waits: that is lost with its processes."""
+        """End the job. If it is stuck, first find what it waits for, because its processes hold this
+        state.
+        """
         watching, self._phase, self._inspected_failure = self._phase is Phase.WATCHING, Phase.ENDING, None
         cancel = self._inspect(self._pod.containers, None, self._seen) if self._inspect and watching else None
         self._publish(Ending(told, requested))
@@ -608,7 +627,7 @@ class Supervisor:
         self._end()
 
     def guard_lost(self) -> None:
-        """The guard is gone, so nothing would clean up after this process: end everything now."""
+        """End all processes now, because the guard has ended and could not clean up after this process."""
         self._code = LOST_GUARD
         self._reason = "fleetrun-guard, the launcher's parent, was killed"
         self._stopper.end_now()

@@ -1,9 +1,8 @@
-"""Checkpoints of collective jobs that survive: written aside by all ranks, published atomically, read by
-any number of ranks.
+"""Save and load checkpoints of collective jobs, written by all ranks and published atomically.
 
-This module has the order of steps, which rank does them, and saves in the background; files, tensors and
-states are in the other modules of this folder. Every function is called by all ranks of the process
-group, with equal arguments; a process without a group is a rank of one.
+Any number of ranks can read them. This module defines the order of steps, the rank that does each step, and
+saves in the background. The other modules of this directory handle files, tensors and states. All ranks of
+the process group must call every function, with equal arguments. A process without a group is a rank of one.
 """
 
 from __future__ import annotations
@@ -38,11 +37,14 @@ from trainers.process.hooks import at_exit, failed
 from trainers.process.log import glog
 from trainers.storage.folder import Where
 
-# ---- One save at a time in the background: in a thread, with a process group of its own
+# ---- One save at a time in the background, in a thread with a separate process group
 
 
 class Background:
-    """`start` and `wait` are called by all ranks, in the same order."""
+    """Runs one save at a time in a thread, with a separate process group.
+
+    All ranks must call `start` and `wait` in the same order.
+    """
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
@@ -50,26 +52,31 @@ class Background:
         self._groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
 
     def start(self, work: Callable[[], str]) -> None:
-        """After `wait`. Raises nothing that `work` raises."""
+        """Start a save, after `wait`. Errors of `work` are not raised here."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="fleet-checkpoint")
-            # After the group's own, so before it: the save needs its peers.
+            # It is registered after the group's own exit hook and so runs before it, because the save needs
+            # its peers.
             at_exit(self._end)
         self._under_way = self._threads.submit(work)
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way; not the same on all ranks."""
+        """True while a save runs. It may differ between ranks."""
         return self._under_way is not None and not self._under_way.done()
 
     def wait(self) -> str | None:
-        """What the save under way returns, None when there is none; raises what it raises, once."""
+        """Wait for the current save. Return its path, or None without a save. Raises the errors of the save,
+        once.
+        """
         ended, self._under_way = self._under_way, None
         return None if ended is None else ended.result()
 
     def group(self) -> dist.ProcessGroup | None:
-        """Gloo among all ranks, for the thread alone: in a group of the training's its messages would get
-        between the training's own. Made at the first call, by all ranks together.
+        """Return a Gloo group of all ranks for the thread only. The first call makes it, on all ranks
+        together.
+
+        In a group of the training, its messages would mix with the training's messages.
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return None
@@ -78,8 +85,9 @@ class Background:
         return self._groups[1]
 
     def _end(self) -> None:
-        """The interpreter has waited for the thread. A save that has failed unnoticed must not stay
-        so: an exit code of 0 would say that it is complete.
+        """Report a failed save, after the interpreter has waited for the thread.
+
+        Otherwise an exit code of 0 would hide the failure.
         """
         error = None if self._under_way is None else self._under_way.exception()
         if error is None:
@@ -95,18 +103,20 @@ class Background:
 KEEP = 2
 
 _damaged: set[str] = set()
-"""Paths of those that this process has found damaged: it ignores them, and may replace them."""
+"""Paths of checkpoints that this process found damaged. It ignores them, and may replace them."""
 
 _own: set[str] = set()
-"""Paths of those that this run has saved or loaded, or continues."""
+"""Paths of checkpoints that this run has saved or loaded, or that it continues."""
 
 _background, _staging = Background(), Staging()
 
 
 @frozen(kw_only=True)
 class _Order:
-    """One save. `tensors` is what this rank saves, `keys` what all of them together must; `parts` returns its
-    other values, or raises what was wrong with them.
+    """One save.
+
+    `tensors` are this rank's tensors, and `keys` the names that all ranks must save together. `parts` returns
+    the other values of this rank, or raises their error.
     """
 
     checkpoints: CheckpointDirectory
@@ -127,15 +137,17 @@ def save(
     state: Fields | None = None,
     background: bool = False,
 ) -> str | None:
-    """Save all of it as `directory/step-XXXXXXXX`, and remove what is older than the newest `keep`. When it
-    returns its path, on any rank, the checkpoint is complete and durable.
+    """Save model, optimizer and state as `directory/step-XXXXXXXX`, and remove all but the newest `keep`.
 
-    A step that this run has saved or loaded already is not saved again. `state`: by name, dicts and objects
-    with `state_dict` and `load_state_dict`; rank 0's count. Raises CheckpointError, then nothing has changed,
-    also for a save in the background that has failed; UsageError.
+    When it returns the path, on any rank, the checkpoint is complete and durable. A step that this run has
+    already saved or loaded is not saved again. `state` maps names to dicts, and to objects with `state_dict`
+    and `load_state_dict`. Rank 0's values are saved.
 
-    background: make a copy now and write it while training continues, and return None. The next call of this
-    module raises what went wrong meanwhile, on all ranks.
+    With `background`, make a copy now, write it while training continues, and return None. The next call of
+    this module raises the errors of this save on all ranks.
+
+    Raises CheckpointError, without any change, also for an earlier background save that failed. Raises
+    UsageError for wrong arguments.
     """
     wait()
     ranks = Ranks(_background.group() if background else None)
@@ -164,7 +176,7 @@ def save(
 
 
 _written = float("-inf")
-"""When the last save behind `keep_newest` began, by the clock of this process."""
+"""When the last save after `keep_newest` started, by the clock of this process."""
 
 
 def keep_newest(
@@ -179,9 +191,11 @@ def keep_newest(
     state: Fields | None = None,
     as_one: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
-    """Keep all of it in memory that outlives this process (`memory.save`), for `load` of the same directory.
-    Save it in the background too, as `save`, if no such save is under way and the last one began `every`
-    seconds ago (None: never). `as_one`: inside it ranks have one model; memory has each rank's own.
+    """Keep the state in memory that outlives this process (`memory.save`), for `load` of the same directory.
+
+    Also save it in the background, as `save` does, if no such save is running and the last one started at
+    least `every` seconds ago (None for never). Inside the context `as_one`, ranks have one model. The memory
+    holds each rank's own.
     """
     global _written
     ranks = Ranks()
@@ -192,7 +206,7 @@ def keep_newest(
         return kept, every is not None and time.monotonic() - _written >= every and not _background.busy
 
     made = done(everything)
-    # It also keeps ranks together: memory has two versions of each, one of which must be of the same step.
+    # This also keeps ranks together. The memory has two versions per rank, and one must be of a common step.
     due, *_ = ranks.all_tell(lambda: made()[1])
     memory.save(step, made()[0], name=os.fspath(directory), neighbour=neighbour)
     if due:
@@ -202,8 +216,9 @@ def keep_newest(
 
 
 def wait() -> str | None:
-    """The path of the save in the background, once it is complete and durable; None when there is none.
-    Raises CheckpointError when it has failed.
+    """Wait for the save in the background, and return its path once it is complete and durable.
+
+    Return None without a save. Raises CheckpointError if the save failed.
     """
     return _background.wait()
 
@@ -215,11 +230,12 @@ def load(
     *,
     state: Fields | None = None,
 ) -> int | None:
-    """Bring all of it to the newest checkpoint in `directory`; its step, or None when there is none: then
-    nothing has changed. Any number of ranks may load what any number has saved.
+    """Load the newest checkpoint in `directory`, and return its step.
 
-    A damaged checkpoint is skipped with a warning, for the one before. Raises CheckpointError when all
-    are damaged, when it is of another model, or for a save in the background that has failed; UsageError.
+    Return None, without any change, if there is none. Any number of ranks may load a checkpoint of any number
+    of ranks. A damaged checkpoint is skipped with a warning, and the one before it is loaded. Raises
+    CheckpointError if all are damaged, for a checkpoint of another model, or for a background save that
+    failed. Raises UsageError for wrong arguments.
     """
     wait()
     ranks = Ranks()
@@ -233,7 +249,7 @@ def load(
         chosen = ranks.first_tells(lambda: _newest(checkpoints, -1 if kept is None else kept.step))
         if chosen is None and kept is not None:
             _take_kept(kept, contents, ranks)
-            # Those of the run that this one continues.
+            # The checkpoints of the run that this run continues.
             ranks.first_tells(lambda: _own.update(map(checkpoints.path, checkpoints.complete())))
             return kept.step
         if chosen is None:
@@ -252,7 +268,7 @@ def load(
 
 
 def _take_kept(kept: memory.Version, contents: Contents, ranks: Ranks) -> None:
-    """From memory. As in a checkpoint the small values of rank 0 count."""
+    """Load from memory. As in a checkpoint, rank 0's small values are loaded."""
     read = done(lambda: kept.read({"tensors": contents.everything(ranks.rank)}))
     state = ranks.all_tell(lambda: read()["parts"]["state"])[0]
     tensors = read()["tensors"]
@@ -290,14 +306,16 @@ def _write(order: _Order, ranks: Ranks) -> str:
                 checkpoints.discard(name)
         raise
     progress.meter.saved(order.step)
-    progress.meter.flush()  # the launcher knows of it also if the process is killed now
+    progress.meter.flush()  # the launcher receives it even if the process is killed now
     if ranks.rank == 0:
         _prune(checkpoints, order.keep)
     return checkpoints.path(name)
 
 
 def _begin(order: _Order) -> tuple[str, bool]:
-    """A name to write under; or that of this step's checkpoint, and False, when it is saved already."""
+    """Return (name to write under, True), or (name of this step's checkpoint, False) if it is saved
+    already.
+    """
     checkpoints, step = order.checkpoints, order.step
     saved = [name for name in checkpoints.complete() if checkpoints.path(name) not in _damaged]
     if saved and step_of(saved[0]) > step:
@@ -317,7 +335,7 @@ def _begin(order: _Order) -> tuple[str, bool]:
 
 
 def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tuple[Any, Document]:
-    """(files, parts) of this rank, but for the first one's parts, which may be large."""
+    """Return (files, parts) of this rank. Rank 0's parts, which may be large, are left out."""
     if missing := sorted(order.keys - written.index.keys()):
         raise CheckpointError(
             f"rank {rank} has {missing[0]}, and {len(missing) - 1} more, which the rank that was to save it "
@@ -344,7 +362,7 @@ def _commit(order: _Order, name: str, index: Fields, shares: Sequence[Any]) -> s
 def _prune(checkpoints: CheckpointDirectory, keep: int) -> None:
     try:
         checkpoint_directory.prune(checkpoints, keep, _damaged)
-    except OSError as error:  # the new one is complete: failing to remove old ones is not an error
+    except OSError as error:  # the new checkpoint is complete, so failing to remove old ones is not an error
         glog(f"warning: old checkpoints in {checkpoints.where} could not be removed: {error}")
 
 
@@ -357,8 +375,9 @@ def _mention_interrupted(checkpoints: CheckpointDirectory) -> None:
 
 
 def _newest(checkpoints: CheckpointDirectory, kept: int) -> tuple[str, Manifest] | None:
-    """The newest checkpoint whose manifest is intact, of a later step than the one in memory (-1: there is
-    none). Raises CheckpointError when there are only others, and none in memory.
+    """Return the newest intact checkpoint of a later step than the one in memory (-1 for none).
+
+    Raises CheckpointError if all checkpoints are damaged and the memory has none.
     """
     there = [name for name in checkpoints.complete() if step_of(name) > kept]
     for name in there:
@@ -379,7 +398,7 @@ def _newest(checkpoints: CheckpointDirectory, kept: int) -> tuple[str, Manifest]
 def _look_at_share(
     checkpoints: CheckpointDirectory, name: str, manifest: Manifest, ranks: Ranks
 ) -> str | None:
-    """The ranks divide the files among them; what is wrong with mine."""
+    """Check this rank's share of the files, and return their damage, or None."""
     mine = sorted(manifest.files)[ranks.rank :: ranks.world]
     return checkpoint_directory.damage(checkpoints, name, {file: manifest.files[file] for file in mine})
 

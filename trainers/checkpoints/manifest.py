@@ -1,6 +1,4 @@
-"""What a checkpoint says of itself: one JSON document with its own checksum, and the small values in it.
-Pure.
-"""
+"""Read and write a checkpoint's manifest, one JSON document with a checksum and the small values."""
 
 from __future__ import annotations
 
@@ -21,16 +19,19 @@ MANIFEST = "checkpoint.json"
 FORMAT = 1
 
 _END = b"\n"
-"""JSON escapes newlines, so that a document has this one only, at its end."""
+"""The only newline of a document, at its end, because JSON escapes newlines."""
 
 
 class CheckpointError(FleetError):
-    """A checkpoint could not be written, or there are some and none of them can be read."""
+    """A checkpoint could not be written, or all existing checkpoints are unreadable."""
 
 
 @frozen(kw_only=True)
 class Manifest:
-    """`files` are (bytes, xxh3-128) by name, `index` where each tensor is, `parts` the other values."""
+    """The description of a checkpoint.
+
+    `files` maps names to (bytes, xxh3-128). `index` locates each tensor. `parts` holds the other values.
+    """
 
     step: int
     world: int
@@ -46,12 +47,14 @@ def manifest_to_bytes(manifest: Manifest) -> bytes:
 
 
 def is_ended(content: bytes) -> bool:
-    """Whether the document was written to its end; its content has not been checked."""
+    """Return True if the document was written to its end. Its content is not checked."""
     return content.endswith(_END)
 
 
 def manifest_from_bytes(content: bytes) -> Manifest:
-    """Raises CheckpointError for anything but a whole document, NotSupportedError for a later version's."""
+    """Read a document. Raises CheckpointError if it is damaged, and NotSupportedError for a later version's
+    format.
+    """
     try:
         outer = json.loads(content)
         body = outer["manifest"]
@@ -68,7 +71,7 @@ def manifest_from_bytes(content: bytes) -> Manifest:
 
 
 def step_of(name: str) -> int:
-    """Return the step that the name of a checkpoint says."""
+    """Return the step in the name of a checkpoint."""
     return int(name.removeprefix("step-").partition(".")[0])
 
 
@@ -84,7 +87,7 @@ def values_of(value: Any) -> Any:
 
 
 def put_values(state: Fields, saved: Fields) -> None:
-    """Bring the objects and dicts of `state` to what was saved under the same names."""
+    """Load saved values into the objects and dicts of `state` with the same names."""
     for name, value in state.items():
         if is_stateful(value):
             value.load_state_dict(saved[name])
@@ -96,11 +99,16 @@ def put_values(state: Fields, saved: Fields) -> None:
 # ---- Small values as JSON
 
 _ITEMS = "__items__"
-"""A dict whose keys are not all strings (the milestones of a learning rate schedule) is a list of pairs."""
+"""Marks a dict with keys that are not strings (such as milestones of a learning rate schedule), as a list of
+pairs.
+"""
 
 
 def to_json(name: str, value: Any) -> Any:
-    """Raises UsageError, with `name`, for anything else than numbers, strings, lists, tuples and dicts."""
+    """Convert a value of numbers, strings, lists, tuples and dicts to JSON.
+
+    Raises UsageError, with `name`, for any other type.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -116,7 +124,7 @@ def to_json(name: str, value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The value that `to_json` was given; tuples have become lists."""
+    """Return the value from `to_json`. Tuples have become lists."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if isinstance(value, dict):

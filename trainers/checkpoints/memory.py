@@ -1,6 +1,7 @@
-"""Checkpoints in memory that outlives the process: the newest two versions of each rank's state, in shared
-memory that the launcher keeps until its end. A save is one copy; a restart continues from the newest version
-that all ranks have.
+"""Keep checkpoints in memory that outlives the process.
+
+The launcher keeps the newest two versions of each rank's state in shared memory, until its end. A save is one
+copy. A restart continues from the newest version that all ranks have.
 
     from trainers.checkpoints import memory
 
@@ -9,9 +10,9 @@ that all ranks have.
     ...
     memory.save(step, state)             # all ranks, as often as you like
 
-Ranks are never more than one save apart, as far as they train together. So a version that all have is among
-their newest two, and whatever ended them left it whole (`slots`). With `neighbour=True` versions have copies
-on the next machine too, for the loss of one (`neighbour`).
+While ranks train together, they are at most one save apart. A version that all have is therefore among their
+newest two, and it is whole after any kind of end (`slots`). With `neighbour=True`, the next node also has
+copies of the versions, in case a node is lost (`neighbour`).
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _PIECE = 1 << 26  # bytes that ranks send at once
 
 
 def save(step: int, state: Fields, name: str = "", *, neighbour: bool = False) -> bool:
-    """Keep the state as it is after `step` steps: by name, dicts, and objects with `state_dict` and
-    `load_state_dict`. `name`: states of different names are kept beside each other. All ranks call it, with a
-    later step than the last.
+    """Keep the state after `step` steps. All ranks must call it, with a later step than the last.
 
-    False where no launcher keeps memory, or there is not enough. Raises UsageError for what cannot be kept.
+    `state` maps names to dicts, and to objects with `state_dict` and `load_state_dict`. States with different
+    `name` are kept separately. Return False without a launcher that keeps memory, or without enough memory.
+    Raises UsageError for values that cannot be kept.
     """
     keeper = _keeper_of(name)
     if keeper is None or not keeper.save(step, state, neighbour=neighbour):
@@ -56,9 +57,11 @@ def save(step: int, state: Fields, name: str = "", *, neighbour: bool = False) -
 
 
 def load(state: Fields, name: str = "") -> int | None:
-    """Bring it to the newest version that all ranks have, dicts in place; its step. None, and nothing has
-    changed, where there is none: at the first start, after the launcher has ended, with another number of
-    ranks. All ranks call it, once they have joined their group. Raises CheckpointError for another state.
+    """Load the newest version that all ranks have into `state`, dicts in place, and return its step.
+
+    Return None, without any change, if there is none: at the first start, after the launcher has ended, or
+    with another number of ranks. All ranks must call it after joining their group. Raises CheckpointError for
+    a state of other names.
     """
     found = newest(name)
     if found is None:
@@ -69,13 +72,13 @@ def load(state: Fields, name: str = "") -> int | None:
 
 
 def newest(name: str = "") -> Version | None:
-    """The newest version that all ranks have; they ask for it together."""
+    """Return the newest version that all ranks have. All ranks must call it."""
     keeper = _keeper_of(name)
     return None if keeper is None else keeper.newest()
 
 
 def _take(state: Fields, saved: Fields) -> None:
-    """Put what was saved where it belongs. Raises CheckpointError."""
+    """Load saved values into the state. Raises CheckpointError if a name is missing."""
     if missing := sorted(state.keys() - saved.keys()):
         raise CheckpointError(f"the state in memory has no {', '.join(missing)}; it was saved without")
     put_values(state, saved)
@@ -87,11 +90,11 @@ class Version:
 
     step: int
     made: int
-    """How many steps had been made then, which `step` does not tell of a script that saves by epochs."""
+    """Number of steps at that time. `step` does not show it if a script saves by epochs."""
     _slot: Slot
 
     def read(self, state: Fields) -> Document:
-        """What was saved; sharded tensors on the meshes of those in this state."""
+        """Return the saved state. Sharded tensors use the meshes of the tensors in `state`."""
         return self._slot.read(cache(lambda: meshes_of(state)))
 
 
@@ -110,12 +113,14 @@ def _keeper_of(name: str) -> Keeper | None:
 
 
 _Versions = dict[int, list[tuple[int, int]]]
-"""What a machine holds: versions by the rank whose state they are."""
+"""The versions on a node, by the rank that they belong to."""
 
 
 class Keeper:
-    """The versions of one state: in the launcher's store own ones are `NAME.RANK.own.0` and so on, copies of
-    those of other machines `NAME.RANK.copy.0`.
+    """The versions of one state.
+
+    In the launcher's store, own versions are named `NAME.RANK.own.0` and so on, and copies for other nodes
+    `NAME.RANK.copy.0`.
     """
 
     def __init__(self, name: str, store: Store) -> None:
@@ -180,7 +185,7 @@ class Keeper:
         return Version(chosen.head.step, chosen.head.made, chosen)
 
     def _held(self) -> dict[int, list[Slot]]:
-        """What is in the memory of this machine, by rank; copies before own ones."""
+        """Return the slots in the memory of this node by rank, copies before own ones."""
         try:
             given = self._store.give(f"{self._name}.")
         except CheckpointError as error:
@@ -192,7 +197,7 @@ class Keeper:
         return held
 
     def _slot(self, name: str, descriptor: int) -> Slot:
-        """One for each memory: it may be in use beside the training, as the same."""
+        """Return the one slot for this memory, because it may already be in use for the training."""
         known = self._slots.get(name)
         if known is None or not os.path.sameopenfile(known.descriptor, descriptor):
             known = self._slots[name] = Slot(descriptor, name)
@@ -202,7 +207,7 @@ class Keeper:
         return known
 
     def _begin(self, ranks: Ranks, held: Mapping[int, list[Slot]]) -> None:
-        """A run, which all ranks begin together."""
+        """Start a run, which all ranks start together."""
         told = ranks.all_tell(lambda: (place_on_node(), int.from_bytes(os.urandom(7))))
         self._run = told[0][1]
         mine = held.get(ranks.rank, [])
@@ -213,13 +218,14 @@ class Keeper:
         self._saves = 0
 
     def _is_replaced(self) -> bool:
-        """Whether all ranks have a version of this run, on two machines if there are copies: a rank that has
-        saved twice knows that of its first save.
+        """Return True if all ranks have a version of this run, on two nodes if copies are enabled.
+
+        A rank that has saved twice can be sure of this for its first save.
         """
         return self._saves > 1 and (self._neighbour is None or self._neighbour.has_copies_of(self._run))
 
     def _give_back(self) -> None:
-        """What no rank on this machine writes any more: each has to let go of it."""
+        """Release slots that ranks on this node have stopped writing. Each rank must release them."""
         for slot in self._unused:
             self._slots.pop(slot.name, None)
             slot.close()
@@ -232,8 +238,9 @@ class Keeper:
         self._unused = []
 
     def _free(self, rank: int) -> Slot:
-        """The slot for the next version: not the best, nor one that is being copied. Raises CheckpointError
-        or OSError.
+        """Return the slot for the next version, other than the best slot and slots being copied.
+
+        Raises CheckpointError or OSError.
         """
         assert self._own is not None
         taken = [] if self._neighbour is None else self._neighbour.pinned()
@@ -243,7 +250,7 @@ class Keeper:
         return min(free, key=self._worth) if free else self._new(self._own, rank, "own")
 
     def _room(self, owner: int) -> Slot:
-        """For another copy of this rank's."""
+        """Return the slot for another copy of this rank's state."""
         copies = self._copies.setdefault(owner, [])
         return self._lesser_of_two(copies, owner, "copy", self._worth_as_copy)
 
@@ -253,16 +260,18 @@ class Keeper:
         return min(slots, key=worth) if len(slots) > 1 else self._new(slots, owner, kind)
 
     def _worth(self, slot: Slot) -> tuple[int, int]:
-        """The version that was loaded is worth more than a later one of the run before: another rank may have
-        no such version, and until the first save is complete everywhere there is no other for all. The same
-        of the one that has copies, until there are newer ones.
+        """Return the worth of a slot. The loaded version is worth more than later ones of the run before.
+
+        Another rank may lack such a later version. Until the first save is complete everywhere, all ranks
+        share only the loaded version. The same holds for the version with copies, until newer copies exist.
         """
         head = slot.head
         return head.run == self._run or head.version in (self._loaded, self._copied), head.number
 
     def _worth_as_copy(self, slot: Slot) -> tuple[int, int]:
-        """A copy of a later version than the one that has copies everywhere, be it the loaded one, is worth
-        less: of that one other ranks may have none.
+        """Return the worth of a copy. The version with copies everywhere is worth more than later versions.
+
+        Other ranks may lack a copy of a later version, even of the loaded one.
         """
         head = slot.head
         return 2 if head.run == self._run else head.version == self._copied, head.number
@@ -281,7 +290,9 @@ class Keeper:
         held: Mapping[int, list[Slot]],
         everywhere: Sequence[_Versions],
     ) -> Slot | None:
-        """This rank's version from another machine, if this one lacks it; all ranks send what others lack."""
+        """Receive this rank's version from another node, if this one lacks it. All ranks send what
+        others lack.
+        """
         there = ranks.all_tell(lambda: version in _versions(held.get(ranks.rank, []), ranks.world))
         if all(there):
             return None
@@ -308,8 +319,10 @@ def _of_kind(kind: str, slots: Sequence[Slot]) -> list[Slot]:
 
 
 def _unused(held: Mapping[int, Sequence[Slot]], places: Sequence[tuple[str, int]], rank: int) -> list[Slot]:
-    """Of what this rank's machine holds: own versions of ranks that are elsewhere, or no more, and copies of
-    those that send theirs to another one.
+    """Return this node's unused slots.
+
+    These are own versions of ranks that have moved or ended, and copies of ranks that now send to another
+    node.
     """
     here = {each for each, (node, _) in enumerate(places) if node == places[rank][0]}
     copied = {each for each, target in enumerate(neighbours(places) or ()) if target in here}
@@ -327,7 +340,7 @@ def _versions(slots: Sequence[Slot], world: int) -> dict[tuple[int, int], Slot]:
 
 
 def _newest_of(everywhere: Sequence[_Versions], world: int, machines: int = 1) -> tuple[int, int] | None:
-    """The newest version of which there is one of every rank, on so many machines, whichever."""
+    """Return the newest version that exists for every rank, on at least `machines` nodes."""
     owners: dict[tuple[int, int], Counter[int]] = {}
     for held in everywhere:
         for owner, versions in held.items():

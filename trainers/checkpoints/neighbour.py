@@ -1,13 +1,13 @@
-"""Copies of versions in memory on the next machine, so that one that is lost takes none with it: each rank
-sends its versions to a rank of the next machine, in a thread beside the training.
+"""Copy versions in memory to the next node, so that a lost node loses no version.
 
-One version at a time, the same on all ranks: it is chosen in a save, once all ranks agree that the copy of
-the one before is complete. Until then that one stays, on both sides: at any moment there is a version of
-which every rank has its own or a copy.
+Each rank sends its versions to a rank of the next node, in a thread beside the training. Ranks copy one
+version at a time, the same on all ranks. A save chooses it, after all ranks agree that the copy before it is
+complete. Until then the version before stays on both sides. At any time there is a version of which every
+rank has its own or a copy.
 
-A rank listens for the one before it, and sends it 32 random bytes. The answer is the number of its rank and
-the HMAC of both under a secret that all ranks know: a connection without it is closed. Then follow for
-each version its head and its content, not encrypted; 8 bytes with the number come back when the copy is
+A rank listens for the sending rank and first sends it 32 random bytes. The sender answers with its rank and
+the HMAC of both under a secret that all ranks share. A connection without it is closed. Then the sender sends
+head and content of each version, unencrypted. The receiver returns 8 bytes with the number when a copy is
 complete.
 """
 
@@ -35,23 +35,24 @@ from trainers.process.log import glog
 
 _HEAD = struct.Struct("<7q")
 _NUMBER = struct.Struct("<q")
-_LARGEST = 1 << 46  # bytes of a version: more is not one
+_LARGEST = 1 << 46  # bytes of a version; a larger size is invalid
 _PIECE = 1 << 24  # bytes
 _WITHIN = 60.0  # seconds for a piece of a transfer
 _AGAIN = 1.0  # seconds
-_PROOF = 10.0  # seconds in which a connection must have shown that it is from a rank of this job
-_STRANGERS = 32  # connections that have not yet; the oldest makes room for another
+_PROOF = 10.0  # seconds for a connection to prove that it comes from a rank of this job
+_STRANGERS = 32  # connections without proof so far; the oldest makes room for a new one
 _CHALLENGE = 32  # bytes
 
 
 def place_on_node() -> tuple[str, int]:
-    """The machine that this rank is on, and its place there."""
+    """Return the node of this rank, and its place there."""
     return os.environ.get("GROUP_RANK", "0"), int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def neighbours(places: Sequence[tuple[str, int]]) -> list[int] | None:
-    """To whom each rank sends, from the places of all; None on one machine. Ranks of a machine with more than
-    the next one send to the same.
+    """Return the target of each rank, from the places of all ranks, or None on a single node.
+
+    If a node has more ranks than the next one, several ranks send to the same target.
     """
     nodes = list(dict.fromkeys(node for node, _ in places))
     if len(nodes) == 1:
@@ -65,29 +66,29 @@ def neighbours(places: Sequence[tuple[str, int]]) -> list[int] | None:
 
 
 class NoNeighbour:
-    """Of a job on one machine."""
+    """The neighbour of a job on one node."""
 
     def pinned(self) -> list[Slot]:
         return []
 
     def offer(self, slot: Slot | None) -> None:
-        """It has no copy."""
+        """Do nothing, because a single node has no copies."""
 
     def has_copies_of(self, run: int) -> bool:
-        """Nothing else is waited for."""
+        """Return True, because no copies are awaited."""
         return True
 
 
 class Neighbour:
-    """Sends versions of this rank, and keeps those that others send. All ranks make it together.
+    """Sends versions of this rank, and keeps copies from other ranks. All ranks must make it together.
 
-    `room` gives the slot for another version of a rank. `copied` is the version of the run before that has
+    `room` returns the slot for another version of a rank. `copied` is the version of the run before that has
     copies.
     """
 
     @classmethod
     def of(cls, ranks: Ranks, room: Callable[[int], Slot], copied: Slot | None) -> Neighbour | NoNeighbour:
-        """All ranks make theirs together."""
+        """Make a neighbour on all ranks together."""
         places = ranks.all_tell(place_on_node)
         targets = neighbours(places)
         return NoNeighbour() if targets is None else cls(ranks, room, targets[ranks.rank], copied)
@@ -117,16 +118,17 @@ class Neighbour:
             threading.Thread(target=work, name="fleet-neighbour", daemon=True).start()
 
     def pinned(self) -> list[Slot]:
-        """What must stay: the version that is being copied, and the last one that has copies everywhere."""
+        """Return the slots to keep: the version being copied, and the last version with copies everywhere."""
         return [slot for slot in (self._chosen, self._before) if slot is not None]
 
     def has_copies_of(self, run: int) -> bool:
-        """Whether there is a version of this run that has copies everywhere."""
+        """Return True if a version of this run has copies everywhere."""
         return self._before is not None and self._before.head.run == run
 
     def offer(self, slot: Slot | None) -> None:
-        """The version that all ranks save now, None where that has failed: it is copied next, if the copy
-        before it is complete everywhere.
+        """Offer the version that all ranks save now, or None if the save failed.
+
+        It is copied next if the copy before it is complete everywhere.
         """
         delivered = self._chosen is None or self._sent == self._chosen.head.number
         agreed = torch.tensor([int(delivered and slot is not None)])
@@ -149,7 +151,7 @@ class Neighbour:
                 connection = connection or self._connected()
                 connection.sendall(_HEAD.pack(*astuple(slot.head)))
                 with slot.content() as content:
-                    for at in range(0, len(content), _PIECE):  # the timeout is that of a whole `sendall`
+                    for at in range(0, len(content), _PIECE):  # the timeout applies to a whole `sendall`
                         connection.sendall(content[at : at + _PIECE])
                 number = bytearray(_NUMBER.size)
                 _receive(connection, memoryview(number))
@@ -184,7 +186,7 @@ class Neighbour:
                 connection, _ = self._listener.accept()
                 self._note_stranger(connection)
                 threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
-            except (OSError, RuntimeError):  # no descriptor left, or no thread, for now
+            except (OSError, RuntimeError):  # no descriptor or thread is available at the moment
                 threading.Event().wait(_AGAIN)
 
     def _note_stranger(self, connection: socket.socket) -> None:
@@ -195,7 +197,7 @@ class Neighbour:
                     self._unproven.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _owner(self, connection: socket.socket) -> int | None:
-        """The rank that sends; None if that is not of this job."""
+        """Return the sending rank, or None if it does not belong to this job."""
         rank, proof = bytearray(_NUMBER.size), bytearray(32)
         challenge = secrets.token_bytes(_CHALLENGE)
         until = time.monotonic() + _PROOF
@@ -243,8 +245,10 @@ class Neighbour:
 
     @contextlib.contextmanager
     def _only_writer(self, owner: int, connection: socket.socket) -> Iterator[None]:
-        """Two connections of a rank, the earlier of which is cut off but does not know it, would write one
-        slot: the last one that came counts. Raises ConnectionError for another.
+        """Allow only the latest connection of a rank to write. Raises ConnectionError for an earlier one.
+
+        Otherwise two connections of a rank could write one slot, if the earlier one was cut off without
+        noticing.
         """
         with self._senders[owner][1]:
             if self._senders[owner][0] is not connection:
@@ -258,7 +262,9 @@ class Neighbour:
 
 
 def _receive(connection: socket.socket, room: memoryview, until: float | None = None) -> None:
-    """Fill it. Raises OSError, ConnectionError at the end of the connection, TimeoutError after `until`."""
+    """Fill `room`. Raises OSError, ConnectionError at the end of the connection, and TimeoutError
+    after `until`.
+    """
     at = 0
     while at < len(room):
         if until is not None:

@@ -1,4 +1,4 @@
-"""What ranks tell each other in a save or a load: rank 0 decides, all report."""
+"""Exchange results between ranks in a save or a load. Rank 0 decides, and all ranks report."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks of the default process group; a process without one is a rank of one. `group`: another group
-    of the same ranks to talk through.
+    """The ranks of the default process group. A process without a group is a rank of one.
 
-    Every method is called by all ranks, in the same order.
+    `group` is another group of the same ranks for the messages. All ranks must call every method in the same
+    order.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -27,8 +27,10 @@ class Ranks:
         self.world = dist.get_world_size() if joined else 1
 
     def first_tells(self, ask: Callable[[], T]) -> T:
-        """Return what `ask` returns on the first rank. Raises what it raises there: on the others the
-        FleetError, or CheckpointError for any other exception.
+        """Return the result of `ask` on the first rank.
+
+        If `ask` raises there, the first rank raises its exception. The others raise the same FleetError, or
+        CheckpointError for any other exception.
         """
         told = _tried(ask) if self.rank == 0 else [None, None]
         sent = self._for_others(told)
@@ -38,15 +40,17 @@ class Ranks:
         return answer
 
     def each(self, act: Callable[[], T]) -> T:
-        """Return what `act` returns on this rank. Raises as `all_tell` does."""
+        """Return the result of `act` on this rank. Raises errors as `all_tell` does."""
         told = _tried(act)
         self.all_tell(lambda: _answer([None, told[1]]))
         answer: T = told[0]
         return answer
 
     def all_tell(self, mine: Callable[[], T]) -> list[T]:
-        """Return what `mine` returns on each rank, in rank order. If it raises on some, all raise what the
-        first of them raises, as in `first_tells`. A rank raises its own exception if that is no FleetError.
+        """Return the result of `mine` on each rank, in rank order.
+
+        If it raises on some ranks, all raise the first of these errors, as in `first_tells`. A rank raises
+        its own exception if that is not a FleetError.
         """
         told = _tried(mine)
         everyone: list[Any] = [told]
@@ -58,7 +62,7 @@ class Ranks:
         return [_answer(each) for each in everyone]
 
     def _for_others(self, told: list[Any]) -> list[Any]:
-        """An exception of a script may not be one that can be sent."""
+        """Convert a script's exception, which may not be serializable."""
         result, error = told
         if error is not None and not isinstance(error, FleetError):
             error = CheckpointError(f"rank {self.rank}: {type(error).__name__}: {error}")
@@ -66,13 +70,13 @@ class Ranks:
 
 
 def done(act: Callable[[], T]) -> Callable[[], T]:
-    """Run `act` now; calling the returned function gives its result, or raises its error."""
+    """Run `act` now. The returned function returns its result, or raises its error."""
     told = _tried(act)
     return lambda: _answer(told)
 
 
 def _tried(act: Callable[[], Any]) -> list[Any]:
-    """[result, error]"""
+    """Return [result, error]."""
     try:
         return [act(), None]
     except OSError as error:

@@ -1,11 +1,10 @@
-"""Shared memory for versions of a state: where the launcher keeps it, how a version lies in it, and how a
-state becomes tensors and JSON.
+"""Store versions of a state in shared memory that the launcher keeps, as tensors and JSON.
 
-    head      number (0: being written, else that of the save), step, run, world, steps made, sizes
-    tensors   one after the other, aligned
-    values    everything else as JSON
+     head      number (of the save, or 0 while it is written), step, run, world, steps made, sizes
+     tensors   one after the other, aligned
+     values    everything else as JSON
 
-The number is written last: a process that is killed at any moment leaves a whole version, or none.
+The number is written last. A process that is killed at any moment therefore leaves a whole version, or none.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from trainers.errors import UsageError
 
 _HEAD = struct.Struct("<8s7q")  # magic, and the fields of `Head`
 _MAGIC = b"FLEETMEM"
-_FIRST = mmap.PAGESIZE  # where tensors begin
+_FIRST = mmap.PAGESIZE  # where tensors start
 _ALIGNED = 64
-_MORE = 1 << 16  # bytes by which a slot grows: values become longer
+_MORE = 1 << 16  # bytes by which a slot grows, because values become longer
 
 
 # ---- The launcher's store
 
 
 class Store:
-    """Descriptors of shared memory by name, as the launcher keeps them (`fleetrun.pod.memory`)."""
+    """Descriptors of shared memory by name, kept by the launcher (`fleetrun.pod.memory`)."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def keep(self, name: str, descriptor: int) -> None:
-        """Raises CheckpointError."""
+        """Hand a descriptor to the launcher. Raises CheckpointError."""
         self._ask({"keep": name}, [descriptor])
 
     def give(self, prefix: str) -> dict[str, int]:
-        """New descriptors by name. Raises CheckpointError."""
+        """Return new descriptors by name. Raises CheckpointError."""
         found: dict[str, int] = {}
         more, after = True, ""
         while more:
@@ -62,18 +61,18 @@ class Store:
         return found
 
     def drop(self, name: str) -> None:
-        """The memory is freed once no process has its descriptor. Raises CheckpointError."""
+        """Free the memory after the last process has closed its descriptor. Raises CheckpointError."""
         self._ask({"drop": name})
 
     def _ask(self, request: dict[str, str], descriptors: Sequence[int] = ()) -> tuple[Document, list[int]]:
         folder, name = os.path.split(self._path)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-                # No timeout: a launcher that is stopped or busy keeps the memory, and without it training
-                # would begin anew. One that has gone hangs up.
+                # There is no timeout, because a stopped or busy launcher keeps the memory, and without it
+                # training would start over. If the launcher ends, the connection closes.
                 place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    asking.connect(f"/proc/self/fd/{place}/{name}")  # an address has 107 bytes at most
+                    asking.connect(f"/proc/self/fd/{place}/{name}")  # an address has at most 107 bytes
                 finally:
                     os.close(place)
                 socket.send_fds(asking, [json.dumps(request).encode()], descriptors)
@@ -93,9 +92,11 @@ class Store:
 
 @frozen
 class Head:
-    """What a slot holds. `number` counts the saves of its rank; 0: it is being written, or empty. `run` is
-    the same number on all ranks from one load to the next: versions of one step and one run belong together.
-    `made` are the steps that progress counts. `tensors` and `values` in bytes.
+    """The content of a slot.
+
+    `number` counts the saves of its rank, or is 0 for a slot that is empty or being written. `run` is equal
+    on all ranks from one load to the next. Versions with equal step and run belong together. `made` is the
+    number of steps that progress counts. `tensors` and `values` are sizes in bytes.
     """
 
     number: int = 0
@@ -112,7 +113,7 @@ class Head:
 
     @property
     def version(self) -> tuple[int, int]:
-        """(step, run): the same on all ranks of one version."""
+        """(step, run), equal on all ranks of one version."""
         return self.step, self.run
 
 
@@ -120,7 +121,7 @@ class Slot:
     """Shared memory of one version, which one process writes."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        """Takes the descriptor over."""
+        """Make a slot, which owns the descriptor from now on."""
         self.descriptor = descriptor
         self.name = name
         self._memory: mmap.mmap | None = None
@@ -129,7 +130,7 @@ class Slot:
         self.look()
 
     def look(self) -> None:
-        """What it holds: another process may have written it."""
+        """Read the head again, because another process may have written it."""
         self.head = self._read_head()
 
     @classmethod
@@ -139,12 +140,12 @@ class Slot:
         return cls(descriptor, name)
 
     def close(self) -> None:
-        """Let go of the memory. The slot cannot be used any more."""
+        """Release the memory. The slot cannot be used afterwards."""
         self._views, self._layout, self._memory = [], None, None
         os.close(self.descriptor)
 
     def write(self, head: Head, tensors: Sequence[Tensor], values: bytes) -> None:
-        """Raises OSError for lack of memory: then the slot is empty."""
+        """Write a version. Raises OSError for lack of memory, and then the slot is empty."""
         layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
         memory = self._emptied(head)
         if layout != self._layout:
@@ -156,8 +157,9 @@ class Slot:
         self._completed(head, memory)
 
     def fill(self, head: Head, receive: Callable[[memoryview], None]) -> None:
-        """With the `content` of another slot that has this head. Raises what `receive` raises, and OSError:
-        then the slot is empty.
+        """Fill the slot with the `content` of another slot with this head.
+
+        Raises OSError, and errors of `receive`. The slot is then empty.
         """
         memory = self._emptied(head)
         self._layout = None
@@ -166,7 +168,9 @@ class Slot:
         self._completed(head, memory)
 
     def content(self) -> memoryview:
-        """All bytes of the version but its head. Release it before the slot is written again."""
+        """Return all bytes of the version except its head. Release the view before the slot is written
+        again.
+        """
         return memoryview(self._mapped(_FIRST + self.head.size))[_FIRST : _FIRST + self.head.size]
 
     def _emptied(self, head: Head) -> mmap.mmap:
@@ -175,16 +179,16 @@ class Slot:
 
     def _completed(self, head: Head, memory: mmap.mmap) -> None:
         memory[: _HEAD.size] = _HEAD.pack(_MAGIC, 0, *astuple(head)[1:])
-        memory[8:16] = struct.pack("<q", head.number)  # from here on it counts
+        memory[8:16] = struct.pack("<q", head.number)  # from here on the version counts
         self.head = head
 
     def empty(self) -> None:
-        """It holds nothing from now on."""
+        """Mark the slot as empty."""
         os.pwrite(self.descriptor, bytes(_HEAD.size), 0)
         self.head = Head()
 
     def read(self, meshes: Callable[[], Meshes]) -> Document:
-        """The state, in memory of its own. `meshes` are those for sharded tensors."""
+        """Return the state in new memory. `meshes` returns the meshes for sharded tensors."""
         memory = self._mapped(_FIRST + self.head.size)
         start = _FIRST + self.head.tensors
         return _unpacked(memory[start : start + self.head.values], memory, meshes)
@@ -197,7 +201,7 @@ class Slot:
         return Head(number, *fields) if magic == _MAGIC else Head()
 
     def _mapped(self, size: int) -> mmap.mmap:
-        """All of it, at least of this size. The memory is there then: writing cannot fail."""
+        """Map the slot, with at least this size. The memory is allocated, so writing cannot fail."""
         if self._memory is None or len(self._memory) < size:
             self._views, self._layout, self._memory = [], None, None
             there = os.fstat(self.descriptor).st_size
@@ -214,7 +218,7 @@ def _aligned(size: int) -> int:
 
 
 def _views(memory: mmap.mmap, layout: Sequence[tuple[torch.Size, torch.dtype]]) -> Iterator[Tensor]:
-    """Tensors in the memory of a slot, in the order in which they lie there."""
+    """Yield tensors in the memory of a slot, in their order."""
     at = _FIRST
     for shape, dtype in layout:
         yield _view(memory, at, shape, dtype)
@@ -228,16 +232,17 @@ def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> 
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at).view(dtype).view(shape)
 
 
-# ---- States: tensors in the slot, everything else as JSON. What JSON does not have is an object of one key:
-# `{"dict": [[key, value], ...]}`, `{"module": [those, versions]}` of a module's state, `{"tuple": [...]}`,
-# `{"bytes": hex}`, and `{"tensor": number}` or `{"array": number}` with the number of its place.
+# ---- States: tensors in the slot, everything else as JSON. Types that JSON lacks become an object of one
+# key: `{"dict": [[key, value], ...]}`, `{"module": [pairs, versions]}` of a module's state, `{"tuple":
+# [...]}`, `{"bytes": hex}`, and `{"tensor": number}` or `{"array": number}` with the number of its place.
 
 
 @frozen
 class Place:
-    """A tensor in a slot: its first byte, and what it is. Of a sharded one `shape` is that of this rank's
-    part; then `placements` are `["shard", dimension]` or `["replicate"]`, `mesh` the shape of its mesh, and
-    `whole` shape and strides of the tensor.
+    """A tensor in a slot, with its first byte, shape and type.
+
+    For a sharded tensor, `shape` is the shape of this rank's part. `placements` are `["shard", dimension]` or
+    `["replicate"]`, `mesh` is the shape of its mesh, and `whole` the shape and strides of the tensor.
     """
 
     at: int
@@ -249,7 +254,7 @@ class Place:
 
 
 class Packed:
-    """A state as tensors and JSON. Raises UsageError for what cannot be kept."""
+    """A state as tensors and JSON. Raises UsageError for values that cannot be kept."""
 
     def __init__(self, state: Fields) -> None:
         self.tensors: list[Tensor] = []
@@ -290,7 +295,7 @@ class Packed:
         local = local.detach()
         if local.layout is not torch.strided or local.is_quantized:
             raise UsageError(f"a tensor of layout {local.layout} cannot be kept in memory; make it dense")
-        lazy = (local.is_conj(), local.is_neg())  # of the same memory other values
+        lazy = (local.is_conj(), local.is_neg())  # such tensors share memory but have other values
         same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted, lazy)
         number = self._numbers.get(same) if local.numel() else None
         if number is None:
@@ -318,7 +323,7 @@ def _sharding(found: Any) -> Document:
 
 
 def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) -> Document:
-    """The state, in memory of its own."""
+    """Return the state in new memory."""
     said = json.loads(values)
     tensors = [_read(memory, Place(*fields), meshes) for fields in said["places"]]
 
@@ -365,7 +370,7 @@ def _read(memory: mmap.mmap, place: Place, meshes: Callable[[], Meshes]) -> Tens
 
 
 def meshes_of(state: Fields) -> Meshes:
-    """Those on which its sharded tensors are."""
+    """Return the meshes of the state's sharded tensors."""
     meshes: Meshes = {}
 
     def collect(found: Any) -> None:

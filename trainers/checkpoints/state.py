@@ -1,12 +1,12 @@
-"""What a checkpoint is made of: a model, its optimizer and small things, as named tensors and JSON, and
-back.
+"""Convert a model, its optimizer and small values to named tensors and JSON, and back.
 
-State dicts only: no file and no other rank. Names are the parameters' own, without DDP's or
-torch.compile's prefixes: the same for any number of processes.
+The module handles only state dicts, without files and other ranks. Names are the parameters' own, without the
+prefixes of DDP and torch.compile, so they are equal for any number of processes.
 
-An optimizer whose state is divided among the ranks says with `owned_params()` for which parameters this
-rank has it: its `state_dict()` has that only, its `load_state_dict()` needs no more. One with
-`extra_state()`, a dict of numbers, and `load_extra_state()` has more that must go on: rank 0's is kept.
+An optimizer whose state is divided among ranks has a method `owned_params()`, which returns the parameters
+whose state this rank holds. Its `state_dict()` has only these, and its `load_state_dict()` needs only these.
+An optimizer with further state has `extra_state()`, which returns a dict of numbers, and
+`load_extra_state()`. Rank 0's extra state is kept.
 """
 
 from __future__ import annotations
@@ -34,18 +34,14 @@ from trainers.checkpoints.manifest import (
 from trainers.checkpoints.tensors import Tensors, is_sharded
 from trainers.errors import NotSupportedError, UsageError
 
-# ---- An optimizer's state in a checkpoint. Knows torch's state dicts, and what optimizers of this package
-# add to them; no file and no other rank.
-#
-# An optimizer whose state is divided among the ranks says with `owned_params()` for which parameters this
-# rank has it: its `state_dict()` has that only, its `load_state_dict()` needs no more. One with
-# `extra_state()`, a dict of numbers, and `load_extra_state()` has more that must go on: rank 0's is kept.
+# ---- An optimizer's state in a checkpoint, from torch's state dicts and the extensions described above
 
 
 class OptimizerState:
-    """An optimizer's state by the names of its parameters. JSON: `{"groups": [{"params": [names], options}],
-    "state": {name: {key: value, or {"tensor": key}}}, "extra": its own or null}`. `divided`: other ranks have
-    a part of `state`.
+    """An optimizer's state by the names of its parameters.
+
+    As JSON it is `{"groups": [{"params": [names], options}], "state": {name: {key: value, or {"tensor":
+    key}}}, "extra": its own or null}`. `divided` is True if other ranks have a part of `state`.
     """
 
     def __init__(self, optimizer: Optimizer, model: Module) -> None:
@@ -129,7 +125,7 @@ class OptimizerState:
             options = {key: value_of(value) for key, value in group.items() if key != "params"}
             for key, value in options.items():
                 if isinstance(value, list) and isinstance(now.get(key), tuple):
-                    options[key] = tuple(value)  # betas: JSON has no tuples
+                    options[key] = tuple(value)  # for example betas, because JSON has no tuples
             groups.append(options | {"params": [places[name] for name in group["params"]]})
         before = self._optimizer.state_dict()
         try:
@@ -152,7 +148,7 @@ class OptimizerState:
 
 
 def _owned(optimizer: Any) -> Collection[Tensor] | None:
-    """The parameters of which this rank has the state, None for all. The optimizer may be wrapped."""
+    """Return the parameters whose state this rank has, or None for all. The optimizer may be wrapped."""
     while optimizer is not None:
         ask = getattr(optimizer, "owned_params", None)
         if ask is not None:
@@ -163,7 +159,7 @@ def _owned(optimizer: Any) -> Collection[Tensor] | None:
 
 
 def _tensor_key(value: Any) -> str | None:
-    """The name of the tensor that a value of the manifest stands for."""
+    """Return the name of the tensor that a value of the manifest stands for, or None."""
     return value["tensor"] if isinstance(value, dict) and value.keys() == {"tensor"} else None
 
 
@@ -174,12 +170,14 @@ def _empty(entry: Fields, like: Tensor | None) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-# ---- Which rank saves what all ranks have alike
+# ---- Sharing out tensors that are equal on all ranks
 
 
 def share(sizes: Mapping[str, int], rank: int, world: int) -> set[str]:
-    """The keys that `rank` saves; `sizes` in bytes. The largest first, each to the rank with the least so
-    far: every rank comes to the same answer without asking the others.
+    """Return the keys that `rank` saves. `sizes` are in bytes.
+
+    Each key, largest first, goes to the rank with the fewest bytes so far. All ranks get the same result
+    without communication.
     """
     load = [(0, other) for other in range(world)]
     mine = set()
@@ -191,14 +189,13 @@ def share(sizes: Mapping[str, int], rank: int, world: int) -> set[str]:
     return mine
 
 
-# ---- The state of model, optimizer and small values. Names are the parameters' own, without the prefixes of
-# DDP and torch.compile.
+# ---- The state of model, optimizer and small values
 
 
 def bare(model: Module) -> Module:
-    """The module inside its wrappers."""
+    """Return the module inside its wrappers."""
     while True:
-        inner = getattr(model, "_orig_mod", None)  # torch.compile's
+        inner = getattr(model, "_orig_mod", None)  # of torch.compile
         if isinstance(model, DistributedDataParallel):
             inner = model.module
         if not isinstance(inner, Module):
@@ -207,7 +204,7 @@ def bare(model: Module) -> Module:
 
 
 def differences(saved: Mapping[str, Sequence[int]], here: Mapping[str, Sequence[int]]) -> str:
-    """Describe how the names and shapes of a saved model differ from those of the model here."""
+    """Describe how the names and shapes of a saved model differ from the model here."""
     wrong = [f"{name} is not in it" for name in here.keys() - saved.keys()]
     wrong += [f"{name} is not in the model" for name in saved.keys() - here.keys()]
     wrong += [
@@ -220,7 +217,7 @@ def differences(saved: Mapping[str, Sequence[int]], here: Mapping[str, Sequence[
 
 
 class Contents:
-    """The things that one call of save or load is about, and their tensors by name."""
+    """The model, optimizer and state of one save or load, with their tensors by name."""
 
     def __init__(
         self,
@@ -246,8 +243,10 @@ class Contents:
     # ---- to a checkpoint
 
     def tensors(self, rank: int, world: int) -> Tensors:
-        """What this rank has to save. Of what all have alike each saves a share, and copies no more than that
-        for a save in the background. What only DDP's rank 0 decides, buffers, it alone saves.
+        """Return the tensors that this rank saves.
+
+        Each rank saves a share of the tensors that are equal on all ranks, and copies only this share for a
+        background save. Rank 0 alone saves buffers, because DDP uses only rank 0's.
         """
         own = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
         found, alike = _random_state(rank), {}
@@ -265,24 +264,25 @@ class Contents:
         return found | {key: alike[key] for key in mine}
 
     def everything(self, rank: int) -> Tensors:
-        """All tensors that this rank has; of sharded ones its part."""
+        """Return all tensors of this rank, for sharded tensors its part."""
         found = {f"model.{name}": value for name, value in self._model_tensors().items()}
         optimizer = {} if self._optimizer is None else self._optimizer.tensors()
         return found | optimizer | _random_state(rank)
 
     def keys(self) -> set[str]:
-        """The tensors that a checkpoint must have, as this rank sees it."""
+        """Return the names of the tensors that a checkpoint must have, from this rank's view."""
         optimizer = set() if self._optimizer is None else self._optimizer.tensors().keys()
         return {f"model.{name}" for name in self._model_tensors()} | optimizer
 
     def parts(self, rank: int) -> Document:
-        """The `own_parts` of rank 0, and those that only another rank has."""
+        """Return the `own_parts` of rank 0, or of a rank with a part of the optimizer's state, else `{}`."""
         divided = self._optimizer is not None and self._optimizer.divided
         return self.own_parts(rank) if rank == 0 or divided else {}
 
     def own_parts(self, rank: int) -> Document:
-        """Values other than tensors, as this rank has them; the state is rank 0's. Raises UsageError for what
-        JSON cannot hold.
+        """Return values other than tensors as this rank has them. The state is rank 0's.
+
+        Raises UsageError for values that JSON cannot hold.
         """
         objects = {} if rank else self._state
         state = {name: to_json(name, values_of(value)) for name, value in objects.items()}
@@ -291,7 +291,7 @@ class Contents:
 
     @staticmethod
     def joined(first: Fields, others: Sequence[Fields]) -> Document:
-        """The `parts` of a checkpoint from those of its ranks."""
+        """Join the `parts` of all ranks for a checkpoint."""
         parts = dict(first)
         for other in others:
             if "optimizer" in other:
@@ -299,10 +299,10 @@ class Contents:
                 parts["optimizer"] = parts["optimizer"] | {"state": state}
         return parts
 
-    # ---- from one
+    # ---- from a checkpoint
 
     def check(self, manifest: Manifest) -> None:
-        """Raises CheckpointError when the checkpoint is of something else than this."""
+        """Raise CheckpointError if the checkpoint does not match model, optimizer and state."""
         saved = {
             key.removeprefix("model."): entry["shape"]
             for key, entry in manifest.index.items()
@@ -316,7 +316,9 @@ class Contents:
             raise CheckpointError(f"the checkpoint has no {', '.join(sorted(missing))}; it was saved without")
 
     def wanted(self, manifest: Manifest, rank: int, world: int) -> Tensors:
-        """The tensors to be filled: the model's own, new ones for the rest. Raises what `check` raises."""
+        """Return the tensors to fill: the model's own, and new ones for the rest. Raises errors of
+        `check`.
+        """
         self.check(manifest)
         found = {f"model.{name}": value for name, value in self._model_tensors().items()}
         if self._optimizer is not None:
@@ -326,7 +328,7 @@ class Contents:
         return found
 
     def take(self, manifest: Manifest, tensors: Tensors) -> None:
-        """Put what was read where it belongs."""
+        """Put the loaded values into model, optimizer and state."""
         model = {name: tensors[f"model.{name}"] for name in self._model_tensors()}
         self._model.load_state_dict(model)
         if self._optimizer is not None:
@@ -346,7 +348,7 @@ class Contents:
 
 
 def _reshard(model: Module) -> None:
-    """After a forward pass without a backward one FSDP2 leaves whole parameters in the place of shards."""
+    """Reshard the model. After a forward pass without a backward pass, FSDP2 leaves whole parameters."""
     for module in model.modules():
         reshard = getattr(module, "reshard", None)
         if callable(reshard) and hasattr(module, "unshard"):
@@ -354,7 +356,7 @@ def _reshard(model: Module) -> None:
 
 
 def _random_state(rank: int) -> Tensors:
-    """Dropout and the like go on as they would have: the generators of this rank."""
+    """Return the random generators of this rank, so that dropout continues without a change."""
     found = {f"random.{rank}.cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
         found[f"random.{rank}.cuda"] = torch.cuda.get_rng_state()

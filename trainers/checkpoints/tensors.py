@@ -1,9 +1,9 @@
-"""Tensors of a checkpoint: written and read by torch.distributed.checkpoint, copied first for a save in the
-background.
+"""Write and read a checkpoint's tensors by torch.distributed.checkpoint, with a copy first for background
+saves.
 
-Each rank writes a share, and any number of ranks read what they need. Our own manifest says in JSON where
-each tensor is. torch's `.metadata` says the same in pickle; torch's tools read it, nothing here does:
-loading a checkpoint runs no code that came with it.
+Each rank writes a share, and any number of ranks read the tensors that they need. Our own manifest locates
+each tensor in JSON. torch's `.metadata` has the same content in pickle, for torch's tools only. This module
+never reads it, so loading a checkpoint runs no code from the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,21 +27,25 @@ Tensors = dict[str, Tensor]
 
 
 def is_sharded(value: Tensor) -> bool:
-    """Whether a rank holds a part of it only: a DTensor, as FSDP2's and tensor parallel parameters are. To
-    import that type takes a while.
+    """Return True if a rank holds only a part: a DTensor, as in FSDP2 and tensor parallelism.
+
+    Importing that type takes a while, so this checks an attribute.
     """
     return hasattr(value, "placements")
 
 
 class Sharded(Module):
-    """What a fleet script expects of a model, for one that FSDP2 has sharded: mixed into its class, as
-    FSDP2 does with its own: parameters keep their names.
+    """The methods that fleet scripts expect of a model, for a model sharded by FSDP2.
+
+    It is mixed into the model's class, as FSDP2 does with its own class, so parameters keep their names.
     """
 
     _shards: list[torch.nn.Parameter]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Also between forward and backward, when other parameters than the optimizer's are in place."""
+        """Clear gradients, even between forward and backward, when other parameters are in place of the
+        optimizer's.
+        """
         for param in self._shards:
             if set_to_none:
                 param.grad = None
@@ -49,13 +53,15 @@ class Sharded(Module):
                 param.grad.zero_()
 
     def clear_gradients(self) -> None:
-        """Paddle's name of `zero_grad`."""
+        """Clear the gradients, under Paddle's name for `zero_grad`."""
         self.zero_grad()
 
 
 def whole_state_dict(model: Module) -> dict[str, Tensor]:
-    """The state of a wrapped or sharded model under its own names, whole, in host memory: on rank 0; empty on
-    the others. All ranks call it. A model of the same kind that loads it can be evaluated on one rank.
+    """Return the whole state of a wrapped or sharded model under its own names, in host memory, on rank 0.
+
+    The other ranks get an empty dict. All ranks must call it. Load the state into a model of the same kind to
+    evaluate on one rank.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -66,7 +72,10 @@ def whole_state_dict(model: Module) -> dict[str, Tensor]:
 
 @frozen
 class Written:
-    """`index`: where each tensor is. `files`: what this rank has written, (bytes, xxh3-128) by name."""
+    """A written checkpoint. `index` locates each tensor.
+
+    `files` maps this rank's files to (bytes, xxh3-128).
+    """
 
     index: Document
     files: dict[str, tuple[int, str]]
@@ -75,10 +84,11 @@ class Written:
 def write(
     tensors: Tensors, checkpoints: CheckpointDirectory, name: str, group: dist.ProcessGroup | None = None
 ) -> Written:
-    """All ranks of the group (default: the default one) together write their tensors; what several have is
-    written once. Raises CheckpointError, on all ranks.
+    """Write the tensors of all ranks of the group (by default the default group) together.
+
+    Tensors that several ranks have are written once. Raises CheckpointError on all ranks.
     """
-    # Late, as in `read`: it takes 0.4 s to import, for which only its users should wait.
+    # Late, as in `read`, because the import takes 0.4 s and only its users should wait.
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -93,7 +103,7 @@ def write(
 
 
 def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: Fields) -> None:
-    """Fill these tensors, all ranks together. Raises CheckpointError, on all ranks."""
+    """Fill these tensors, on all ranks together. Raises CheckpointError on all ranks."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -107,7 +117,7 @@ def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: F
 
 
 def _index(metadata: Any) -> Document:
-    """`{key: {"dtype", "shape", "pieces": [[offsets, sizes, file, first byte, bytes], ...]}}`"""
+    """Return `{key: {"dtype", "shape", "pieces": [[offsets, sizes, file, first byte, bytes], ...]}}`."""
     places: dict[tuple[str, Integers], Any] = {
         (at.fqn, tuple(at.offset or ())): place for at, place in metadata.storage_data.items()
     }
@@ -115,7 +125,7 @@ def _index(metadata: Any) -> Document:
     for key, tensor in metadata.state_dict_metadata.items():
         pieces = []
         for chunk in tensor.chunks:
-            # A tensor without dimensions has the offset () in both; one that is whole has (0, 0, ...).
+            # A tensor without dimensions has the offset () in both. A whole tensor has (0, 0, ...).
             place = places[key, tuple(chunk.offsets)]
             where = [place.relative_path, place.offset, place.length]
             pieces.append([list(chunk.offsets), list(chunk.sizes), *where])
@@ -129,7 +139,7 @@ def _index(metadata: Any) -> Document:
 
 @contextmanager
 def _failures(what: str, checkpoints: CheckpointDirectory | None = None) -> Iterator[None]:
-    """torch's CheckpointException is not an Exception, is long, and does not mention a full disk."""
+    """Convert torch's CheckpointException, which is not an Exception, is long, and omits a full disk."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -150,8 +160,9 @@ def _room(checkpoints: CheckpointDirectory | None) -> str:
 
 
 def _be_quiet() -> None:
-    """What torch warns of while it saves, no script can change. For good, and not around a call: a save in
-    the background would put back what the main thread has changed meanwhile.
+    """Ignore torch's warnings during a save, which scripts cannot avoid.
+
+    The filters stay for good. Around a call, a background save would undo changes of the main thread.
     """
     for message in (
         r"torch\.distributed is (disabled|unavailable)",
@@ -164,15 +175,16 @@ def _be_quiet() -> None:
 
 
 class Staging:
-    """Copies in this machine's memory, which the next ones use again: to get fresh memory from the system
-    takes longer than to copy. So a copy is valid until the next.
+    """Copies tensors into this node's memory, which the next copies reuse.
+
+    Getting new memory from the system takes longer than copying. A copy is therefore valid until the next.
     """
 
     def __init__(self) -> None:
         self._memory: Tensors = {}
 
     def copies(self, tensors: Tensors) -> Tensors:
-        """The same tensors on the CPU, shards as shards, as they are now."""
+        """Return the current tensors on the CPU, shards as shards."""
         memory, self._memory = self._memory, {}
         copied = {}
         for key, value in tensors.items():
@@ -180,9 +192,7 @@ class Staging:
             self._memory[key] = _copied(local, memory.pop(key, None))
             copied[key] = _as_part_of(value, self._memory[key])
         for device in {value.device for value in tensors.values() if value.is_cuda}:
-            torch.cuda.current_stream(
-                device
-            ).synchronize()  # until then copies into pinned memory are under way
+            torch.cuda.current_stream(device).synchronize()  # waits for copies into pinned memory
         return copied
 
 
@@ -198,8 +208,9 @@ def local_part(value: Any) -> Tensor:
 
 
 def _as_part_of(value: Any, local: Tensor) -> Tensor:
-    """`local` as the same part of the whole as `value` is of it. By the constructor, since `from_local` would
-    bring it to the mesh's device.
+    """Return `local` as the part of the whole that `value` is.
+
+    It uses the constructor, because `from_local` would move it to the mesh's device.
     """
     if not is_sharded(value):
         return local

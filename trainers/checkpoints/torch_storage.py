@@ -1,8 +1,8 @@
-"""Storage writer and reader for torch.distributed.checkpoint, over the files of one checkpoint.
+"""Provide a storage writer and reader for torch.distributed.checkpoint, over the files of one checkpoint.
 
-Each file's checksum is taken while it is written, so that nothing is read again for it. The reader finds
-its tensors by our manifest's index, not by torch's pickled one. Imported when a checkpoint is written or
-read: torch's part takes its time.
+The checksum of each file is computed while writing, so that the file is not read again. The reader finds
+tensors by our manifest's index and not by torch's pickled one. Import the module only to write or read a
+checkpoint, because torch's part takes a while.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from trainers.storage.folder import Where
 
 
 class DirectoryFiles(FileSystemBase):
-    """What FileSystemWriter and FileSystemReader need of a file system: one checkpoint, in which a path is
-    the name of a file. `written` are (bytes, xxh3-128) by name.
+    """The file system that FileSystemWriter and FileSystemReader need, one checkpoint with paths as file
+    names.
+
+    `written` maps names to (bytes, xxh3-128).
     """
 
     def __init__(self, checkpoints: CheckpointDirectory, name: str) -> None:
@@ -56,7 +58,7 @@ class DirectoryFiles(FileSystemBase):
             except RuntimeError as error:
                 if stream.failure is None:
                     raise
-                raise stream.failure from error  # torch's own complains of positions, not of the disk
+                raise stream.failure from error  # torch's own error describes positions and not the disk
         self.written[file] = (stream.tell(), stream.digest.hexdigest())
 
     def concat_path(self, path: Where, suffix: str) -> str:
@@ -71,7 +73,7 @@ class DirectoryFiles(FileSystemBase):
         return os.fspath(path)
 
     def mkdir(self, path: Where) -> None:
-        """`CheckpointDirectory.begin` has made it."""
+        """Do nothing, because `CheckpointDirectory.begin` has made the directory."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Where) -> bool:
@@ -85,7 +87,7 @@ class DirectoryFiles(FileSystemBase):
 
 
 class DirectoryWriter(FileSystemWriter):
-    """Does not fsync: files of a checkpoint are durable when they are closed."""
+    """Writes without fsync, because files of a checkpoint are durable when they are closed."""
 
     def __init__(self, checkpoints: CheckpointDirectory, name: str) -> None:
         super().__init__(checkpoints.path(name), sync_files=False)
@@ -94,12 +96,12 @@ class DirectoryWriter(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
-        # In torch 2.11 only the copy that it writes says where the tensors are, not what `save` returns.
+        # In torch 2.11 only the written copy locates the tensors, and the result of `save` does not.
         metadata.storage_data = {each.index: each.storage_data for rank in results for each in rank}
 
 
 class _Summed(io.RawIOBase):
-    """A file that is only written, from its beginning to its end."""
+    """A file that is only written, from start to end."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
@@ -130,7 +132,7 @@ class _Summed(io.RawIOBase):
 
 @frozen
 class _Piece:
-    """Where one piece of a tensor is, by the names that FileSystemReader looks for."""
+    """The place of one piece of a tensor, with the names that FileSystemReader uses."""
 
     relative_path: str
     offset: int
@@ -139,7 +141,7 @@ class _Piece:
 
 
 class IndexReader(FileSystemReader):
-    """`index` as `tensors.write` returns it."""
+    """Reads tensors by `index`, the result of `tensors.write`."""
 
     def __init__(self, checkpoints: CheckpointDirectory, name: str, index: Fields) -> None:
         super().__init__(checkpoints.path(name))

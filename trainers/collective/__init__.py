@@ -1,1 +1,1 @@
-"""Collective training on torch.distributed. fleetrun adds no data path of its own."""
+"""Collective training on torch.distributed, without a separate data path of fleetrun."""

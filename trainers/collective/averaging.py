@@ -1,5 +1,7 @@
-"""Averages of tensors over all ranks, in messages of about 25 MB: of models, as in localsgd (Lin et al. 2018,
-https://arxiv.org/abs/1808.07217), and of gradients that no DistributedDataParallel reduces.
+"""Average tensors over all ranks, in messages of about 25 MB.
+
+It averages models, as in localsgd (Lin et al. 2018, https://arxiv.org/abs/1808.07217), and gradients outside
+DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from trainers.collective.group import group_of
 from trainers.optimizer import parameters_of
 
 MESSAGE_BYTES = 25 << 20
-"""Tensors travel in messages of about this size, as DDP sends gradients."""
+"""Tensors travel in messages of about this many bytes, as DDP sends gradients."""
 
 
 @torch.no_grad()
 def average_model(model: torch.nn.Module) -> None:
-    """Bring parameters and floating point buffers to their average over all ranks; all ranks call it. State
-    of optimizers stays each rank's own.
+    """Set parameters and floating-point buffers to their average over all ranks. All ranks must call it.
+
+    Each rank keeps its own optimizer state.
     """
     trained = [param for param in model.parameters() if param.requires_grad]
     average_tensors([*trained, *(buffer for buffer in model.buffers() if buffer.is_floating_point())])
@@ -29,7 +32,7 @@ def average_model(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def average_state(optimizer: torch.optim.Optimizer) -> None:
-    """The same for the state of an optimizer, as far as all ranks have it: a checkpoint has only one."""
+    """Average an optimizer's state, as far as all ranks have it, because a checkpoint has only one."""
     mine = {
         (place, key): value
         for place, param in enumerate(parameters_of(optimizer))
@@ -43,8 +46,9 @@ def average_state(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def average_tensors(tensors: Iterable[Tensor]) -> None:
-    """The same for tensors of equal shapes and order on all ranks, in place. torch's own averager gives
-    parameters new memory, all of them one block, which files of tensors do not take.
+    """Average tensors of equal shapes and order on all ranks, in place.
+
+    torch's own averager gives parameters new memory in one block, which files of tensors cannot hold.
     """
     for message in messages_of(tensors):
         _Pending(message).finish()
@@ -54,7 +58,7 @@ def messages_of(
     tensors: Iterable[Tensor],
     kind: Callable[[Tensor], Any] = lambda tensor: (tensor.dtype, tensor.device),
 ) -> list[list[Tensor]]:
-    """Divide tensors into those that travel together, in this order: those of one kind."""
+    """Divide tensors into groups of one kind that travel together, in this order."""
     messages: list[list[Tensor]] = []
     last: dict[Any, list[Tensor]] = {}
     sizes: dict[Any, int] = {}
@@ -76,7 +80,7 @@ def put_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
 
 
 class PendingAverage:
-    """The same, all messages at once: they are under way from construction on."""
+    """An average with all messages sent at once, starting at construction."""
 
     @torch.no_grad()
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -84,18 +88,18 @@ class PendingAverage:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the averages, and put them into the tensors."""
+        """Wait for the averages, and write them into the tensors."""
         for message in self._messages:
             message.finish()
 
 
 class _Pending:
-    """One message under way."""
+    """One message that is being sent."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self._flat.div_(dist.get_world_size())  # before adding up: no sum may overflow
+        self._flat.div_(dist.get_world_size())  # before adding, so that sums do not overflow
         self._work = dist.all_reduce(self._flat, group=group_of(self._flat), async_op=True)
 
     def finish(self) -> None:

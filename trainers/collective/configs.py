@@ -1,8 +1,7 @@
-"""Settings of collective strategies, checked when they are made: names, types and ranges as Paddle has
-them.
+"""Define and check the settings of collective strategies, with Paddle's names, types and ranges.
 
-One class for each `..._configs` field of the strategy, and `CollectiveSettings`, all of them as one frozen
-value that knows which of them do not go together.
+Each `..._configs` field of the strategy has one class. `CollectiveSettings` holds all of them in one frozen
+value and rejects settings that exclude each other.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ SCALES = ("avg", "sum", "customized")
 
 @frozen(kw_only=True)
 class AmpConfigs:
-    """The keys of `strategy.amp_configs`. `dtype`: what the model computes in, "bfloat16" or "float16".
+    """The keys of `strategy.amp_configs`. `dtype` is the model's computing type, "bfloat16" or "float16".
 
-    The rest is for float16, whose small gradients would be 0: the loss is multiplied by a scale, at first
-    `init_loss_scaling`, and gradients are divided by it. With `use_dynamic_loss_scaling` it is multiplied by
-    `decr_ratio` after `decr_every_n_nan_or_inf` steps in a row with gradients that are not finite (such steps
-    update nothing), and by `incr_ratio` after `incr_every_n_steps` good ones.
+    The other keys are for float16, whose small gradients would become 0. The loss is multiplied by a scale,
+    at first `init_loss_scaling`, and gradients are divided by it. With `use_dynamic_loss_scaling`, the scale
+    is multiplied by `decr_ratio` after `decr_every_n_nan_or_inf` consecutive steps with gradients that are
+    not finite (these steps update nothing). It is multiplied by `incr_ratio` after `incr_every_n_steps` good
+    steps.
     """
 
     dtype: str = "bfloat16"
@@ -63,8 +63,10 @@ class AmpConfigs:
 
 @frozen(kw_only=True)
 class GradientMergeConfigs:
-    """The keys of `strategy.gradient_merge_configs`: one update every `k_steps` steps, with the sum of their
-    gradients, or with its average (`avg`).
+    """The keys of `strategy.gradient_merge_configs`.
+
+    The optimizer updates once every `k_steps` steps, with the sum of their gradients, or their average
+    (`avg`).
     """
 
     k_steps: int = 1
@@ -77,8 +79,10 @@ class GradientMergeConfigs:
 
 @frozen(kw_only=True)
 class LocalSGDConfigs:
-    """The keys of `strategy.localsgd_configs`: from the `begin_step`-th update on (the first one is 1) each
-    process updates its model on its own, and every `k_steps` updates models are averaged.
+    """The keys of `strategy.localsgd_configs`.
+
+    From update number `begin_step` on (the first is 1), each process updates its model separately. Every
+    `k_steps` updates, the models are averaged.
     """
 
     k_steps: int = 1
@@ -91,9 +95,11 @@ class LocalSGDConfigs:
 
 @frozen(kw_only=True)
 class GradientScaleConfigs:
-    """The keys of `strategy.gradient_scale_configs`. `scale_strategy`: an update has the average of the
-    processes' gradients ("avg"), their sum ("sum"), or their sum and the script has scaled its loss itself
-    ("customized"): then `minimize(loss)` calls no backward.
+    """The keys of `strategy.gradient_scale_configs`.
+
+    `scale_strategy` is "avg" for the average of the processes' gradients, or "sum" for their sum. It is
+    "customized" for the sum if the script scales its loss itself. `minimize(loss)` then does not call
+    backward.
     """
 
     scale_strategy: str = "avg"
@@ -104,11 +110,11 @@ class GradientScaleConfigs:
 
 @frozen(kw_only=True)
 class LarsConfigs:
-    """The keys of `strategy.lars_configs`; You et al. 2017, https://arxiv.org/abs/1708.03888.
+    """The keys of `strategy.lars_configs`. The source is You et al. 2017, https://arxiv.org/abs/1708.03888.
 
-    The rate of each weight of two or more dimensions is multiplied by `lars_coeff * |w| / (|gradient| +
-    lars_weight_decay * |w|)`. Biases and scales, which have one dimension, are updated by plain momentum.
-    `exclude_from_weight_decay`: parts of names of weights that are not decayed.
+    The rate of each weight with two or more dimensions is multiplied by `lars_coeff * |w| / (|gradient| +
+    lars_weight_decay * |w|)`. Biases and scales, which have one dimension, use plain momentum.
+    `exclude_from_weight_decay` has parts of the names of weights without decay.
     """
 
     lars_coeff: float = 0.001
@@ -123,10 +129,10 @@ class LarsConfigs:
 
 @frozen(kw_only=True)
 class LambConfigs:
-    """The keys of `strategy.lamb_configs`; You et al. 2019, https://arxiv.org/abs/1904.00962.
+    """The keys of `strategy.lamb_configs`. The source is You et al. 2019, https://arxiv.org/abs/1904.00962.
 
-    `lamb_weight_decay`: the share of a weight that is added to its update before both are normed.
-    `exclude_from_weight_decay`: parts of names of weights that are not decayed.
+    `lamb_weight_decay` is the share of a weight that is added to its update before both norms are taken.
+    `exclude_from_weight_decay` has parts of the names of weights without decay.
     """
 
     lamb_weight_decay: float = 0.01
@@ -164,12 +170,13 @@ _PADDLES = {
     "enable_offload": _ACTIVATIONS_STAY,
     "checkpoint_shape": _ACTIVATIONS_STAY,
 }
-"""Keys of Paddle's that have no effect here, and what to do instead."""
+"""Keys of Paddle without effect here, and the alternative to each."""
 
 
 def checker(make: type[DataclassInstance]) -> Callable[[str, Any], Fields]:
-    """The check of the strategy's field with these keys: the mapping, read-only. It raises UsageError or
-    NotSupportedError.
+    """Return the check of the strategy's field with these keys. It returns the mapping, read-only.
+
+    The check raises UsageError or NotSupportedError.
     """
 
     def check(name: str, value: Any) -> Fields:
@@ -208,9 +215,10 @@ STAGES = (1, 2, 3)
 class ShardingConfigs:
     """The keys of `strategy.sharding_configs`, as Paddle names them.
 
-    `stage`: what is divided among the processes: 1 the optimizer's state, 2 gradients too, 3 parameters too.
-    Stages 2 and 3 fetch and free parameters by units of the model: blocks of at least `segment_broadcast_MB`,
-    or the modules that `segment_anchors` names (`"layer1"`, `"blocks.*"`: a star is one step of a name).
+    `stage` sets what is divided among the processes. 1 divides the optimizer's state, 2 also gradients, and 3
+    also parameters. Stages 2 and 3 fetch and free parameters by units of the model. The units are blocks of
+    at least `segment_broadcast_MB`, or the modules in `segment_anchors` (`"layer1"`, `"blocks.*"`, where a
+    star is one step of a name).
     """
 
     stage: int = 1
@@ -231,8 +239,10 @@ class ShardingConfigs:
 
 @frozen(kw_only=True)
 class RecomputeConfigs:
-    """The keys of `strategy.recompute_configs`. `checkpoints`: the modules whose activations are computed
-    again in the backward pass, by name or pattern (`"layer1"`, `"blocks.*"`: a star is one step of a name).
+    """The keys of `strategy.recompute_configs`.
+
+    `checkpoints` holds the modules whose activations are recomputed in the backward pass, by name or pattern
+    (`"layer1"`, `"blocks.*"`, where a star is one step of a name).
     """
 
     checkpoints: Strings = ()
@@ -243,7 +253,7 @@ class RecomputeConfigs:
 
 @frozen(kw_only=True)
 class CompileConfigs:
-    """The keys of `strategy.compile_configs`: the arguments of torch.compile of the same names."""
+    """The keys of `strategy.compile_configs`, which are the arguments of torch.compile with these names."""
 
     backend: str = "inductor"
     mode: str | None = None
@@ -268,7 +278,10 @@ BUCKET_MB = 25.0
 
 @frozen(kw_only=True)
 class CollectiveSettings:
-    """None, False: not set. Raises NotSupportedError for settings that exclude each other, both named."""
+    """All settings of collective training. None and False mean "not set".
+
+    Raises NotSupportedError with both names for settings that exclude each other.
+    """
 
     amp: AmpConfigs | None = None
     gradient_merge: GradientMergeConfigs | None = None
@@ -295,32 +308,34 @@ class CollectiveSettings:
 
     @property
     def sharded(self) -> bool:
-        """Whether processes hold parts of gradients or parameters: there is no DataParallel then."""
+        """True if processes hold parts of gradients or parameters, and the model is therefore not a
+        DataParallel.
+        """
         return self.sharding is not None and self.sharding.stage > 1
 
     @property
     def float16(self) -> bool:
-        """Whether losses are scaled."""
+        """True if losses are scaled."""
         return self.amp is not None and self.amp.dtype == "float16"
 
     @property
     def merged_steps(self) -> int:
-        """Backward passes to an update."""
+        """Backward passes per update."""
         return 1 if self.gradient_merge is None else self.gradient_merge.k_steps
 
     @property
     def paced(self) -> bool:
-        """Whether the model must know where between two updates the job is."""
+        """True if the model depends on the position between two updates."""
         return self.merged_steps > 1 or self.localsgd is not None
 
     def divisor(self, world: int) -> float:
-        """By what the sum of all gradients of an update is divided."""
+        """Return the divisor for the sum of all gradients of an update."""
         processes = world if self.scale_strategy == "avg" else 1
         merges = self.gradient_merge is not None and self.gradient_merge.avg
         return float(processes * (self.merged_steps if merges else 1))
 
     def changed(self, other: CollectiveSettings) -> list[str]:
-        """The fields, of those that a wrapped model depends on, in which the two differ."""
+        """Return the fields that a wrapped model depends on and that differ between the two settings."""
         return [
             _FIELDS.get(field.name, field.name)
             for field in fields(self)
@@ -328,7 +343,7 @@ class CollectiveSettings:
         ]
 
     def _wanted(self) -> dict[str, str]:
-        """What is asked for, by the names in `_APART`, and how a message calls it."""
+        """Return the requested settings by their names in `_APART`, with their names in messages."""
         asked = {name: name for name in ("localsgd", "lars", "lamb") if getattr(self, name) is not None}
         asked |= {name: name for name in ("fp16_allreduce", "find_unused_parameters") if getattr(self, name)}
         if self.merged_steps > 1:

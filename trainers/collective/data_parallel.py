@@ -1,7 +1,7 @@
-"""Data parallel training: torch's DistributedDataParallel, and when and how its gradients are exchanged.
+"""Train data parallel with torch's DistributedDataParallel, and control when and how gradients are exchanged.
 
-`Reducing` replaces DDP's own average. `Cadence` counts backward passes and updates: gradient_merge and
-localsgd leave out exchanges, and `pace` makes the model follow it. `compute_in` runs the forward pass in
+`Reducing` replaces DDP's own average. `Cadence` counts backward passes and updates. gradient_merge and
+localsgd skip exchanges, and `pace` makes the model follow the cadence. `compute_in` runs the forward pass in
 half precision.
 """
 
@@ -28,22 +28,23 @@ from trainers.errors import NotSupportedError, UsageError
 
 
 class DataParallel(DistributedDataParallel):
-    """`DistributedDataParallel` on the device where the module is.
+    """`DistributedDataParallel` on the device of the module.
 
-    In eval mode without gradients the module is called directly: no collective, so that one rank may
-    evaluate alone. All ranks evaluate with the buffers of rank 0, such as the running statistics of batch
-    norms: they are sent beside each training forward pass, and used when an evaluation begins.
+    In eval mode without gradients, the module is called directly, without a collective, so one rank alone may
+    evaluate. All ranks evaluate with the buffers of rank 0, such as the running statistics of batch norms.
+    These buffers are sent beside each training forward pass, and used when an evaluation starts.
     """
 
     in_step = False
-    """True if all ranks make each forward pass together, also those without an exchange of gradients."""
+    """True if all ranks make each forward pass together, even without an exchange of gradients."""
     factor = 1.0
-    """What gradients that have been exchanged are multiplied by before they are exchanged again: `Reducing`
-    divides their sum by more or less than the number of ranks.
+    """Factor for exchanged gradients before they are exchanged again.
+
+    `Reducing` may divide their sum by more or less than the number of ranks.
     """
     _pass, _expects, _exchanged = -1, False, False
-    """The latest backward pass, whether torch exchanges the gradients of the next one, and whether it has
-    exchanged those of the latest.
+    """The latest backward pass, and two flags: torch will exchange the gradients of the next pass, and torch
+    has exchanged those of the latest.
     """
 
     _sent: Any = ()
@@ -64,9 +65,10 @@ class DataParallel(DistributedDataParallel):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _follow(self, output: Any) -> None:
-        """Exchange the gradients of each backward pass through the output. Torch exchanges those of one after
-        a forward pass, and each rank would keep its own gradients of another: of a graph that was retained,
-        or of the second of two forward passes.
+        """Exchange the gradients of each backward pass through the output.
+
+        Torch exchanges only the gradients of one pass after a forward pass. In another pass, of a retained
+        graph or of the second of two forward passes, each rank would keep its own gradients.
         """
         leaf = next((get_gradient_edge(each).node for each in self.parameters() if each.requires_grad), None)
         if leaf is None:
@@ -95,7 +97,9 @@ class DataParallel(DistributedDataParallel):
                 each.register_hook(before)
 
     def _multiply(self) -> None:
-        """Before gradients are exchanged again. Torch leaves those out that no rank has used meanwhile."""
+        """Multiply gradients before another exchange. Torch leaves out gradients that all ranks have left
+        unused meanwhile.
+        """
         grads = [each.grad for each in self.parameters() if each.grad is not None and self.factor != 1]
         for each in grads:
             each *= self.factor
@@ -106,15 +110,17 @@ class DataParallel(DistributedDataParallel):
                 if each._version == version:
                     each /= self.factor
 
-        if self.find_unused_parameters:  # torch's own callback comes before the inner one
+        if self.find_unused_parameters:  # torch's own callback runs before the inner one
             queue = torch.autograd.Variable._execution_engine.queue_callback
             queue(lambda: queue(over))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _send(self) -> None:
-        """Send rank 0's buffers to all ranks, each of which keeps its own meanwhile: the backward pass may
-        need them. As often as torch does that before the next forward pass, so that no rank waits alone.
+        """Send rank 0's buffers to all ranks. Each rank keeps its own meanwhile, because the backward pass
+        may need them.
+
+        It sends as often as torch does before the next forward pass, so ranks do not wait alone.
         """
         self._sent = ()
         mine = [each for each in self.modules_buffers if each.is_floating_point()]
@@ -124,33 +130,35 @@ class DataParallel(DistributedDataParallel):
             self._sent = list(zip(mine, before, after, strict=True))
 
     def _take(self) -> None:
-        """Put them in the place of this rank's own, but for those that the script has set since."""
+        """Replace this rank's buffers by rank 0's, except buffers that the script has set since then."""
         for mine, before, after in self._sent:
             if torch.equal(mine, before):
                 mine.data.copy_(after)  # without a new version, which a backward pass would refuse
         self._sent = ()
 
     def clear_gradients(self) -> None:
-        """Paddle's name of `zero_grad`."""
+        """Clear the gradients, under Paddle's name for `zero_grad`."""
         self.zero_grad()
 
 
-# ---- How gradients of all ranks are combined when DDP's own average will not do
+# ---- Combining the gradients of all ranks other than by DDP's average
 
 
 @frozen
 class Reducing:
-    """The sum of all ranks' gradients over `divisor`. `dtype`: in which they travel; None: in their own."""
+    """The sum of all ranks' gradients over `divisor`. `dtype` is their type in transit, or None for
+    their own.
+    """
 
     divisor: float
     dtype: torch.dtype | None = None
 
 
 def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[Tensor]:
-    """What a communication hook of DDP does."""
+    """Reduce a bucket, as a communication hook of DDP."""
     buffer = bucket.buffer()
     sent = buffer if how.dtype is None else buffer.to(how.dtype)
-    sent.div_(how.divisor)  # before adding up: a sum of float16 overflows earlier than an average
+    sent.div_(how.divisor)  # before adding, because a sum of float16 overflows earlier than an average
     future: torch.futures.Future[list[Tensor]] = dist.all_reduce(sent, async_op=True).get_future()
 
     def back(done: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -161,9 +169,10 @@ def reduce(how: Reducing, bucket: Any) -> torch.futures.Future[Tensor]:
 
 
 def set_reducing(model: Module, how: Reducing) -> None:
-    """Have a model's gradients reduced like this: one that DDP wraps, or that FSDP2 has sharded."""
+    """Set how the gradients of a model are reduced. The model is wrapped by DDP or sharded by FSDP2."""
     if isinstance(model, DataParallel):
-        # torch wants the hook's annotations to be its own types, and not their names; a lambda has none.
+        # torch requires the hook's annotations to be its own types and not their names. A lambda has no
+        # annotations.
         model.register_comm_hook(None, lambda _, bucket: reduce(how, bucket))
         model.factor = how.divisor / dist.get_world_size()
         return
@@ -172,52 +181,54 @@ def set_reducing(model: Module, how: Reducing) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(how.divisor)
-            module.set_force_sum_reduction_for_comms(True)  # a factor before the sum is NCCL's alone
+            module.set_force_sum_reduction_for_comms(True)  # only NCCL supports a factor before the sum
 
 
-# ---- How many steps there are between two updates and between two exchanges
+# ---- The number of steps between two updates and between two exchanges
 
 
 class Cadence:
-    """Counted by the optimizer, asked by the model. `steps`: backward passes to an update."""
+    """Counts steps for the optimizer, and decides for the model. `steps` is the number of backward passes per
+    update.
+    """
 
     def __init__(self, steps: int = 1, local: LocalSGDConfigs | None = None) -> None:
         self._steps = steps
         self._local = local
         self.followed = False
-        """Whether an optimizer counts here."""
+        """True if an optimizer counts here."""
         self.merged = 0
         """Backward passes since the last update."""
         self.updates = 0
         self.apart = 0
-        """Updates that each process has made on its own since models were equal."""
+        """Updates that each process has made separately since the models were equal."""
 
     @property
     def merges(self) -> bool:
-        """Whether the next step is none yet: its gradients are only added to those before."""
+        """True if the next step only adds its gradients to earlier ones."""
         return self.merged + 1 < self._steps
 
     @property
     def alone(self) -> bool:
-        """Whether the next update is each process's own."""
+        """True if each process makes the next update separately."""
         return self._local is not None and self.updates + 1 >= self._local.begin_step
 
     @property
     def localized(self) -> bool:
-        """Whether processes have made updates of their own, from which at least their optimizers differ."""
+        """True if processes have made separate updates, so that at least their optimizers differ."""
         return self._local is not None and self.updates >= self._local.begin_step
 
     @property
     def exchanges(self) -> bool:
-        """Whether the next backward pass sends gradients to the other processes."""
+        """True if the next backward pass sends gradients to the other processes."""
         return not self.merges and not self.alone
 
     def merge(self) -> None:
-        """A step that only added up."""
+        """Count a step that only added gradients."""
         self.merged += 1
 
     def update(self) -> bool:
-        """An update; whether models are to be averaged now."""
+        """Count an update. Return True if models must be averaged now."""
         if self.alone:
             self.apart += 1
         self.updates += 1
@@ -225,19 +236,21 @@ class Cadence:
         return self._local is not None and self.apart >= self._local.k_steps
 
     def drop(self) -> None:
-        """An update that did not take place: its gradients were not finite."""
+        """Count an update that did not take place, because its gradients were not finite."""
         self.merged = 0
 
     def resume(self, updates: int, apart: int) -> None:
-        """Go on where a checkpoint was taken."""
+        """Continue from a checkpoint."""
         self.updates, self.merged, self.apart = updates, 0, apart
 
 
-# ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
+# ---- Hooks of a wrapped model, for half precision and for the exchange of gradients
 
 
 def device_of(params: Iterable[Tensor]) -> str:
-    """The type of device that computes with them: an accelerator if any of them is there."""
+    """Return the type of device that computes with the parameters, an accelerator if any of them is on
+    one.
+    """
     kinds = [param.device.type for param in params]
     return next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
 
@@ -245,8 +258,10 @@ def device_of(params: Iterable[Tensor]) -> str:
 def compute_in(
     model: Module, dtype: torch.dtype, *, hook: Callable[[Any], Any] = lambda call: call
 ) -> list[RemovableHandle]:
-    """Call the model under autocast, until the handles are removed. Its outputs are float32 again, so that a
-    loss of them is computed in full precision. `hook` makes what the model calls out of a function.
+    """Call the model under autocast, until the handles are removed.
+
+    Its outputs are float32 again, so that a loss is computed in full precision. `hook` converts a function
+    into a hook for the model.
     """
     device = device_of(model.parameters())
     open_contexts: list[torch.autocast] = []  # a model may call itself
@@ -257,29 +272,30 @@ def compute_in(
         open_contexts.append(context)
 
     def after(module: Module, inputs: Any, output: Any) -> Any:
-        if open_contexts:  # none when another hook has failed before ours
+        if open_contexts:  # empty if an earlier hook has failed
             open_contexts.pop().__exit__(None, None, None)
         return _in_full(output, dtype)
 
     return [
         model.register_forward_pre_hook(hook(before)),
-        # After an error too, or the script stays in autocast.
+        # After an error too, because the script would otherwise stay in autocast.
         model.register_forward_hook(hook(after), always_call=True),
     ]
 
 
 def pace(model: Module, cadence: Cadence) -> None:
-    """Have gradients exchanged only when the cadence says so, and kept while they are being merged.
+    """Exchange gradients only when the cadence requires it, and keep them while they are merged.
 
-    With FSDP the parts are exchanged with every backward pass, and added up as parts: no rank has memory for
-    all of them.
+    With FSDP, parts are exchanged in every backward pass and added as parts, because a rank lacks memory for
+    all.
     """
 
     def before(module: Module, inputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
         if not cadence.followed:
-            if not module.training:  # an evaluation, as it seems: a script may also train without dropout
+            # probably an evaluation, although a script may also train without dropout
+            if not module.training:
                 return
             raise UsageError(
                 "strategy.gradient_merge and strategy.localsgd count steps of the optimizer that "
@@ -298,7 +314,9 @@ def pace(model: Module, cadence: Cadence) -> None:
 
 
 def _in_full(output: Any, dtype: torch.dtype) -> Any:
-    """The same with tensors of this type as float32, in tuples, lists, mappings and dataclasses too."""
+    """Return the output with tensors of this type as float32, also inside tuples, lists, mappings and
+    dataclasses.
+    """
     put: Callable[[Any, Any, Any], None] = operator.setitem
     if isinstance(output, Tensor):
         return output.float() if output.dtype == dtype else output

@@ -1,8 +1,8 @@
-"""The process group of this job: which backend and device, made once and ended quietly.
+"""Make the process group of this job, choose its backend and device, and end it without errors.
 
-Also the small exchanges that go through it: `gather` by way of the CPU, and the agreement of all ranks to
-stop at the same step. `init_parallel_env`, `get_rank` and `get_world_size` are Paddle's short way to data
-parallel training without `fleet`.
+The module also has the small exchanges through the group. `gather` uses the CPU, and `Agreement` lets all
+ranks stop at the same step. `init_parallel_env`, `get_rank` and `get_world_size` are Paddle's short way to
+data parallel training without `fleet`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from trainers.process.log import glog
 from trainers.roles.environment import current_identity
 from trainers.roles.identity import Identity
 
-# ---- Gloo's worker threads at the end of a process. Knows /proc and one defect of torch; nothing of
-# training.
+# ---- Gloo's worker threads at the end of a process
 #
-# A Gloo thread that has finished a collective drops the Python objects that came with it, and takes the GIL
-# for that. When the interpreter is being torn down by then, the process aborts (`terminate called without an
-# active exception`, exit code -6; https://github.com/pytorch/pytorch/issues/190489). Destroying the process
-# group does not join the threads once there has been a DistributedDataParallel. Seen once in about four
-# hundred runs, on a busy machine, and not since; it could not be provoked.
+# After a collective, a Gloo thread drops the Python objects of the collective and takes the GIL for that. If
+# the interpreter is being torn down at this time, the process aborts (`terminate called without an active
+# exception`, exit code -6, https://github.com/pytorch/pytorch/issues/190489). After a
+# DistributedDataParallel, destroying the process group does not join the threads. The abort occurred once in
+# about four hundred runs on a busy node. It could not be provoked.
 
 GLOO_WORKER = "pt_gloo_runloop"
 OWN_TASKS = Path("/proc/self/task")
 
 
 def wait_until_idle(tasks: Path = OWN_TASKS, looks: int = 1000, pause: float = 0.002) -> bool:
-    """Look until every Gloo worker sleeps, so often at most, every `pause` seconds; whether they all do.
+    """Wait until every Gloo worker sleeps. Return True if all of them do.
 
-    Twice in a row, and the GIL is free in between: a thread that sleeps because it waits for the GIL
-    gets it there. Looks are counted, not seconds: while this process is stopped its workers do, too.
+    It looks at most `looks` times, every `pause` seconds, and needs two successful looks in a row. The GIL is
+    free between looks, so a thread that sleeps because it waits for the GIL gets it there. It counts looks
+    and not seconds, because the workers stop whenever this process is stopped.
     """
     asleep = 0
     for _ in range(looks):
@@ -57,7 +57,9 @@ def wait_until_idle(tasks: Path = OWN_TASKS, looks: int = 1000, pause: float = 0
 
 
 def _gloo_states(tasks: Path) -> list[str]:
-    """The state letter of each Gloo worker: the field after the name in /proc/PID/task/TID/stat (proc(5))."""
+    """Return the state letter of each Gloo worker, the field after the name in /proc/PID/task/TID/stat
+    (proc(5)).
+    """
     states = []
     for task in tasks.iterdir():
         try:
@@ -73,8 +75,10 @@ def _gloo_states(tasks: Path) -> list[str]:
 
 
 def choose_device(identity: Identity, cuda: bool, cuda_count: int) -> torch.device:
-    """The accelerator that this process was given, else the CPU. Launchers other than fleetrun give none: in
-    their collective jobs it is the local rank's.
+    """Return the accelerator assigned to this process, else the CPU.
+
+    Other launchers than fleetrun do not assign one. In their collective jobs, the local rank chooses the
+    device.
     """
     if not cuda:
         return torch.device("cpu")
@@ -86,7 +90,10 @@ def choose_device(identity: Identity, cuda: bool, cuda_count: int) -> torch.devi
 
 
 def choose_backend(identity: Identity, device: torch.device) -> str:
-    """nccl for a process with a GPU, gloo otherwise; PADDLE_DISTRI_BACKEND overrides."""
+    """Return nccl for a process with a GPU, else gloo. PADDLE_DISTRI_BACKEND overrides this.
+
+    Raises UsageError if PADDLE_DISTRI_BACKEND is invalid, or is nccl without a CUDA device.
+    """
     wanted = (identity.backend or "auto").lower()
     if wanted not in ("auto", "gloo", "nccl"):
         raise UsageError(f"PADDLE_DISTRI_BACKEND is {wanted!r}; it must be gloo, nccl or auto")
@@ -96,9 +103,7 @@ def choose_backend(identity: Identity, device: torch.device) -> str:
 
 
 def start(identity: Identity) -> None:
-    """Join the job's process group. A second call, or a group that the script made itself, changes
-    nothing.
-    """
+    """Join the job's process group. An existing group stays in place."""
     if dist.is_initialized():
         return
     device = choose_device(identity, torch.cuda.is_available(), torch.cuda.device_count())
@@ -122,8 +127,9 @@ def start(identity: Identity) -> None:
 
 
 def _prefer_loopback(identity: Identity) -> None:
-    """Gloo looks up the host's own name, which may resolve to nothing or to a VPN; a job on loopback needs
-    neither.
+    """Make Gloo use loopback if the job does, instead of the host's name.
+
+    The host's own name may not resolve, or resolve to a VPN.
     """
     hosts = [split_endpoint(endpoint)[0] for endpoint in identity.trainers]
     if hosts and all(_is_loopback(host) for host in hosts):
@@ -138,7 +144,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _end_group() -> None:
-    # After a failure the peers may be gone, and ending an NCCL group waits for them.
+    # After a failure, peers may have ended, and ending an NCCL group waits for them.
     if dist.is_initialized() and not failed():
         dist.destroy_process_group()
         wait_until_idle()
@@ -148,14 +154,15 @@ def _end_group() -> None:
 
 
 def cpu_group() -> dist.ProcessGroup | None:
-    """A group of all ranks whose tensors are on the CPU; the first call makes it, on all ranks. With NCCL
-    alone an answer would come when the GPU has done all queued work.
+    """Return a group of all ranks with tensors on the CPU. The first call makes it, on all ranks.
+
+    With NCCL alone, an answer would come only after the GPU has done all queued work.
     """
     return _gloo_beside(dist.group.WORLD)
 
 
 def group_of(tensor: torch.Tensor) -> dist.ProcessGroup | None:
-    """The group whose collectives take this tensor; None: that of all ranks. NCCL takes none on the CPU."""
+    """Return the group whose collectives accept this tensor, None for all ranks. NCCL refuses CPU tensors."""
     return cpu_group() if tensor.is_cpu else None
 
 
@@ -165,7 +172,10 @@ def _gloo_beside(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
 
 
 def gather(mine: bytes) -> list[bytes]:
-    """What every rank gives, in rank order; all ranks call it. Raises what torch does when a rank is gone."""
+    """Return the value of every rank, in rank order. All ranks must call it.
+
+    Raises torch's error if a rank has ended.
+    """
     told = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine, group=cpu_group())
     return told
@@ -177,10 +187,10 @@ Batch = TypeVar("Batch")
 
 
 def in_step(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, until one rank has no more: a rank with another would wait for the others without end. All
-    ranks ask together, before each batch, and a rank that leaves some out logs it.
+    """Yield batches until one rank runs out of them, because a rank with another batch would wait forever.
 
-    Raises UsageError, on all ranks, where some have batches and others none at all.
+    All ranks compare before each batch. A rank that leaves out batches logs it. Raises UsageError on all
+    ranks if some ranks lack even the first batch.
     """
     coming, count = iter(batches), 0
     while True:
@@ -205,28 +215,30 @@ def in_step(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def combined(told: Sequence[tuple[str, float] | None], now: float) -> Notice:
-    """One notice of those that the ranks have, (why, seconds left) or nothing: the reason of the first that
-    has one, the earliest deadline. Seconds, because clocks of two machines may be far apart.
+    """Combine the ranks' notices, (why, seconds left) or None, into one notice.
+
+    It has the reason of the first rank with a notice, and the earliest deadline. The ranks exchange seconds,
+    because clocks of two nodes may differ widely.
     """
     heard = [each for each in told if each is not None]
     return Notice(heard[0][0], now + min(left for _, left in heard))
 
 
 class Agreement:
-    """Asked by all ranks equally often, it answers all of them alike.
+    """Gives all ranks the same answer. All ranks must call it equally often.
 
-    A rank that left alone would make the others wait for it in their next all_reduce without end: signals
-    reach ranks at different steps.
+    Signals reach ranks at different steps. If one rank left alone, the others would wait for it in their next
+    all_reduce forever.
     """
 
     def __init__(self) -> None:
         self._agreed: Notice | None = None
 
     def on(self, mine: Notice | None) -> Notice | None:
-        """A notice as soon as any rank has one: the reason of the lowest such rank, and the earliest deadline
-        by this machine's own clock. From then on the same again, without the others.
+        """Return a notice as soon as any rank has one, else None.
 
-        Raises what torch does when a rank is gone.
+        The notice has the reason of the lowest such rank, and the earliest deadline by this node's own clock.
+        Later calls return the same notice without the other ranks. Raises torch's error if a rank has ended.
         """
         if self._agreed is None and self._anyone(mine is not None):
             self._agreed = self._together(mine)
@@ -250,7 +262,10 @@ class Agreement:
 
 
 def init_parallel_env() -> None:
-    """Join the process group that the environment describes; a process on its own is a group of one."""
+    """Join the process group that the environment describes. A process on its own is a group of one.
+
+    Raises UsageError in a job with parameter servers.
+    """
     install_exit_hooks()
     identity = current_identity()
     if identity.launched_as_ps:
@@ -262,12 +277,15 @@ def init_parallel_env() -> None:
 
 
 def get_rank() -> int:
-    """This process's rank, before init_parallel_env too."""
+    """Return this process's rank, even before init_parallel_env."""
     return dist.get_rank() if dist.is_initialized() else current_identity().index
 
 
 def get_world_size() -> int:
-    """The number of processes (in a parameter-server job: of trainers), before init_parallel_env too."""
+    """Return the number of processes, even before init_parallel_env.
+
+    In a parameter-server job, it is the number of trainers.
+    """
     return dist.get_world_size() if dist.is_initialized() else current_identity().worker_num
 
 
@@ -275,7 +293,9 @@ def get_world_size() -> int:
 
 
 def current_device() -> torch.device:
-    """This trainer's GPU, where its launcher gave it one, or the CPU. Paddle's scripts write
-    `CUDAPlace(int(os.environ["FLAGS_selected_gpus"]))`, which fleetrun sets and torchrun does not.
+    """Return this trainer's GPU if its launcher assigned one, else the CPU.
+
+    Paddle's scripts write `CUDAPlace(int(os.environ["FLAGS_selected_gpus"]))`. fleetrun sets this variable,
+    and torchrun does not.
     """
     return choose_device(current_identity(), torch.cuda.is_available(), torch.cuda.device_count())

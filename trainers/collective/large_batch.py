@@ -1,5 +1,6 @@
-"""LARS and LAMB in place of the optimizer that a script gives, as Paddle's meta optimizers do. Knows the
-arithmetic of LAMB; leaves that of LARS to the library pytorch_optimizer.
+"""Replace a script's optimizer by LARS or LAMB, as Paddle's meta optimizers do.
+
+The module implements LAMB. The library pytorch_optimizer implements LARS.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from trainers.collective.configs import LambConfigs, LarsConfigs
 from trainers.errors import NotSupportedError, UsageError
 
 Names = Mapping[torch.Tensor, str]
-"""Parameters' names in their model, as far as they are known."""
+"""The known names of parameters in their model."""
 
 
 def lars(given: Optimizer, configs: LarsConfigs, names: Names) -> Optimizer:
-    """LARS with the rates and momentum of the SGD given, whose groups it takes over: a scheduler of either
-    works. Raises UsageError for another optimizer.
+    """Return LARS with the rates and momentum of the given SGD.
+
+    It takes over the groups, so a scheduler of either optimizer works. Raises UsageError for another
+    optimizer, and NotSupportedError without the library.
     """
     if type(given) is not torch.optim.SGD or not all(group["momentum"] for group in given.param_groups):
         raise UsageError(
@@ -40,7 +43,11 @@ def lars(given: Optimizer, configs: LarsConfigs, names: Names) -> Optimizer:
 
 
 def lamb(given: Optimizer, configs: LambConfigs, names: Names) -> Optimizer:
-    """The same: LAMB with the rates and betas of the Adam or AdamW given."""
+    """Return LAMB with the rates and betas of the given Adam or AdamW.
+
+    It takes over the groups, so a scheduler of either optimizer works. Raises UsageError for another
+    optimizer, and NotSupportedError for amsgrad.
+    """
     if type(given) not in (torch.optim.Adam, torch.optim.AdamW):
         raise UsageError(
             f"strategy.lamb replaces torch.optim.Adam or AdamW, and was given {_described(given)}; give one "
@@ -53,13 +60,15 @@ def lamb(given: Optimizer, configs: LambConfigs, names: Names) -> Optimizer:
 
 
 class Lamb(torch.optim.AdamW):
-    """Algorithm 2 of You et al. 2019: the step that Adam makes from 0 with the rate 1 is the update, to which
-    a share of the weight is added. A weight of norm 0 has the rate itself, so that biases are trained.
+    """Algorithm 2 of You et al. 2019.
+
+    The update is Adam's step from 0 with rate 1, plus a share of the weight. A weight of norm 0 has the rate
+    itself, so that biases are trained.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """`closure` must be None, as it is when fleet's optimizer calls."""
+        """Make a step. `closure` must be None, as in calls of fleet's optimizer."""
         groups = [
             (
                 group,
@@ -82,8 +91,8 @@ class Lamb(torch.optim.AdamW):
                 param.copy_(weight - rate * ratio * update)
 
     def load_state_dict(self, state_dict: Document) -> None:
-        """Also load a state of pytorch_optimizer's Lamb, used by earlier versions, which counts steps in the
-        group.
+        """Load a state, also from pytorch_optimizer's Lamb in earlier versions, which counts steps in
+        the group.
         """
         state = dict(state_dict["state"])
         for group in state_dict["param_groups"]:
@@ -102,7 +111,7 @@ def _made(make: Any, given: Optimizer, defaults: Document) -> Optimizer:
 
 
 def _take_over(given: Optimizer, field: str, decay: float, excluded: Strings, names: Names) -> None:
-    """Set the weight decay in the groups given; what is excluded from it goes into groups of its own."""
+    """Set the weight decay in the given groups. Excluded parameters go into separate groups."""
     if given.state:
         raise UsageError(f"strategy.{field} replaces an optimizer that has made steps; give it a new one")
     names = dict(names)

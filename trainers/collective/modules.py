@@ -1,8 +1,8 @@
-"""Changes to the modules of a model before it is wrapped: torch.compile, recomputed activations, batch
-norms over all ranks.
+"""Change the modules of a model before it is wrapped.
 
-Recomputed activations go through torch.utils.checkpoint. Batch norm over the batches of all ranks works on
-CPUs too, where torch's own refuses. Modules are found by name and pattern.
+The changes are torch.compile, recomputed activations, and batch norms over all ranks. Recomputed activations
+use torch.utils.checkpoint. Batch norm over the batches of all ranks also works on CPUs, where torch's own
+refuses. Modules are found by name and pattern.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from trainers.errors import NotSupportedError, UsageError
 
 
 def compile_in_place(model: Module, configs: CompileConfigs) -> None:
-    """The module's calls are compiled from the first on; it keeps its type and its names. DDP, wrapped around
-    it, still has torch cut the program at its buckets, so that gradients travel during the backward pass.
+    """Compile the module's calls from the first one on. The module keeps its type and names.
 
-    Raises NotSupportedError where inductor has no C++ compiler: it would fail at the first step.
+    A DDP around it still makes torch cut the program at its buckets, so gradients travel during the backward
+    pass. Raises NotSupportedError if inductor lacks a C++ compiler, because the first step would fail.
     """
     check_compiler(configs.backend, "strategy.compile")
 
-    # What `model.compile()` does but for this frame: torch compiles no frame of its own modules, and a
-    # Sequential, or another of them, would stay as it is without a word.
+    # This does the work of `model.compile()` without its frame. Otherwise torch skips frames of its own
+    # modules, so a Sequential, for example, would silently stay uncompiled.
     def call(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
 
@@ -52,8 +52,9 @@ def compile_in_place(model: Module, configs: CompileConfigs) -> None:
 
 
 def check_compiler(backend: str, asked: str, path: str | None = None) -> None:
-    """Raises NotSupportedError, with what `asked` for it, where a backend of torch.compile lacks the program
-    that it calls. `path`: where to look for that, if not at PATH.
+    """Raise NotSupportedError if a backend of torch.compile lacks the program that it calls.
+
+    `asked` names what requested it. `path` is the search path, by default PATH.
     """
     # As torch._inductor chooses it.
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
@@ -68,10 +69,10 @@ def check_compiler(backend: str, asked: str, path: str | None = None) -> None:
 
 
 def matching_modules(model: Module, patterns: Iterable[str], what: str) -> list[str]:
-    """The names of the modules that the patterns name, as in the model. A star matches one step of a
-    name or a part of it: `blocks.*` is each of the blocks, and nothing in them.
+    """Return the names of the modules that match the patterns, in the model's order.
 
-    Raises UsageError, with `what`, for a pattern that names none.
+    A star matches one step of a name or a part of it. `blocks.*` is each of the blocks, without the modules
+    in them. Raises UsageError, with `what`, for a pattern without a match.
     """
     names = [name for name, _ in model.named_modules() if name]
     found: set[str] = set()
@@ -86,7 +87,7 @@ def matching_modules(model: Module, patterns: Iterable[str], what: str) -> list[
 
 
 def outermost_modules(names: Iterable[str]) -> list[str]:
-    """Without those that are inside another one of them."""
+    """Return the names without modules that are inside another one of them."""
     kept: list[str] = []
     for name in sorted(names, key=lambda each: each.count(".")):
         if not any(name.startswith(f"{outer}.") for outer in kept):
@@ -98,16 +99,15 @@ def _fits_pattern(steps: Sequence[str], pattern: Sequence[str]) -> bool:
     return len(steps) == len(pattern) and all(map(fnmatchcase, steps, pattern))
 
 
-# ---- Activations that are computed again in the backward pass instead of kept
+# ---- Activations that are recomputed in the backward pass instead of kept
 
 
 def recompute(model: Module, configs: RecomputeConfigs, *, compiled: bool = False) -> None:
-    """From now on only the inputs of the named modules are kept for the backward pass. Gradients, buffers
-    and random numbers are those of training without; names stay. A module inside another named one is
-    computed again with that.
+    """Keep only the inputs of the named modules for the backward pass, from now on.
 
-    Raises UsageError for a name that is no module's, and when none is named; NotSupportedError for what a
-    `compiled` model cannot do.
+    Gradients, buffers and random numbers are as in training without recomputation, and names stay. A module
+    inside another named one is recomputed with it. Raises UsageError for unknown names and for an empty list,
+    and NotSupportedError for combinations that a `compiled` model does not support.
     """
     if not configs.checkpoints:
         children = ", ".join(name for name, _ in model.named_children())
@@ -120,7 +120,7 @@ def recompute(model: Module, configs: RecomputeConfigs, *, compiled: bool = Fals
         _check_buffers(model, names)
     for name in names:
         module = model.get_submodule(name)
-        # On the object: hooks, FSDP2's among them, stay around it, and names have no prefix.
+        # On the object, so that hooks (also FSDP2's) stay around it, and names stay free of a prefix.
         module.forward = _Recomputed(module, module.forward)
 
 
@@ -135,8 +135,10 @@ def _check_buffers(model: Module, names: Iterable[str]) -> None:
 
 
 class _Recomputed:
-    """A module's forward that keeps its inputs only. As a context, which may be entered again, it puts copies
-    in the place of the buffers: a batch norm's running statistics would count every batch twice.
+    """A module's forward that keeps only its inputs.
+
+    As a context, which may be entered again, it replaces the buffers by copies. Otherwise a batch norm's
+    running statistics would count every batch twice.
     """
 
     def __init__(self, module: Module, forward: Callable[..., Any]) -> None:
@@ -145,7 +147,7 @@ class _Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        if torch.compiler.is_compiling():  # there the contexts below have no meaning
+        if torch.compiler.is_compiling():  # the contexts below are ignored there
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(
             self._forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), self), **kwargs
@@ -165,12 +167,14 @@ class _Recomputed:
             owner._buffers[name] = buffer
 
 
-# ---- Batch norm over the batches of all ranks, on CPUs too, which torch's own does not support
+# ---- Batch norm over the batches of all ranks, also on CPUs, which torch's own does not support
 
 
 def with_synchronized_batch_norm(model: Module) -> Module:
-    """The model, its batch norms over the batches of all ranks; the parameters are the same objects. torch's
-    SyncBatchNorm on GPUs; on CPUs, where that does not work and DDP refuses it, our own.
+    """Make the model's batch norms use the batches of all ranks. Return the model with the same parameters.
+
+    On GPUs it uses torch's SyncBatchNorm. That does not work on CPUs, and DDP refuses it there, so CPUs use
+    `CpuSyncBatchNorm`.
     """
     if next(model.parameters()).device.type != "cpu":
         converted: Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
@@ -182,9 +186,9 @@ def with_synchronized_batch_norm(model: Module) -> Module:
 
 
 class CpuSyncBatchNorm(_BatchNorm):
-    """A batch norm's place, and in training its values for the batches of all ranks together.
+    """A batch norm that, in training, uses the batches of all ranks together.
 
-    (batch, channels, ...) floats in, as many out; a rank may have none.
+    Inputs and outputs are (batch, channels, ...) floats. A rank may have an empty batch.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -197,7 +201,7 @@ class CpuSyncBatchNorm(_BatchNorm):
         return out
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of dimensions."""
+        """Accept any number of dimensions."""
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
@@ -235,7 +239,7 @@ class _Normalize(torch.autograd.Function):
         normed, weight, scale, count = ctx.saved_tensors
         grads = grad.to(normed.dtype)
         sums = torch.stack([_sum_by_channel(grads), _sum_by_channel(grads * normed)])
-        of_bias, of_weight = sums.clone()  # this rank's; DDP averages them as it does all gradients
+        of_bias, of_weight = sums.clone()  # this rank's gradients, which DDP averages like all others
         dist.all_reduce(sums)
         shift, slope = sums / count
         of_input = (grads - _by_channel(shift, grads) - normed * _by_channel(slope, grads)) * _by_channel(
@@ -248,8 +252,10 @@ class _Normalize(torch.autograd.Function):
 
 
 def _moments_of_all(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each channel, and how many values of it there are. From the ranks' own means, as
-    in Chan, Golub and LeVeque 1979: sums of squares would lose digits.
+    """Return the mean and variance of each channel, and the number of its values.
+
+    They are combined from the ranks' own means, as in Chan, Golub and LeVeque 1979. Sums of squares would
+    lose digits.
     """
     count = values.numel() // values.shape[1]
     mine = values.new_zeros(3, values.shape[1])
@@ -271,5 +277,5 @@ def _sum_by_channel(values: Tensor) -> Tensor:
 
 
 def _by_channel(channels: Tensor, like: Tensor) -> Tensor:
-    """(channels) as (1, channels, 1, ...)"""
+    """Reshape (channels) to (1, channels, 1, ...)."""
     return channels.view(1, -1, *[1] * (like.dim() - 2))

@@ -1,9 +1,8 @@
-"""What ranks divide among themselves: the optimizer's state (stage 1), gradients too (2), parameters too
-(3).
+"""Divide the optimizer's state (stage 1), also gradients (2), and also parameters (3) among ranks.
 
-Stage 1 is that of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): each parameter is
-updated by one rank, which has the state for it and sends the result to all. Stages 2 and 3 are torch's
-FSDP2; the units are the modules that it fetches and frees as one.
+Stage 1 follows ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). One rank updates each
+parameter, holds its state, and sends the result to all. Stages 2 and 3 are torch's FSDP2. Units are the
+modules that it fetches and frees together.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from trainers.collective.modules import matching_modules
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import WrappingOptimizer, loss_of, parameters_of
 
-# ---- Stage 1: the state of each parameter's update is on one rank, which sends the result to all
+# ---- Stage 1: one rank has the state of each parameter's update, and sends the result to all
 
 AS_ONE = frozenset(("AliG", "AdaGC", "LBFGS", "Prodigy"))
-"""Optimizers, torch's and pytorch_optimizer's, that look at all gradients to update one parameter."""
+"""Optimizers of torch and pytorch_optimizer that use all gradients to update one parameter."""
 
 
 class ZeroOptimizer(WrappingOptimizer):
-    """Any optimizer that treats each parameter by itself, divided among the ranks. All ranks must have the
-    same gradients, as DDP leaves them, and step together.
+    """Any optimizer that updates each parameter separately, divided among the ranks.
 
-    Its `state_dict` is torch's, without the state that other ranks have. fleet.save_checkpoint saves all.
+    All ranks must have the same gradients, as with DDP, and step together. Its `state_dict` is torch's,
+    without the state of other ranks. fleet.save_checkpoint saves the whole state.
     """
 
     def __init__(self, inner: Optimizer) -> None:
@@ -52,7 +51,7 @@ class ZeroOptimizer(WrappingOptimizer):
             self.load_state_dict(inner.state_dict())
 
     def owned_params(self) -> list[Tensor]:
-        """The parameters that this rank updates and whose state it has."""
+        """Return the parameters that this rank updates, and whose state it has."""
         return [param for param in parameters_of(self) if self._owners[param] == self._rank]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -69,7 +68,7 @@ class ZeroOptimizer(WrappingOptimizer):
             self._give_owners(param for param in parameters_of(self) if param not in self._owners)
 
     def load_state_dict(self, state_dict: Document) -> None:
-        """Keeps this rank's part of what may be the whole."""
+        """Keep this rank's part of a state, which may be the whole."""
         owned = {
             index: entry
             for index, param in enumerate(parameters_of(self))
@@ -78,7 +77,9 @@ class ZeroOptimizer(WrappingOptimizer):
         self.inner.load_state_dict({**state_dict, "state": owned})
 
     def _give_owners(self, params: Iterable[Tensor]) -> None:
-        """The largest first, each to the rank with least: equal on all ranks."""
+        """Assign each parameter, largest first, to the rank with the fewest bytes. The result is equal on all
+        ranks.
+        """
         for param in sorted(params, key=lambda each: -each.numel()):
             least = min(range(self._world), key=lambda rank: self._bytes[rank])
             self._owners[param] = least
@@ -112,7 +113,7 @@ class ZeroOptimizer(WrappingOptimizer):
 
 
 def check_divisible(optimizer: Optimizer) -> None:
-    """Raises NotSupportedError for an optimizer whose update of a parameter depends on all others."""
+    """Raise NotSupportedError for an optimizer whose update of a parameter depends on all others."""
     name = type(optimizer).__name__
     if name in AS_ONE or name.startswith("DAdapt"):
         what, instead = name, "another optimizer, or strategy.sharding = False"
@@ -132,12 +133,14 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules that are never called, so their parameters would not be fetched."""
 
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-"""They use the parameters of modules inside them without calling those."""
+"""Modules that use the parameters of inner modules without calling these."""
 
 
 def units(model: nn.Module, least: int) -> list[str]:
-    """Names of modules, the inner ones first: each has `least` bytes of parameters that are in no unit inside
-    it. What is left is the model's own. The rule of torch's `size_based_auto_wrap_policy`.
+    """Return the names of unit modules, inner ones first.
+
+    Each unit has at least `least` bytes of parameters outside its inner units. The remaining parameters
+    belong to the model. This is the rule of torch's `size_based_auto_wrap_policy`.
     """
     found: list[str] = []
     _rest(model, model, "", least, found)
@@ -145,7 +148,7 @@ def units(model: nn.Module, least: int) -> list[str]:
 
 
 def _rest(model: nn.Module, module: nn.Module, name: str, least: int, found: list[str]) -> int:
-    """How many bytes of the module's parameters are in no unit."""
+    """Return the bytes of the module's parameters outside its units."""
     if isinstance(module, WHOLE):
         size = _bytes_of(module.parameters())
     else:
@@ -161,7 +164,7 @@ def _rest(model: nn.Module, module: nn.Module, name: str, least: int, found: lis
 
 
 def is_shared(model: nn.Module, module: nn.Module) -> bool:
-    """Whether the module, or a parameter in it, has another place in the model too."""
+    """Return True if the module, or a parameter in it, also has another place in the model."""
     everywhere = Counter(map(id, _named_params(model)))
     inside = Counter(map(id, _named_params(module)))
     modules = Counter(id(each) for _, each in model.named_modules(remove_duplicate=False))
@@ -169,7 +172,7 @@ def is_shared(model: nn.Module, module: nn.Module) -> bool:
 
 
 def check_unit(model: nn.Module, name: str) -> None:
-    """Raises UsageError for a module that cannot be one."""
+    """Raise UsageError for a module that cannot be a unit."""
     module = model.get_submodule(name)
     why = None
     if isinstance(module, CONTAINERS):
@@ -183,7 +186,7 @@ def check_unit(model: nn.Module, name: str) -> None:
 
 
 def _named_params(module: nn.Module) -> list[nn.Parameter]:
-    """Every parameter, as often as it has a name."""
+    """Return every parameter once per name."""
     return [param for _, param in module.named_parameters(remove_duplicate=False)]
 
 
@@ -195,24 +198,27 @@ def _bytes_of(params: Iterable[Tensor]) -> int:
 
 
 def zero_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Stage 1: the optimizer, each of whose parameters one rank updates and sends to all. Shares
-    `param_groups` with the one given, which keeps the state of this rank's parameters only.
+    """Apply stage 1 to the optimizer. One rank updates each parameter and sends it to all.
 
-    Raises NotSupportedError for one whose update of a parameter depends on all others.
+    The result shares `param_groups` with the given optimizer, which keeps only the state of this rank's
+    parameters. Raises NotSupportedError for an optimizer whose update of a parameter depends on all others.
     """
     check_divisible(optimizer)
     return ZeroOptimizer(optimizer)
 
 
 def shard(model: Module, configs: ShardingConfigs) -> Module:
-    """Stages 2 and 3: the model itself, its parameters now DTensors of which each rank holds its part; with
-    `clear_gradients`. Starts from rank 0's values, as DDP does. In place of DataParallel.
+    """Apply stages 2 and 3 to the model, in place of DataParallel.
 
-    All ranks call the model equally often, in eval mode too: it has its parameters from all of them. For an
-    evaluation on one rank see `whole_state_dict`. Buffers are each rank's own in training, and rank 0's in
-    evaluation. Raises UsageError for anchors that cannot be.
+    The model is the same object, and its parameters are now DTensors, of which each rank holds a part. It
+    starts from rank 0's values, as DDP does, and has `clear_gradients`.
+
+    All ranks must call the model equally often, even in eval mode, because each rank needs the parts of all
+    others. To evaluate on one rank, see `whole_state_dict`. In training each rank has its own buffers, and in
+    evaluation rank 0's. Raises UsageError for invalid anchors, and NotSupportedError for parameters that
+    torch cannot divide.
     """
-    # Late: only those who shard wait for it.
+    # Late, so that other jobs do not wait for the import.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -228,9 +234,9 @@ def shard(model: Module, configs: ShardingConfigs) -> Module:
     kind = type(model)
     model.__class__ = type(f"Sharded{kind.__name__}", (Sharded, kind), {})
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
-    # None: all but the outermost unit give their parameters back after the forward pass.
+    # With None, all units except the outermost release their parameters after the forward pass.
     how: Document = {"mesh": mesh, "reshard_after_forward": None if configs.stage == 3 else False}
-    for name in sorted(names, key=lambda each: -each.count(".")):  # from the inside
+    for name in sorted(names, key=lambda each: -each.count(".")):  # inner modules first
         fully_shard(model.get_submodule(name), **how)
     fully_shard(model, **how)
     assert isinstance(model, Sharded)
@@ -243,10 +249,10 @@ def shard(model: Module, configs: ShardingConfigs) -> Module:
 
 
 def rewire(optimizer: Optimizer, former: Mapping[str, torch.nn.Parameter], model: Module) -> None:
-    """Make an optimizer that was made before `shard` update the model's parameters of now. `former`:
-    `dict(model.named_parameters())` from before `shard`. Parameters of other models stay.
+    """Make an optimizer from before `shard` update the model's new parameters.
 
-    Raises UsageError when the optimizer has been used before.
+    `former` is `dict(model.named_parameters())` from before `shard`. Parameters of other models stay. Raises
+    UsageError if the optimizer has made steps.
     """
     now = dict(model.named_parameters())
     places = {param: now[name] for name, param in former.items()}
@@ -277,7 +283,7 @@ def _from_first(tensors: Iterable[Tensor]) -> None:
 
 
 def _give_back(module: Module, inputs: Any, output: Any) -> None:
-    """Without a backward pass nothing else does: `parameters()` would no longer be the optimizer's."""
+    """Release parameters without a backward pass, so that `parameters()` matches the optimizer again."""
     if not torch.is_grad_enabled():
         from torch.distributed.fsdp import FSDPModule
 

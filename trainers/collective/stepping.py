@@ -1,7 +1,7 @@
-"""The optimizer of a collective job whose strategy changes what a step is: merged gradients, scaled losses,
-averaged models.
+"""Define the optimizer for strategies that change a step.
 
-The scaler makes all ranks skip a step in which one of them found gradients that are not finite.
+Such strategies merge gradients, scale losses, or average models. With the scaler, all ranks skip a step if
+one of them found gradients that are not finite.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from trainers.optimizer import DistributedOptimizer, parameters_of
 
 
 class DistributedScaler(GradScaler):
-    """A GradScaler on which all ranks agree: where one finds gradients that are not finite, none updates, and
-    all lower their scale. It has the state of the scaler that it is made of.
+    """A GradScaler on which all ranks agree. If one finds gradients that are not finite, all skip the update.
 
-    While an optimizer of `fleet.distributed_optimizer` merges gradients, `unscale_`, `step` and `update` wait
-    for the step that updates.
+    All ranks then lower their scale. It has the state of the given scaler. While an optimizer of
+    `fleet.distributed_optimizer` merges gradients, `unscale_`, `step` and `update` wait for the step that
+    updates.
     """
 
     def __init__(self, scaler: GradScaler, configs: AmpConfigs | None = None) -> None:
         self.__dict__ = scaler.__dict__
         self._configs = configs
-        self._bad = 0  # steps in a row that found something
+        self._bad = 0  # consecutive steps that found such gradients
         self._waits = False
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -66,8 +66,9 @@ class DistributedScaler(GradScaler):
             self._update(self._configs)
 
     def minimize(self, optimizer: DistributedOptimizer, loss: Tensor) -> None:
-        """Paddle's name for what follows `scale(loss).backward()`: step, update, gradients cleared. Raises
-        UsageError if there was no such call.
+        """Step, update and clear gradients after `scale(loss).backward()`, under Paddle's name.
+
+        Raises UsageError without that call.
         """
         if not optimizer.has_gradients_of(loss):
             raise UsageError(
@@ -104,7 +105,7 @@ class DistributedScaler(GradScaler):
 
 
 def scaler_of(configs: AmpConfigs, device: str) -> DistributedScaler:
-    """The scaler that the keys of amp_configs describe, for parameters on a device of this type."""
+    """Return the scaler for amp_configs, for parameters on this type of device."""
     scaler = GradScaler(
         device,
         init_scale=configs.init_loss_scaling,
@@ -123,10 +124,10 @@ def _merges(optimizer: Optimizer) -> bool:
 
 
 class SteppingOptimizer(DistributedOptimizer):
-    """`step` updates when the cadence says so, and only with gradients that have been unscaled.
+    """An optimizer that updates when the cadence requires it, and only with unscaled gradients.
 
-    `scaler`: of amp in float16; a script may scale with one of its own from fleet.distributed_scaler.
-    `average`: brings the models of all ranks together. `own_backward`: the script scales its loss itself.
+    `scaler` belongs to amp in float16. A script may also use a scaler from fleet.distributed_scaler.
+    `average` averages the models of all ranks. `own_backward` is True if the script scales its loss itself.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class SteppingOptimizer(DistributedOptimizer):
             self.scaler.minimize(self, loss)
 
     def has_gradients(self) -> bool:
-        """Whether there has been a backward pass since the last step."""
+        """Return True if there has been a backward pass since the last step."""
         return any(param.grad is not None and not self._is_kept(param) for param in parameters_of(self))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -199,13 +200,15 @@ class SteppingOptimizer(DistributedOptimizer):
         return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing while gradients are being merged."""
+        """Clear gradients, except while they are merged."""
         if not self.cadence.merged:
             super().zero_grad(set_to_none)
 
     @contextmanager
     def unscaled(self) -> Iterator[None]:
-        """A scaler's step: gradients are unscaled; when it makes no step, they were not finite."""
+        """Wrap a scaler's step. Gradients are unscaled. If the scaler skips the step, they were not
+        finite.
+        """
         before = self.cadence.updates
         self._unscaled = True
         try:
@@ -217,15 +220,17 @@ class SteppingOptimizer(DistributedOptimizer):
             self._kept.clear()
 
     def extra_state(self) -> dict[str, float]:
-        """What a checkpoint keeps besides: how many updates there have been, and how many of them on its own;
-        the scaler's state. Gradients that have been merged and not used are not in a checkpoint.
+        """Return extra state for a checkpoint: the number of all updates and of separate ones, and the
+        scaler's state.
+
+        Gradients that have been merged and not used are left out.
         """
         scaler = {} if self.scaler is None else self.scaler.state_dict()
         counts = {"updates": self.cadence.updates, "apart": self.cadence.apart}
         return counts | {f"scaler.{key}": value for key, value in scaler.items()}
 
     def load_extra_state(self, state: Numbers) -> None:
-        """Go on where `extra_state` was taken."""
+        """Continue from `extra_state`."""
         self.cadence.resume(int(state["updates"]), int(state.get("apart", 0)))
         self._kept.clear()
         scaler = {
@@ -235,20 +240,20 @@ class SteppingOptimizer(DistributedOptimizer):
             self.scaler.load_state_dict(scaler)
 
     def _keep(self) -> None:
-        """Remember gradients by object and by how often it has changed."""
+        """Remember gradients by object and by number of changes."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     self._kept[param] = (param.grad, _changes(param.grad))
 
     def _is_kept(self, param: Tensor) -> bool:
-        """Whether no backward pass has changed the gradient since it was remembered."""
+        """Return True if the remembered gradient has not changed in a backward pass."""
         kept = self._kept.get(param)
         return kept is not None and param.grad is kept[0] and _changes(param.grad) == kept[1]
 
     def _check_kept(self) -> None:
         for param, (grad, _) in self._kept.items():
-            # A sparse gradient is replaced when another is added to it.
+            # A sparse gradient is replaced when another one is added to it.
             if param.grad is not grad and not (param.grad is not None and grad.is_sparse):
                 raise UsageError(
                     f"gradients that strategy.gradient_merge has merged over {self.cadence.merged} steps are "
@@ -270,7 +275,7 @@ class SteppingOptimizer(DistributedOptimizer):
 
 
 def _changes(grad: Tensor) -> int:
-    """How often this gradient was written to; of a shard, how often its local part was."""
+    """Return how often this gradient, or the local part of a shard, was written to."""
     local = getattr(grad, "_local_tensor", grad)
     return int(local._version)
 

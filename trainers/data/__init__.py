@@ -1,1 +1,1 @@
-"""Data sets: MultiSlot files, click logs, images, and the share of each trainer."""
+"""Data sets of MultiSlot files, click logs and images, and the share of each trainer."""

@@ -1,8 +1,8 @@
-"""Click logs as text: Criteo's tab-separated lines, and MultiSlot lines. Knows the two formats; leaves the
-rows to `clicks`.
+"""Write click logs as text, in Criteo's tab-separated lines or in MultiSlot lines.
 
-Whole columns are turned into text at a time: every field is a matrix of bytes, one row for each line, padded
-with zero bytes; side by side they are all lines at once, and taking the zero bytes out leaves the file.
+`clicks` makes the rows. The module converts whole columns at a time. Every field is a matrix of bytes, with
+one row per line, padded with zero bytes. The matrices side by side hold all lines. Removing the zero bytes
+leaves the file.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ CLICK_SLOTS = (
     *(Slot(name) for name in ID_SLOTS),
     Slot("label", "float32"),
 )
-"""The slots of a MultiSlot line, in order: 13 floats, 26 slots of one id, one label."""
+"""The slots of a MultiSlot line in order: 13 floats, 26 slots of one id, one label."""
 
 Bytes = npt.NDArray[np.uint8]
 _ROWS_AT_ONCE = 8192  # about 8 MB of text
 
 
 def write_tsv(clicks: Clicks, paths: Sequence[Path]) -> None:
-    """Lines of Criteo's layout: label, 13 integers, 26 categories of 8 hexadecimal digits, nothing where a
-    value is missing. Rows go to `paths` in order, in equal parts.
+    """Write lines in Criteo's layout, with rows distributed over `paths` in order and in equal parts.
+
+    A line has a label, 13 integers, and 26 categories of 8 hexadecimal digits. Missing values are empty.
     """
     _write(clicks, paths, _tsv_fields)
 
 
 def write_slots(clicks: Clicks, paths: Sequence[Path]) -> None:
-    """MultiSlot lines, `n v1 .. vn` for each of CLICK_SLOTS: 13 floats in [0, 1] in the shortest form that
-    reads back as the same float32, then `1 id` 26 times (id 0: missing), then `1 label`. Rows go to `paths`
-    in order, in equal parts.
+    """Write MultiSlot lines, with rows distributed over `paths` in order and in equal parts.
+
+    A line has `n v1 .. vn` for each of CLICK_SLOTS: 13 floats in [0, 1], then `1 id` 26 times (id 0 means
+    missing), then `1 label`. Floats have the shortest form that reads back as the same float32.
     """
     _write(clicks, paths, _slot_fields)
 
@@ -94,17 +96,17 @@ def _label(clicks: Clicks) -> Bytes:
 
 
 def _distinct(values: npt.NDArray[np.generic], text: Callable[[np.generic], str]) -> Bytes:
-    """Values of which many are equal: each is written once."""
+    """Return the values as text, where each distinct value is formatted once."""
     different, place = np.unique(values, return_inverse=True)
     texts = np.array([text(value) for value in different], dtype=np.bytes_)
     return texts[place].view(np.uint8).reshape(len(values), -1)
 
 
 def _hexadecimal(words: npt.NDArray[np.uint32]) -> Bytes:
-    """(rows, 8): always 8 digits."""
+    """Return (rows, 8) bytes, always 8 digits per number."""
     return np.frombuffer(words.astype(">u4").tobytes().hex().encode(), np.uint8).reshape(-1, 8)
 
 
 def _decimal(numbers: npt.NDArray[np.int64]) -> Bytes:
-    """(rows, 20) of numbers that are not negative."""
+    """Return (rows, 20) bytes of numbers that are not negative."""
     return numbers.astype("S20").view(np.uint8).reshape(-1, 20)

@@ -1,10 +1,12 @@
-"""Synthetic click logs whose truth is known: 13 integer features and 26 categorical slots in, a click or none
-out. Has the distributions and the best AUC that any model can reach; `click_files` has the files.
+"""Draw synthetic click logs with their true probabilities.
+
+An example has 13 integer features, 26 categorical slots, and a label for the click. The module has the
+distributions, and the best AUC that any model can reach. `click_files` writes the files.
 
     logit = bias + sum_j v_j x_j + sum_s w_s(category),    click ~ Bernoulli(sigmoid(logit))
 
-x_j is feature j scaled to [0, 1], v_j and the spread of slot s follow from the seed, and w_s(category) is a
-normal number that is a pure function of (seed, id): no table of weights exists, so vocabularies may be large.
+x_j is feature j scaled to [0, 1]. v_j and the spread of slot s follow from the seed. w_s(category) is a
+normal number that is a pure function of (seed, id). Without a table of weights, vocabularies may be large.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ DENSE, SLOTS = 13, 26
 MISSING = np.iinfo(np.int32).min
 """A missing value in `Clicks.counts`."""
 
-# Like the integer features of Criteo's display advertising challenge: their least value and their range.
+# Minimum and range, like the integer features of Criteo's display advertising challenge.
 LEAST = np.array([0, -3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)
 RANGE = np.array([20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50], np.int32)
-# Its categorical slots: a few that hardly say anything, many middling ones, a few that never end.
+# Sizes like its categorical slots: a few tiny ones, many medium ones, and a few very large ones.
 VOCABULARIES = (
     1400, 550, 1_000_000, 200_000, 300, 24, 12_000, 600, 3, 90_000, 5000, 800_000, 3000,
     27, 14_000, 500_000, 10, 5500, 2100, 4, 700_000, 17, 15, 250_000, 100, 130_000,
@@ -44,7 +46,7 @@ Doubles = npt.NDArray[np.float64]
 
 @frozen_by_name
 class Best:
-    """What a model that knows the truth reaches on a split; the bound for all others."""
+    """The result of a model with the true probabilities on a split, which bounds all other models."""
 
     auc: float
     log_loss: float
@@ -52,9 +54,11 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class Clicks:
-    """`rows` examples. `counts` (rows, 13) int32, MISSING where there is none; `categories` (rows, 26)
-    uint32, what a log would hold; `ids` (rows, 26) int64, their 63-bit feature signs, 0 where the category is
-    missing; `labels` (rows,) float32, 0 or 1; `probability` (rows,) float64 of a click, the truth.
+    """`rows` examples.
+
+    `counts` is (rows, 13) int32, with MISSING for missing values. `categories` is (rows, 26) uint32, as in a
+    log. `ids` is (rows, 26) int64, the 63-bit feature signs, with 0 for missing categories. `labels` is
+    (rows,) float32, 0 or 1. `probability` is (rows,) float64, the true probability of a click.
     """
 
     counts: Ints
@@ -68,7 +72,7 @@ class Clicks:
 
     @cached_property
     def dense(self) -> Floats:
-        """(rows, 13) in [0, 1], 0 where missing."""
+        """(rows, 13) float32 in [0, 1], 0 for missing values."""
         return scaled(self.counts)
 
     def best(self) -> Best:
@@ -76,17 +80,20 @@ class Clicks:
         return Best(auc=auc(probability, labels), log_loss=log_loss(probability, labels))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids (rows, 26) int64, dense (rows, 13) float32, labels (rows,) float32); they share the memory."""
+        """Return (ids (rows, 26) int64, dense (rows, 13) float32, labels (rows,) float32), which share the
+        memory.
+        """
         return torch.from_numpy(self.ids), torch.from_numpy(self.dense), torch.from_numpy(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClickModel:
-    """The truth. Equal settings give equal truths, and `draw` with equal seeds gives equal rows.
+    """The true distribution. Equal settings give equal distributions, and equal seeds of `draw` give equal
+    rows.
 
-    `zipf`: the k-th most frequent category of a slot has a share proportional to k ** -zipf. `missing`: the
-    share of values that are absent. `signal`: the mean spread of the slots' weights; with `bias` it sets how
-    many clicks there are and how well they can be told.
+    `zipf` is the exponent z of the shares: the k-th most frequent category of a slot has a share proportional
+    to k ** -z. `missing` is the share of missing values. `signal` is the mean spread of the slots' weights.
+    Together with `bias` it sets the number of clicks and how well they can be predicted.
     """
 
     seed: int = 7
@@ -103,7 +110,11 @@ class ClickModel:
             raise UsageError(f"ClickModel missing is {self.missing}; it must be at least 0 and below 1")
 
     def draw(self, rows: int, seed: int) -> Clicks:
-        """`rows` independent examples; another `seed` gives others of the same truth (a test split, say)."""
+        """Draw `rows` independent examples. Another `seed` gives other rows of the same distribution (for a
+        test split).
+
+        Raises UsageError if `rows` is less than 1.
+        """
         if rows < 1:
             raise UsageError(f"ClickModel.draw was asked for {rows} rows; it must be at least 1")
         random = np.random.default_rng([self.seed, seed])
@@ -128,13 +139,13 @@ class ClickModel:
 
     @cached_property
     def _coefficients(self) -> tuple[Doubles, Doubles]:
-        """(v (13,), spread of w (26,))."""
+        """Coefficients v (13,) and spreads of w (26,)."""
         random = np.random.default_rng(self.seed)
         return random.normal(0, 0.8, DENSE), self.signal * random.uniform(0.5, 1.5, SLOTS)
 
     @cached_property
     def _shares(self) -> list[Doubles]:
-        """For each slot the share of its most frequent categories up to each rank."""
+        """Cumulative shares of each slot's categories, most frequent first."""
         sums = [
             np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -self.zipf) for size in self.vocabularies
         ]
@@ -142,15 +153,16 @@ class ClickModel:
 
 
 def scaled(counts: Ints) -> Floats:
-    """(rows, 13) float32 in [0, 1] of integer features; 0 where MISSING."""
+    """Return integer features as (rows, 13) float32 in [0, 1], 0 for MISSING."""
     values = (counts.astype(np.float64) - LEAST) / RANGE
     values[counts == MISSING] = 0
     return values.astype(np.float32)
 
 
 def feature_signs(slot: int, categories: Categories) -> Ids:
-    """(rows,) int64, 1 to 2 ** 63 - 1: the ids of a slot's categories. Slots share no id, so one table holds
-    them all.
+    """Return the ids of a slot's categories, (rows,) int64 from 1 to 2 ** 63 - 1.
+
+    Ids of different slots differ, so one table can hold all slots.
     """
     salted = categories.astype(np.uint64) | np.uint64((slot + 1) << 33)
     signs: Ids = np.maximum(_mixed(salted) >> np.uint64(1), np.uint64(1)).astype(np.int64)
@@ -158,8 +170,9 @@ def feature_signs(slot: int, categories: Categories) -> Ids:
 
 
 def _category(slot: int, rank: npt.NDArray[np.intp]) -> Categories:
-    """A number without order for each rank; no two of a slot are equal (each step can be undone: odd
-    multipliers and shifted exclusive ors, modulo 2 ** 32).
+    """Return an unordered number for each rank, unique within a slot.
+
+    Each step can be undone, because it uses odd multipliers and shifted exclusive ors, modulo 2 ** 32.
     """
     bits = (rank.astype(np.uint64) + np.uint64((slot + 1) * 0x9E3779B1)).astype(np.uint32)
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D)
@@ -168,7 +181,7 @@ def _category(slot: int, rank: npt.NDArray[np.intp]) -> Categories:
 
 
 def _normal(seed: int, ids: Ids) -> Doubles:
-    """A standard normal number for each id (Box and Muller's transform of two hashes)."""
+    """Return a standard normal number for each id (Box and Muller's transform of two hashes)."""
     first = _mixed(ids.astype(np.uint64) + np.uint64(_mixed(np.array([seed], np.uint64))[0]))
     second = _mixed(first)
     radius = np.sqrt(-2 * np.log((first >> np.uint64(11)) * 2.0**-53 + 2.0**-54))
@@ -177,8 +190,9 @@ def _normal(seed: int, ids: Ids) -> Doubles:
 
 
 def _mixed(words: Words) -> Words:
-    """The output function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
-    generators, 2014), one to one on 64 bits.
+    """Apply the output function of SplitMix64, one to one on 64 bits.
+
+    The source is Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
     """
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

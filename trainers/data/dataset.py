@@ -1,8 +1,7 @@
-"""Data sets of files, in the words of Paddle's API: one that streams its files, and one that keeps them in
-memory to shuffle them.
+"""Provide Paddle's data sets of files. One streams its files, the other keeps them in memory to shuffle them.
 
-Settings, and the order of the examples; reading is in `reading`, and shuffling among trainers in
-`exchange`.
+The module has the settings and the order of the examples. `reading` reads files, and `exchange` shuffles
+among trainers.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from trainers.process.log import glog
 from trainers.roles.environment import current_identity
 from trainers.storage.folder import Where
 
-# ---- Data sets of files, in the words of Paddle's API: what all of them are set to, and the one that
-# streams. Knows settings; leaves reading to `reading`.
+# ---- Settings of all data sets, and the data set that streams its files
 
 _AHEAD = 64
 
 
 class FileDataset:
-    """The settings that all data sets of files share. Every one can be given to `init` or set on its own."""
+    """The settings that all data sets of files share. Pass them to `init`, or set each one separately."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -62,13 +60,17 @@ class FileDataset:
         fs_ugi: str = "",
         download_cmd: str = AS_IT_IS,
     ) -> None:
-        """Say what a line consists of and how it is read.
+        """Set the slots of a line, and how to read the files.
 
-        `use_var`: the slots in the order of the text. `pipe_command`: a shell command that turns each file
-        (its standard input) into MultiSlot text. `thread_num`: files read at the same time; with one, the
-        order of the examples is that of the files. `queue_size`: batches that may wait. `max_bad_lines`:
-        broken lines that a pass skips and counts before one is an error. The last four are Paddle's; only
-        their defaults are supported: remote files are named by URLs, `s3://bucket/part-0`.
+        `use_var` are the slots in the order of the text. `pipe_command` is a shell command that turns each
+        file (its standard input) into MultiSlot text. `thread_num` is the number of files read at the same
+        time. With one thread, examples keep the order of the files. `queue_size` is the number of batches
+        that may wait. `max_bad_lines` is the number of broken lines that a pass skips and counts before it
+        fails.
+
+        The last four arguments are Paddle's, and only their defaults are supported. Use URLs for remote
+        files, such as `s3://bucket/part-0`. Raises NotSupportedError for other values, and UsageError for
+        invalid settings.
         """
         if input_type != 0 or fs_name or fs_ugi or download_cmd != AS_IT_IS:
             raise NotSupportedError(
@@ -83,11 +85,11 @@ class FileDataset:
         self._max_bad_lines = whole("max_bad_lines", max_bad_lines, 0)
 
     def set_use_var(self, use_var: UseVar) -> None:
-        """The slots of a line, in order."""
+        """Set the slots of a line, in order."""
         self._layout = Layout.of(use_var)
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """A shell command for every file; "cat" reads it as it is, without a process."""
+        """Set a shell command for every file. "cat" reads files unchanged, without a process."""
         if not pipe_command.strip():
             raise UsageError('pipe_command is empty; "cat" takes the files as they are')
         self._command = pipe_command
@@ -99,8 +101,10 @@ class FileDataset:
         self._threads = whole("thread_num", thread_num, 1)
 
     def set_filelist(self, filelist: Sequence[Where]) -> None:
-        """The files of this trainer: paths, or URLs for fsspec. With more trainers than files, the list may
-        be empty on any trainer but the first: a pass has no batches there.
+        """Set the files of this trainer, as paths or as URLs for fsspec.
+
+        With more trainers than files, the list may be empty on any trainer except the first. A pass on that
+        trainer is then empty.
         """
         if isinstance(filelist, str | os.PathLike):
             raise UsageError(f"set_filelist takes a list of paths, not {os.fspath(filelist)!r}")
@@ -108,7 +112,7 @@ class FileDataset:
 
     @property
     def skipped_lines(self) -> int:
-        """Broken lines that the last pass over the files skipped."""
+        """The number of broken lines that the last pass skipped."""
         return self._broken.count
 
     def _slots(self) -> Layout:
@@ -135,7 +139,7 @@ class FileDataset:
             glog(line)
 
     def _reading(self, rows: int, ahead: int) -> Reading:
-        """A new pass over the files."""
+        """Start a new pass over the files."""
         wanted = Pass(
             layout=self._slots(),
             paths=self._files(),
@@ -148,7 +152,7 @@ class FileDataset:
         return Reading(wanted, self._broken)
 
     def _tell(self, reading: Reading) -> None:
-        """After a pass: what was skipped, and each empty file once."""
+        """Log the skipped lines after a pass, and each empty file once."""
         for path in reading.empty:
             self._say_once(f"{path} has no examples")
         if reading.broken.count:
@@ -156,10 +160,10 @@ class FileDataset:
 
 
 class QueueDataset(FileDataset):
-    """Streams its files: every iteration is one pass, and holds a bounded number of batches.
+    """Streams its files. Every iteration is one pass, with a limited number of batches in memory.
 
-    One pass at a time. The threads and processes of a pass are gone when its iterator is: at the end, when a
-    loop is left, or on an error.
+    Only one pass can run at a time. The threads and processes of a pass end with its iterator, at the end,
+    after a `break`, or on an error.
     """
 
     def __init__(self) -> None:
@@ -180,18 +184,17 @@ class QueueDataset(FileDataset):
             self._one_pass.release()
 
 
-# ---- A data set that is read once and kept, so that it can be shuffled. Knows the order of its examples;
-# leaves reading to `reading` and other trainers to `exchange`.
+# ---- The data set that is read once and kept in memory, so that it can be shuffled
 
 _BLOCK_BYTES = 4 << 20
 
 
 class InMemoryDataset(FileDataset):
-    """Reads its files into memory, as arrays: about as many bytes as the values have (4 a float, 8 an id),
-    and 16 more an example.
+    """Reads its files into memory, as arrays.
 
-    After `load_into_memory` every iteration is a pass over the examples, in the order of the last shuffle.
-    Shuffles depend on the seed and on how many there were before, so a run can be repeated.
+    Memory is about the size of the values (4 bytes a float, 8 an id), plus 16 bytes per example. After
+    `load_into_memory`, every iteration is a pass over the examples in the order of the last shuffle. Shuffles
+    depend on the seed and the number of earlier shuffles, so you can repeat a run.
     """
 
     def __init__(self) -> None:
@@ -204,22 +207,24 @@ class InMemoryDataset(FileDataset):
         self._loading: _Loading | None = None
 
     def set_shuffle_seed(self, seed: int) -> None:
-        """What the shuffles to come depend on; the same on every trainer."""
+        """Set the seed of later shuffles. Use the same seed on every trainer."""
         self._seed = seed
 
     def load_into_memory(self) -> None:
-        """Read all files, in place of what was there before. Broken lines and files are errors here."""
+        """Read all files, and replace the examples in memory. Broken lines and files raise errors here."""
         try:
             self.preload_into_memory()
             self.wait_preload_done()
         except KeyboardInterrupt:
-            if self._loading is not None:  # it came before anybody waited
+            if self._loading is not None:  # the interrupt came before the wait
                 self._loading.end()
                 self._loading = None
             raise
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to read, and come back at once: `wait_preload_done` waits. `thread_num` is set_thread's."""
+        """Start to read, and return immediately. `wait_preload_done` waits. `thread_num` works as in
+        set_thread.
+        """
         if self._loading is not None:
             raise UsageError("the data set is being loaded; call wait_preload_done() first")
         if thread_num is not None:
@@ -231,7 +236,7 @@ class InMemoryDataset(FileDataset):
         self._loading.start()
 
     def wait_preload_done(self) -> None:
-        """Wait for `preload_into_memory`. Raises what went wrong in it."""
+        """Wait for `preload_into_memory`. Raises the errors of the reading."""
         if self._loading is None:
             raise UsageError("nothing is being loaded; call preload_into_memory() first")
         try:
@@ -241,19 +246,20 @@ class InMemoryDataset(FileDataset):
         self._tell(loading.reading)
 
     def local_shuffle(self) -> None:
-        """A new random order of this trainer's examples."""
+        """Shuffle this trainer's examples."""
         store = self._loaded("local_shuffle")
         random = np.random.default_rng([self._seed, self._shuffles])
         self._order = random.permutation(len(store))
         self._shuffles += 1
 
     def global_shuffle(self, fleet: object = None, thread_num: int = 0, *, group: object = None) -> None:
-        """Give every example to a trainer chosen at random, and shuffle what came. All trainers must call it.
+        """Send every example to a random trainer, and shuffle the received examples. All trainers must call
+        it.
 
-        `group`: a process group of the trainers whose backend takes tensors of the CPU (Gloo), or a callable
-        that makes one; by default the job's own. `fleet` and `thread_num` are Paddle's and change nothing.
-        For a single trainer this is `local_shuffle`. Raises TrainerLostError when another trainer is gone:
-        the examples must be loaded again then.
+        `group` is a process group of the trainers whose backend accepts CPU tensors (Gloo), or a callable
+        that makes one. The default is the job's own group. `fleet` and `thread_num` are Paddle's and are
+        ignored. With a single trainer, the call is a `local_shuffle`. Raises TrainerLostError if another
+        trainer has ended. You must then load the examples again.
         """
         store = self._loaded("global_shuffle")
         peers = peers_of(group)
@@ -265,18 +271,22 @@ class InMemoryDataset(FileDataset):
         self._shuffled = len(self._store or ())
 
     def release_memory(self) -> None:
-        """Forget the examples and give their memory back."""
+        """Remove the examples and free their memory."""
         self._store = self._order = None
         self._shuffled = 0
 
     def get_memory_data_size(self, fleet: object = None) -> int:
-        """How many examples are in memory here; with Paddle's `fleet` (or a process group) on all trainers
-        together, which all must call.
+        """Return the number of examples in memory.
+
+        With Paddle's `fleet` (or a process group), the number is the sum over all trainers, which must all
+        call it.
         """
         return self._everywhere(fleet, len(self._store or ()))
 
     def get_shuffle_data_size(self, fleet: object = None) -> int:
-        """How many examples came with the last global_shuffle; with `fleet` as in get_memory_data_size."""
+        """Return the number of examples after the last global_shuffle. `fleet` works as in
+        get_memory_data_size.
+        """
         return self._everywhere(fleet, self._shuffled)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -313,7 +323,7 @@ class _Loading:
         self._thread.start()
 
     def wait(self) -> Store:
-        """The examples in the order of arrival. Raises what went wrong; an interrupt ends the reading."""
+        """Return the examples in order of arrival. Raises the errors of the reading. An interrupt ends it."""
         try:
             store = self._result.get()
         finally:
@@ -322,7 +332,7 @@ class _Loading:
         return store
 
     def end(self) -> None:
-        """Read no more, and wait for the thread."""
+        """Stop reading, and wait for the thread."""
         self.reading.stop()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,8 +1,8 @@
-"""Examples from trainer to trainer: every one goes to a trainer chosen at random.
+"""Exchange examples between trainers, so that every example goes to a random trainer.
 
-A block of examples at a time: each trainer sorts its block by destination, all of them tell each other how
-much comes, and one all-to-all moves the bytes. What was sent is given back at once, so a trainer never
-holds much more than its examples. The process group is the job's, or one over Gloo that is made here.
+The exchange moves a block of examples at a time. Each trainer sorts its block by destination. All trainers
+exchange the sizes, and one all-to-all moves the bytes. The memory of sent examples is freed immediately, so a
+trainer holds only little more than its examples. The process group is the job's, or a Gloo group made here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from trainers.errors import DataError, TrainerLostError, UsageError
 from trainers.roles.environment import current_identity
 from trainers.roles.identity import Identity
 
-# ---- Examples from trainer to trainer: every one goes to a trainer chosen at random. Knows the process group
-# and the bytes of columns; leaves why to the data set.
-#
-# A block of examples at a time: each trainer sorts its block by destination, all of them tell each other how
-# much comes, and one all-to-all moves the bytes. What was sent is given back at once, so a trainer never
-# holds much more than its examples.
+# ---- The exchange of blocks
 
 _BLOCK_BYTES = 16 << 20
 
@@ -42,7 +37,7 @@ class Work(Protocol):
 
 
 class Peers(Protocol):
-    """What is used of a torch.distributed.ProcessGroup; its backend must take tensors of the CPU (Gloo)."""
+    """The used part of a torch.distributed.ProcessGroup. Its backend must accept CPU tensors (Gloo)."""
 
     def rank(self) -> int: ...
 
@@ -54,11 +49,11 @@ class Peers(Protocol):
 
 
 def exchange(store: Store, layout: Layout, peers: Peers, seed: int, shuffle: int) -> Store:
-    """A new store with the examples that came to this trainer; the old one is empty of meaning then.
+    """Return a new store with the examples received by this trainer. The old store is invalid afterwards.
 
-    Destinations depend on `seed`, on the number of the shuffle, on the trainer's rank and on the example's
-    place. All trainers must call this. Raises UsageError when they differ in slots or seed, DataError
-    when the numbers of examples do not add up, TrainerLostError when one is gone.
+    Destinations depend on `seed`, the number of the shuffle, the trainer's rank and the example's position.
+    All trainers must call this. Raises UsageError if they differ in slots or seed, DataError if the numbers
+    of examples do not add up, and TrainerLostError if a trainer has ended.
     """
     sorter = _Exchange(layout, peers)
     block = max(1, _BLOCK_BYTES * len(store) // max(store.columns().nbytes, 1))
@@ -84,7 +79,9 @@ class _Exchange:
         self._peers = peers
 
     def agree(self, seed: int, shuffle: int, rows: int, rounds: int) -> tuple[int, int]:
-        """(examples of all trainers, most rounds of any), when all of them mean the same exchange."""
+        """Return (examples of all trainers, most rounds of a trainer), after checking that all
+        trainers agree.
+        """
         digest = hashlib.sha256(str(self._layout).encode()).digest()[:8]
         mine = np.array([int.from_bytes(digest, "little", signed=True), seed, shuffle, rows, rounds])
         table = _everyones(mine, self._peers)
@@ -98,7 +95,7 @@ class _Exchange:
         return int(table[:, 3].sum()), int(table[:, 4].max())
 
     def swap(self, block: Columns, destinations: Int64s) -> list[Columns]:
-        """Give each example to its destination; what came from every trainer, by rank."""
+        """Send each example to its destination, and return the received examples by rank."""
         order = np.argsort(destinations, kind="stable")
         ends = np.cumsum(np.bincount(destinations, minlength=self._peers.size()))
         pieces = [take(block, rows) for rows in np.split(order, ends[:-1])]
@@ -115,19 +112,19 @@ class _Exchange:
 
 
 def total_of(count: int, peers: Peers) -> int:
-    """The sum of every trainer's count. All trainers must call it."""
+    """Return the sum of every trainer's count. All trainers must call it."""
     return int(_everyones(np.array([count], dtype=np.int64), peers).sum())
 
 
 def _everyones(mine: Int64s, peers: Peers) -> Int64s:
-    """What each trainer has here: (trainers, values)."""
+    """Gather the values of each trainer, (trainers, values)."""
     even = [mine.nbytes] * peers.size()
     every = _alltoall(np.tile(mine, len(even)).view(np.uint8), even, even, peers)
     return every.view(np.int64).reshape(len(even), -1)
 
 
 def _alltoall(given: Bytes, give: list[int], take: list[int], peers: Peers) -> Bytes:
-    """The next give[r] bytes to trainer r, and take[r] bytes from it, by rank."""
+    """Send the next give[r] bytes to trainer r, and receive take[r] bytes from it, by rank."""
     taken = np.empty(sum(take), dtype=np.uint8)
     try:
         peers.alltoall_base(torch.from_numpy(taken), torch.from_numpy(given), take, give).wait()
@@ -140,7 +137,7 @@ def _alltoall(given: Bytes, give: list[int], take: list[int], peers: Peers) -> B
 
 
 def take(columns: Columns, rows: Int64s) -> Columns:
-    """These examples (n,), in this order, as columns of their own."""
+    """Return these examples (n,) in this order, as new columns."""
     lengths = columns.starts[rows + 1] - columns.starts[rows]
     bags, weights = (int(total) for total in lengths.sum(axis=0))
     out = Columns.empty(columns.layout, len(rows), bags, weights)
@@ -154,7 +151,7 @@ def take(columns: Columns, rows: Int64s) -> Columns:
 
 
 def pack(columns: Columns) -> Bytes:
-    """The bytes of columns that begin at value 0."""
+    """Return the bytes of columns that start at value 0."""
     bags, weights = columns.values
     arrays: tuple[Array, ...] = (
         columns.starts,
@@ -172,7 +169,7 @@ def pack(columns: Columns) -> Bytes:
 
 
 def unpack(layout: Layout, data: Bytes, rows: int, bags: int, weights: int) -> Columns:
-    """What `pack` packed, without a copy."""
+    """Return the columns that `pack` packed, without a copy."""
     starts, ids, bag, count, dense, weight, _ = _offsets(layout, rows, bags, weights)
     widths = layout.widths
     return Columns(
@@ -187,7 +184,7 @@ def unpack(layout: Layout, data: Bytes, rows: int, bags: int, weights: int) -> C
 
 
 def _offsets(layout: Layout, rows: int, bags: int, weights: int) -> list[int]:
-    """Where starts, ids, bags, counts, dense and weights begin, and the end of it all, a multiple of 8."""
+    """Return the starts of starts, ids, bags, counts, dense and weights, and the end, a multiple of 8."""
     widths = layout.widths
     eights = [2 * (rows + 1), rows * widths[Kind.IDS], bags]
     fours = [rows * layout.varying, rows * widths[Kind.DENSE], weights]
@@ -195,15 +192,15 @@ def _offsets(layout: Layout, rows: int, bags: int, weights: int) -> list[int]:
     return [*ends[:-1], -(-ends[-1] // 8) * 8]
 
 
-# ---- The other trainers, for data sets that are shuffled across them. Knows how a process group is found or
-# made; leaves what is sent to `exchange`.
+# ---- The process group for data sets that are shuffled across trainers
 
 _GROUP_TIMEOUT = datetime.timedelta(minutes=30)
 
 
 def peers_of(group: object) -> Peers | None:
-    """A process group, what a callable returns, or for anything else (None, Paddle's `fleet`) the job's own.
-    None for a trainer without others.
+    """Return a process group, the result of a callable, or for anything else the job's own group.
+
+    Anything else is None, or Paddle's `fleet`. Return None for a trainer without peers.
     """
     if callable(group) and not hasattr(group, "alltoall_base"):
         group = cast(Callable[[], object], group)()
@@ -212,8 +209,9 @@ def peers_of(group: object) -> Peers | None:
 
 
 def default_peers() -> Peers | None:
-    """The default process group when there is one; else one of its own over Gloo, made at MASTER_ADDR and
-    MASTER_PORT as the launcher gave them; None for a process on its own.
+    """Return the default process group, else a Gloo group at MASTER_ADDR and MASTER_PORT from the launcher.
+
+    Return None for a process on its own. Raises UsageError on a server.
     """
     if dist.is_initialized():
         return cast(Peers, dist.group.WORLD)
@@ -225,13 +223,13 @@ def default_peers() -> Peers | None:
 
 @functools.cache
 def _own_group(identity: Identity) -> Peers:
-    """One for the life of the process: a second one could not have the same port."""
+    """Make a group for the life of the process, because a second one could not have the same port."""
     host, port = split_endpoint(identity.meeting())
     rank, size = identity.index, identity.worker_num
     meeting = TCPStore(host, port, size, rank == 0, timeout=_GROUP_TIMEOUT)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the only way to give a device
     options._timeout = _GROUP_TIMEOUT
-    if identity.trainers:  # the address that the others know; the host's own name may resolve to nothing
+    if identity.trainers:  # the address that peers use, because the host's own name may not resolve
         mine = split_endpoint(identity.trainers[rank])[0]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=mine)]
     else:

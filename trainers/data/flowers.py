@@ -1,8 +1,9 @@
-"""Pictures to train a ResNet on: Flowers-102 as it is published, and synthetic ones that need no download.
+"""Provide pictures to train a ResNet on, from Flowers-102 or synthetic ones without a download.
 
-Flowers-102 (Nilsback and Zisserman: Automated Flower Classification over a Large Number of Classes, 2008)
-is `jpg/image_00001.jpg` and so on, `imagelabels.mat`, `setid.mat`. A synthetic picture is a function of
-(seed, index): of each class its own colours, behind noise. Leaves which trainer reads what to `shard`.
+Flowers-102 as published (Nilsback and Zisserman, "Automated Flower Classification over a Large Number of
+Classes", 2008) consists of `jpg/image_00001.jpg` and so on, `imagelabels.mat` and `setid.mat`. A synthetic
+picture is a function of (seed, index), with colours per class behind noise. `shard` assigns pictures to
+trainers.
 """
 
 from __future__ import annotations
@@ -26,18 +27,17 @@ from fleetrun.aliases import Document
 from fleetrun.frozen import frozen
 from trainers.errors import DataError, UsageError
 
-# ---- Flowers-102 (Nilsback and Zisserman: Automated Flower Classification over a Large Number of Classes,
-# 2008) as it is published: `jpg/image_00001.jpg` and so on, `imagelabels.mat`, `setid.mat`. Knows files and
-# pictures; `shard` decides which trainer gets what.
+# ---- Flowers-102
 
-# The set that is called for testing has 6,149 pictures and the one for training 1,020: Paddle's loader takes
-# them the other way round, and so do we.
+# The published test set has 6,149 pictures, and the training set 1,020. Paddle's loader swaps them, and so
+# does this module.
 SPLITS = {"train": "tstid", "valid": "valid", "test": "trnid"}
 
-_RESIZED, _CROPPED = 256, 224  # of a picture whose shorter side has 256 pixels, 224 x 224 are taken
-_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # red, green, blue of ImageNet's pictures in [0, 1]
+# a picture is resized to a shorter side of 256 pixels, and 224 x 224 are cropped
+_RESIZED, _CROPPED = 256, 224
+_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # red, green and blue of ImageNet's pictures in [0, 1]
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
-_NARROWEST = 100  # times as long as wide: a stripe of 2 x 40,000 would take 5 GB
+_NARROWEST = 100  # ratio of the sides, because a stripe of 2 x 40,000 would need 5 GB
 _WORD = 1 << 32
 
 
@@ -45,9 +45,8 @@ _WORD = 1 << 32
 class Flowers(Dataset[tuple[Tensor, Tensor]]):
     """Pairs of (3, size, size) float32, normalised by ImageNet's mean and deviation, and an int64 class.
 
-    For training a picture is cropped at random and mirrored half of the time, as a function of (seed, epoch,
-    index); otherwise its middle is taken. Reading a picture raises
-    DataError with its file's name when it is damaged.
+    For training, a picture is cropped at random and mirrored half of the time, as a function of (seed, epoch,
+    index). Otherwise the middle is cropped. Reading a damaged picture raises DataError with the file's name.
     """
 
     files: tuple[Path, ...]
@@ -62,7 +61,7 @@ class Flowers(Dataset[tuple[Tensor, Tensor]]):
         return int(self.labels.max()) + 1
 
     def at(self, epoch: int) -> Self:
-        """The same pictures, cropped as in that epoch."""
+        """Return the same pictures, cropped as in that epoch."""
         return replace(self, epoch=epoch)
 
     def __len__(self) -> int:
@@ -80,9 +79,10 @@ Chance = np.random.RandomState
 
 
 def flowers(directory: str, *, split: str = "train", size: int = 224, seed: int = 0) -> Flowers:
-    """The pictures of "train" (6,149), "valid" (1,020) or "test" (1,020), `size` pixels along each side.
+    """Load the pictures of "train" (6,149), "valid" (1,020) or "test" (1,020), `size` pixels along each side.
 
-    Raises DataError naming the file that is missing or wrong; pictures are looked for at once and read later.
+    The call checks that all pictures exist, and reads them later. Raises DataError with the name of a missing
+    or invalid file, and UsageError for a wrong split or size.
     """
     if split not in SPLITS:
         raise UsageError(f"split is {split!r}; Flowers-102 has {', '.join(SPLITS)}")
@@ -114,7 +114,7 @@ def _files(folder: Path, numbers: NDArray[np.int64]) -> tuple[Path, ...]:
 
 
 def _vector(path: Path, name: str) -> NDArray[np.int64]:
-    """A MATLAB file's row of numbers, each at least 1."""
+    """Return a row of numbers from a MATLAB file, each at least 1."""
     content = _matlab(path)
     if name not in content:
         found = ", ".join(key for key in content if not key.startswith("__")) or "nothing"
@@ -142,7 +142,7 @@ def _matlab(path: Path) -> Document:
     return content
 
 
-# What SciPy raises for bytes that mean nothing to it.
+# Errors that SciPy raises for invalid bytes.
 _NOT_MATLAB = (
     OSError,
     ValueError,
@@ -156,8 +156,10 @@ _NOT_MATLAB = (
 
 
 def read_picture(path: Path, size: int, chance: Chance | None = None) -> NDArray[np.float32]:
-    """(3, size, size): the shorter side resized to 256/224 of size, then a part cut out: at random and
-    perhaps mirrored with `chance`, from the middle without. Raises DataError when the file is not a whole
+    """Return a picture as (3, size, size) float32.
+
+    The shorter side is resized to 256/224 of `size`, then a part is cropped. With `chance` the part is random
+    and mirrored half of the time. Without, it is the middle. Raises DataError if the file is not a whole
     picture.
     """
     from PIL import Image
@@ -182,8 +184,7 @@ def read_picture(path: Path, size: int, chance: Chance | None = None) -> NDArray
     return np.ascontiguousarray(((pixels - _MEAN) / _DEVIATION).transpose(2, 0, 1))
 
 
-# ---- Pictures that need no download: of each class its own colours, behind noise. Pure: a picture is a
-# function of (seed, index).
+# ---- Synthetic pictures, each a pure function of (seed, index)
 
 _GRID = 4  # patches of colour along each side
 _SEED_WORD = 1 << 32
@@ -191,8 +192,9 @@ _SEED_WORD = 1 << 32
 
 @frozen
 class SyntheticPictures(Dataset[tuple[Tensor, Tensor]]):
-    """`samples` pairs of (3, size, size) float32, mean about 0, variance about 2, and an int64 class; the
-    classes take turns.
+    """`samples` pairs of (3, size, size) float32, mean about 0, variance about 2, and an int64 class.
+
+    The classes take turns.
     """
 
     samples: int
@@ -220,6 +222,6 @@ class SyntheticPictures(Dataset[tuple[Tensor, Tensor]]):
         return picture + self._normal(1, index, self.size), torch.tensor(label)
 
     def _normal(self, kind: int, index: int, size: int) -> Tensor:
-        """(3, size, size), always the same."""
+        """Return (3, size, size) normal numbers, always the same."""
         generator = np.random.RandomState([self.seed % _SEED_WORD, kind, index])
         return torch.from_numpy(generator.standard_normal((3, size, size)).astype(np.float32))

@@ -1,6 +1,7 @@
-"""Readers: what a pipe command in Python is made of. A subclass says what one line of a raw file means; this
-writes it as MultiSlot text. Knows the text; imports nothing slow, since a reader is started once for every
-file.
+"""Provide the base class of readers, which are pipe commands written in Python.
+
+A subclass defines the examples of one line of a raw file, and the base class writes them as MultiSlot text.
+The module avoids slow imports, because a reader starts once for every file.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ class MultiSlotDataGenerator:
                 def samples():
                     label, *words = line.split()
                     yield [("words", [int(word) for word in words]), ("label", [int(label)])]
+
                 return samples
 
         Reader().run_from_stdin()
 
-    and `pipe_command="python reader.py"`. Every example has the same slots in the same order; a slot of
-    fixed length has as many values each time.
+    Use it with `pipe_command="python reader.py"`. Every example has the same slots in the same order. A slot
+    of fixed length always has the same number of values.
     """
 
     def __init__(self) -> None:
@@ -42,24 +44,28 @@ class MultiSlotDataGenerator:
         self._names: Strings = ()
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
-        """What a line means: a function that yields its examples, None for none. The line ends as in the
-        file; it is None in `run_from_memory`.
+        """Return a function that yields the examples of a line, or None for a skipped example.
+
+        The line ends as in the file. It is None in `run_from_memory`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define generate_sample(line)")
 
     def generate_batch(self, samples: list[Sample]) -> Callable[[], Iterable[Sample]]:
-        """Look at `set_batch` examples at once, for instance to pad them; a function that yields them."""
+        """Process `set_batch` examples together, for instance to pad them. Return a function that
+        yields them.
+        """
         return lambda: samples
 
     def set_batch(self, batch_size: int) -> None:
-        """How many examples `generate_batch` sees at once."""
+        """Set the number of examples that `generate_batch` receives."""
         if batch_size < 1:
             raise ValueError(f"set_batch({batch_size}): a batch has at least 1 example")
         self._batch_size = batch_size
 
     def run_from_stdin(self) -> None:
         """Read lines from standard input and write their examples to standard output, until either ends."""
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when the reader closes the pipe early
+        # avoids a traceback if the reader closes the pipe early
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         lines = os.fdopen(
             0,
             "r",
@@ -77,8 +83,9 @@ class MultiSlotDataGenerator:
         self._run([None])
 
     def text_of(self, sample: Sample) -> str:
-        """One line, without its end: `n v1 .. vn` for each slot. Raises ValueError for a sample that differs
-        from the first one.
+        """Return one line without its end, `n v1 .. vn` for each slot.
+
+        Raises ValueError for a sample whose slots differ from the first one.
         """
         names = tuple([name for name, _ in sample])
         if names != self._names:

@@ -1,5 +1,6 @@
-"""Image data sets as tensors: scikit-learn's digits, which needs no download, and MNIST's idx files.
-`shard` decides which trainer gets what.
+"""Load image data sets as tensors, from scikit-learn's digits (without a download) or MNIST's idx files.
+
+`shard` assigns examples to trainers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fleetrun.frozen import frozen
 from trainers.errors import DataError, UsageError
 
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
-_TEST_SHARE = 5  # every fifth of the digits is for testing
+_TEST_SHARE = 5  # every fifth digit is for testing
 
 
 @frozen
@@ -30,7 +31,9 @@ class Images:
 
 
 def digits() -> Images:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8; 1,437 to train and 360 to test, always the same."""
+    """Load scikit-learn's 1,797 handwritten digits of 8 x 8, always with the same 1,437 to train and 360 to
+    test.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -48,8 +51,9 @@ def digits() -> Images:
 
 
 def mnist(directory: str) -> Images:
-    """The four idx files of MNIST in `directory`, gzipped or not. Raises DataError naming the file that
-    is wrong.
+    """Load the four idx files of MNIST from `directory`, gzipped or not.
+
+    Raises DataError with the name of a missing or invalid file.
     """
     train = _pair(Path(directory), "train")
     test = _pair(Path(directory), "t10k")
@@ -75,8 +79,10 @@ def _find(directory: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """The unsigned bytes of an idx file in its own shape (http://yann.lecun.com/exdb/mnist: magic,
-    sizes, data).
+    """Return the unsigned bytes of an idx file in its shape.
+
+    The format (http://yann.lecun.com/exdb/mnist) is magic number, sizes, data. Raises DataError if the file
+    does not follow it.
     """
     content = _content(path)
     dimensions = magic & 0xFF

@@ -1,7 +1,8 @@
-"""A Kafka topic as a stream: a line of MultiSlot text in each message, partitions divided among trainers.
+"""Read a Kafka topic as a stream, with a line of MultiSlot text in each message.
 
-confluent-kafka (`pip install 'fleetrun[kafka]'`) talks to the brokers. Its consumer groups and commits are
-not used: the parameter servers know what was read (`stream`).
+The partitions are divided among trainers. confluent-kafka (`pip install 'fleetrun[kafka]'`) connects to the
+brokers. Its consumer groups and commits are not used, because the parameter servers store the read positions
+(`stream`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ Answer = TypeVar("Answer")
 
 
 class KafkaTopic:
-    """The messages of a topic: a Source. Positions are offsets; each partition is read by one trainer, also
-    those that the topic gets later.
+    """The messages of a topic, as a Source.
 
-    `brokers`: "host:port,host:port". `config`: other settings of librdkafka, such as those of security; by
-    "auto.offset.reset" "earliest", records that were deleted before they could be trained are left out,
-    otherwise they are an error. `name`: of the stream on the parameter servers, by default the topic; a topic
-    that is made anew needs another. `max_bad_lines`: broken messages that this process passes over before one
-    is an error. `timeout_s`: brokers that do not answer are waited for so long.
+    Positions are offsets. One trainer reads each partition, including partitions added later.
+
+    `brokers` is "host:port,host:port". `config` holds other settings of librdkafka, such as security
+    settings. With "auto.offset.reset" set to "earliest", records that were deleted before training are
+    skipped. Otherwise they raise an error. `name` is the name of the stream on the parameter servers, by
+    default the topic. Use another name for a topic that you delete and create again. `max_bad_lines` is the
+    number of broken messages that this process skips before it fails. `timeout_s` is how long to wait for
+    brokers that do not answer.
     """
 
     _ask_s = 5.0
@@ -79,7 +82,7 @@ class KafkaTopic:
             "bootstrap.servers": brokers,
             "group.id": self.name,
             "queued.max.messages.kbytes": 16_384,
-            "fetch.wait.max.ms": 100,  # the next partition is read after it
+            "fetch.wait.max.ms": 100,  # the next partition is read after this wait
             **given,
             "auto.offset.reset": "error",
             "enable.auto.commit": False,
@@ -89,7 +92,7 @@ class KafkaTopic:
         self._asking: ck.Consumer | None = None
         self._silence = _Silence(timeout_s)
         self._silences: defaultdict[int, _Silence] = defaultdict(lambda: _Silence(timeout_s))
-        """By partition, about its ends."""
+        """By partition, for requests of its ends."""
         self._messages = _Messages(topic, self._consumer, self._refused, _Silence(timeout_s), self._quiet_s)
         self._seen = False
 
@@ -119,7 +122,8 @@ class KafkaTopic:
 
     def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
         mine = {number: shard for shard in shards if (number := _number(shard)) % trainers == rank}
-        found = {number: self._watermarks(number) for number in mine}  # all, before one is read for long
+        # all ends first, because reading one partition may take long
+        found = {number: self._watermarks(number) for number in mine}
         for number, shard in mine.items():
             first, behind = found[number]
             yield Split(shard, first, behind, behind, first, self._leaves_out)
@@ -127,7 +131,10 @@ class KafkaTopic:
     def read(
         self, shard: str, start: int, stop: int, rows: int, *, grows: bool
     ) -> Iterator[tuple[Batch | None, int]]:
-        """What has no examples is counted with the batch before it, or with the one behind it."""
+        """Yield batches with the position behind each.
+
+        Messages without examples are counted with a neighbouring batch.
+        """
         warm_up()
         number, at, last, behind = _number(shard), start, None, start
         try:
@@ -146,7 +153,7 @@ class KafkaTopic:
         yield last, stop
 
     def _batch(self, name: str, values: Sequence[bytes]) -> Batch | None:
-        """None: they have no examples."""
+        """Return a batch, or None if the values have no examples."""
         parser = Parser(self._layout, max(1, len(values)), self._broken, most=1)
         text = b"".join(value.rstrip(b"\r\n").replace(b"\n", b"|") + b"\n" for value in values)
         found = [each for each in parser.read(FileSource(name, io.BytesIO(text))) if len(each)]
@@ -187,7 +194,7 @@ class KafkaTopic:
         self._said = error.str()
 
     def _refused(self, error: ck.KafkaError) -> DataError | None:
-        """An error that waiting does not mend."""
+        """Return an error that waiting cannot fix, or None."""
         kinds = self._kafka.KafkaError
         if error.code() in (
             kinds.TOPIC_AUTHORIZATION_FAILED,
@@ -199,7 +206,7 @@ class KafkaTopic:
 
 
 class _Silence:
-    """Since when brokers give no answer, and for how long that may be."""
+    """Tracks since when brokers do not answer, and allows this for `timeout` seconds."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -217,8 +224,10 @@ class _Silence:
 
 
 class _Messages:
-    """A consumer that reads one partition at a time, and what it gives next, if that is known. One that gives
-    nothing of what is there for `quiet_s` seconds is replaced; the next one has twice as long.
+    """A consumer that reads one partition at a time, and the next position, if known.
+
+    A consumer that misses available messages for `quiet_s` seconds is replaced. The next consumer has twice
+    as long.
     """
 
     def __init__(
@@ -239,16 +248,17 @@ class _Messages:
         self._quiet_s = quiet_s
         self._quiet = quiet_s
         self._given: dict[int, int] = {}
-        """By partition: the offset behind what was given last."""
+        """By partition: the offset behind the messages returned last."""
         self._waited: dict[int, tuple[int, float]] = {}
-        """By partition: the offset that is to come, and since when."""
+        """By partition: the awaited offset, and since when."""
 
     def take(self, number: int, start: int, stop: int, most: int) -> tuple[list[bytes], int]:
-        """The values of at most so many messages of a partition, from offset `start` on and before `stop`,
-        which the brokers have said is there, and the offset behind them. Offsets may have no message: those
-        of markers of transactions, and of what was compacted.
+        """Return at most `most` message values of a partition from offset `start` on, and the offset behind
+        them.
 
-        Raises UnavailableError when nothing comes.
+        The messages lie before `stop`, which the brokers reported as available. Offsets may lack a message,
+        for example offsets of transaction markers and of compacted messages. Raises UnavailableError if
+        messages do not arrive.
         """
         consumer = self._at(number, start)
         values: list[bytes] = []
@@ -260,10 +270,10 @@ class _Messages:
                 if error is not None and error.code() != self._kafka.KafkaError._PARTITION_EOF:
                     return self._broke_off(values, at, error.str(), self._refused(error))
                 if message.partition() != number or offset is None or offset < at:
-                    continue  # of what was read before
+                    continue  # a message read before
                 if offset >= stop:
                     self._good(number, stop)
-                    return values, stop  # the last offsets before it have no messages
+                    return values, stop  # the last offsets before it lack messages
                 if error is None:
                     values.append(message.value() or b"")
                     at, began = offset + 1, time.monotonic()
@@ -275,12 +285,14 @@ class _Messages:
         return values, at
 
     def _waits(self, number: int, at: int, now: float) -> None:
-        """For the message of this partition and offset, since now or before."""
+        """Note that the message of this partition and offset is awaited, since now or earlier."""
         if self._waited.get(number, (-1, 0.0))[0] != at:
             self._waited[number] = at, now
 
     def _later(self, number: int, values: list[bytes], at: int, stop: int) -> tuple[list[bytes], int]:
-        """Nothing has come for a while: the caller may have to do something else."""
+        """Return the messages so far, because the caller may have other work. Raises UnavailableError without
+        any.
+        """
         why = f"nothing came, and there is more, up to {stop}"
         if time.monotonic() - self._waited[number][1] > self._quiet:
             self._quiet = min(2 * self._quiet, _LONGEST_QUIET_S)
@@ -294,7 +306,7 @@ class _Messages:
 
     def _at(self, number: int, start: int) -> ck.Consumer:
         if self._consumer is not None and start < self._given.get(number, 0):
-            self._consumer.close()  # it goes back, and may have fetched what comes behind
+            self._consumer.close()  # reading goes back, and the consumer may have fetched later messages
             self._consumer = None
         if self._consumer is None:
             self._consumer, self._next = self._make(), None
@@ -311,7 +323,7 @@ class _Messages:
     def _broke_off(
         self, values: list[bytes], at: int, why: str, refused: DataError | None = None
     ) -> tuple[list[bytes], int]:
-        """What came before; if nothing did, raises."""
+        """Close the consumer and return the earlier values. Raises the error without any."""
         if self._consumer is not None:
             self._consumer.close()
         self._consumer = None

@@ -1,9 +1,8 @@
-"""Kernels of the data sets: MultiSlot text into rows, and rows into batches. They know arrays only and run
-without the GIL.
+"""Compile kernels that parse MultiSlot text into rows, and gather rows into batches.
 
-The text kernel takes whole lines. Where a line is broken, or a float is so close to the middle of two
-float32 values that double arithmetic cannot decide, it stops in front of that line and leaves it to
-`read_line` of `multislot`, which is slow and exact.
+The kernels work on arrays and run without the GIL. The text kernel reads whole lines. It stops before a
+broken line, and before a float so close to the middle of two float32 values that double arithmetic cannot
+decide. `read_line` of `multislot`, which is slow and exact, reads such a line.
 """
 
 from __future__ import annotations
@@ -15,12 +14,7 @@ from numpy.typing import NDArray
 
 from trainers.kernels.compiled import compiled
 
-# ---- The kernel of the MultiSlot text. It knows arrays only and runs without the GIL; `multislot` gives it
-# its meaning.
-#
-# It takes whole lines. Where a line is broken, or a float is so close to the middle of two float32 values
-# that double arithmetic cannot decide, it stops in front of that line and leaves it to `lines`, which is slow
-# and exact.
+# ---- The kernel for MultiSlot text
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -28,29 +22,30 @@ Floats = NDArray[np.float32]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
-# What `parse` returns.
+# Results of `parse`.
 DONE = 0  # every line is read
-ROWS_FULL = 1  # no row is left
-VALUES_FULL = 2  # no room is left for the values of slots of any length
-LINE = 3  # the next line is not for this kernel
+ROWS_FULL = 1  # all rows are used
+VALUES_FULL = 2  # the space for values of slots of any length is used
+LINE = 3  # the next line needs `read_line`
 
-# Places in `marks`, which says how far everything has come.
+# Indices in `marks`, which holds the progress.
 AT, ROWS, BAGS, WEIGHTS = 0, 1, 2, 3
 
 _TAB, _NEWLINE, _RETURN, _SPACE = 9, 10, 13, 32
 _PLUS, _MINUS, _DOT, _ZERO = 43, 45, 46, 48
-_DIGITS = 19  # so many decimal digits always fit into 64 bits
+_DIGITS = 19  # this many decimal digits always fit into 64 bits
 _TENTH = np.uint64((2**64 - 1) // 10)  # 2^64 - 1 ends in 5
 _POWERS = np.array([float(f"1e{e}") for e in range(61)])
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 _LARGEST = float(np.finfo(np.float32).max)
-# A float32 keeps 24 of a double's 53 bits; where the 29 others are 1 << 28 is the middle of two of them.
+# A float32 keeps 24 of a double's 53 bits. If the 29 others are 1 << 28, the double is the middle of two
+# float32.
 _LOST_BITS, _MIDDLE, _DOUBT = (1 << 29) - 1, 1 << 28, 8
 
 
 @compiled
 def _whole(text: Bytes, at: int) -> tuple[Any, int, Any]:
-    """(value wrapped to 64 bits, where it ended, whether that was a whole number within 64 bits)."""
+    """Return (value wrapped to 64 bits, end, True if it is a whole number within 64 bits)."""
     negative = text[at] == _MINUS
     if negative or text[at] == _PLUS:
         at += 1
@@ -70,7 +65,7 @@ def _whole(text: Bytes, at: int) -> tuple[Any, int, Any]:
 
 @compiled
 def _mantissa(text: Bytes, at: int) -> tuple[Any, int, int, int]:
-    """(first digits as a whole number, power of ten, where it ended, digits seen) of `12.34`."""
+    """Return (first digits as a whole number, power of ten, end, number of digits) of `12.34`."""
     value = np.uint64(0)
     power = 0
     seen = 0
@@ -97,7 +92,7 @@ def _mantissa(text: Bytes, at: int) -> tuple[Any, int, int, int]:
 
 @compiled
 def _exponent(text: Bytes, at: int) -> tuple[int, int, bool]:
-    """(exponent, where it ended, whether it is one) of what may follow a mantissa: nothing, or `e-5`."""
+    """Return (exponent, end, True if valid) of the text after a mantissa, which may be empty or `e-5`."""
     if text[at] != 69 and text[at] != 101:
         return 0, at, True
     at += 1
@@ -114,7 +109,7 @@ def _exponent(text: Bytes, at: int) -> tuple[int, int, bool]:
 
 @compiled
 def _float(text: Bytes, at: int) -> tuple[float, int, bool]:
-    """(value, where it ended, whether that is the float32 nearest to the text, for certain)."""
+    """Return (value, end, True if the value is certainly the float32 nearest to the text)."""
     negative = text[at] == _MINUS
     if negative or text[at] == _PLUS:
         at += 1
@@ -130,7 +125,7 @@ def _float(text: Bytes, at: int) -> tuple[float, int, bool]:
         value *= _POWERS[power]
     if value != 0.0 and not (_SMALLEST_NORMAL <= value <= _LARGEST):
         return 0.0, at, False
-    if power != 0 or whole > np.uint64(1 << 53):  # the double itself is rounded; each step by half a unit
+    if power != 0 or whole > np.uint64(1 << 53):  # the double itself is rounded, by half a unit at each step
         lost = np.int64(np.float64(value).view(np.int64)) & _LOST_BITS
         if _MIDDLE - _DOUBT <= lost <= _MIDDLE + _DOUBT:
             return 0.0, at, False
@@ -146,7 +141,7 @@ def _skip(text: Bytes, at: int) -> int:
 
 @compiled
 def _line_end(text: Bytes, at: int) -> int:
-    """Where the next line begins when nothing but blanks is left of this one, else -1."""
+    """Return the start of the next line if only blanks remain in this one, else -1."""
     at = _skip(text, at)
     if text[at] == _RETURN:
         at += 1
@@ -155,7 +150,7 @@ def _line_end(text: Bytes, at: int) -> int:
 
 @compiled
 def _floats(text: Bytes, at: int, out: Floats) -> int:
-    """Read len(out) floats; where the last ended, or -1."""
+    """Read len(out) floats. Return the end of the last one, or -1."""
     for i in range(len(out)):
         begin = _skip(text, at)
         value, end, good = _float(text, begin)
@@ -168,7 +163,7 @@ def _floats(text: Bytes, at: int, out: Floats) -> int:
 
 @compiled
 def _wholes(text: Bytes, at: int, out: Int64s) -> int:
-    """Read len(out) whole numbers; where the last ended, or -1."""
+    """Read len(out) whole numbers. Return the end of the last one, or -1."""
     for i in range(len(out)):
         begin = _skip(text, at)
         value, end, good = _whole(text, begin)
@@ -191,7 +186,9 @@ def _row(
     bags: Int64s,
     weights: Floats,
 ) -> tuple[int, int, int]:
-    """One line into one row: (its end or -1 broken or -2 no room, ids taken, floats taken)."""
+    """Read one line into one row. Return (its end, or -1 if broken, -2 without space; ids read; floats
+    read).
+    """
     floats_at = ids_at = counts_at = bags_at = weights_at = 0
     for slot in range(len(kinds)):
         count, end, good = _whole(text, _skip(text, at))
@@ -236,11 +233,12 @@ def parse(
     weights: Floats,
     marks: Int64s,
 ) -> int:
-    """Whole lines of text[marks[AT] : stop], whose last byte is a newline, into rows from marks[ROWS] on.
+    """Parse the whole lines of text[marks[AT] : stop] into rows from marks[ROWS] on. The last byte is a
+    newline.
 
-    dense (rows, D), ids (rows, I), counts (rows, C) of the slots of any length, starts (rows + 1, 2) their
-    first value in bags and weights. Returns DONE, ROWS_FULL, VALUES_FULL or LINE; `marks` then points to
-    the first line that is not read.
+    dense is (rows, D), ids (rows, I), and counts (rows, C) for the slots of any length. starts (rows + 1, 2)
+    holds their first positions in bags and weights. Returns DONE, ROWS_FULL, VALUES_FULL or LINE. `marks`
+    then points to the first unread line.
     """
     while marks[AT] < stop:
         row = marks[ROWS]
@@ -264,13 +262,12 @@ def parse(
     return DONE
 
 
-# ---- Kernels that put examples together. They know arrays only and run without the GIL; `columns` and
-# `exchange` give them their meaning.
+# ---- Kernels that combine examples, for `store` and `exchange`
 
 
 @compiled
 def take_rows(source: Array, rows: Int64s, out: Array) -> None:
-    """out[i] = source[rows[i]]; both (n, width)."""
+    """Copy rows: out[i] = source[rows[i]]. Both are (n, width)."""
     width = source.shape[1]
     for i in range(len(rows)):
         row = rows[i]
@@ -280,7 +277,7 @@ def take_rows(source: Array, rows: Int64s, out: Array) -> None:
 
 @compiled
 def bag_offsets(counts: Int32s, columns: Int64s, rows: Int64s, out: Int64s) -> None:
-    """Where each bag begins when the slots follow one another: out (slots * n + 1,), from 0."""
+    """Write the start of each bag, with the slots one after the other, into out (slots * n + 1,), from 0."""
     total = 0
     at = 0
     for slot in range(len(columns)):
@@ -302,8 +299,9 @@ def take_bags(
     offsets: Int64s,
     out: Array,
 ) -> None:
-    """The values of these rows' bags from example by example to slot by slot; `offsets` are bag_offsets'.
-    starts[:, which] (all rows + 1,) is where each example's values begin.
+    """Copy the values of these rows' bags, from example order to slot order.
+
+    `offsets` comes from bag_offsets. starts[:, which] (all rows + 1,) is where each example's values start.
     """
     for i in range(len(rows)):
         at = starts[rows[i], which]
@@ -316,7 +314,9 @@ def take_bags(
 
 @compiled
 def take_values(values: Array, starts: Int64s, which: int, rows: Int64s, out: Array) -> None:
-    """The values of these examples, one after the other; starts[:, which] is where each example's begin."""
+    """Copy the values of these examples, one after the other. starts[:, which] is where each example
+    starts.
+    """
     to = 0
     for i in range(len(rows)):
         for at in range(starts[rows[i], which], starts[rows[i] + 1, which]):

@@ -1,7 +1,7 @@
-"""The loop over a data set: a step for every batch, and a line every so often, as Paddle prints it.
+"""Loop over a data set with a step for every batch, and print a line periodically, as Paddle does.
 
-`prefetched` takes batches ahead of the one that is trained, for what can be prepared early. Leaves the
-training to the step.
+`prefetched` takes batches ahead of the current one, so that they can be prepared early. The step does the
+training.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from trainers import progress
 from trainers.data.slots import Batch
 from trainers.errors import UsageError
 
-# ---- The loop over a data set: a step for every batch, and a line every so often, as Paddle prints it. Knows
-# batches and their reports; the step does the training.
+# ---- The loop over a data set
 
 Number = torch.Tensor | float
 Numbers = Mapping[str, Number]
-"""What a step has computed, by name."""
+"""The results of a step, by name."""
 
 Step = Callable[[Batch], Numbers | Number | None]
-"""A whole training step: what it gives back can be printed. A tensor or a number alone is the loss."""
+"""A whole training step. Its results can be printed. A single tensor or number is the loss."""
 Prefetch = Callable[[Iterable[Batch]], Iterable[Batch]]
-"""Gives out the same batches, and looks ahead."""
+"""Yields the same batches, and looks ahead."""
 
 _LOSS = "loss"
 
 
 @frozen
 class Result:
-    """What a loop did. `fetches`: the last batch's values by name; `skipped_lines`: broken lines of the data
-    set that were passed over.
+    """The result of a loop.
+
+    `fetches` holds the last batch's values by name. `skipped_lines` counts broken lines of the data set that
+    were skipped.
     """
 
     batches: int
@@ -50,7 +51,7 @@ class Result:
 
 
 class Printing(TypedDict, total=False):
-    """What a loop prints: see `train_from_dataset`."""
+    """The printing arguments of `train_from_dataset`."""
 
     fetch_list: Sequence[str]
     fetch_info: Sequence[str]
@@ -66,15 +67,15 @@ def train_from_dataset(
     print_period: int = 100,
     prefetch: Prefetch | None = None,
 ) -> Result:
-    """One pass over the data set, `step(batch)` for each batch.
+    """Make one pass over the data set, calling `step(batch)` for each batch.
 
-    Every `print_period` batches it prints the values of `fetch_list` (names in what the step gives back)
-    under the names of `fetch_info` (by default the same), with the number of values each has:
+    Every `print_period` batches it prints the values of `fetch_list` (names in the step's results), with the
+    number of values of each. `fetch_info` gives the printed names, by default the same.
 
         time: [2022-05-18 11:27:27], batch: [100], loss[1]:[0.666739]
 
-    The batches go through `prefetch`, which can begin early what can be begun before a step. Raises
-    UsageError for names that the step does not give.
+    The batches pass through `prefetch`, which can start work before a step. Raises UsageError for names that
+    the step does not return.
     """
     told = _Told(fetch_list, fetch_info, print_period)
     after = _trained if torch.is_grad_enabled() else _alive
@@ -96,12 +97,14 @@ def train_from_dataset(
 
 @cache
 def _steps() -> progress.Counter:
-    """Not before a loop trains: without a counter the steps of torch's optimizers count."""
+    """Return the step counter. Without a counter, the steps of torch's optimizers count, so make it
+    only here.
+    """
     return progress.Counter()
 
 
 def _trained(given: Numbers, examples: int) -> None:
-    """The report of a step to the launcher."""
+    """Report a step to the launcher."""
     progress.meter.seen(examples)
     if _LOSS in given:
         progress.meter.has_loss(given[_LOSS])
@@ -119,7 +122,7 @@ def _by_name(given: Numbers | Number | None) -> Numbers:
 
 
 class _Told:
-    """What is printed, and when."""
+    """Prints values periodically."""
 
     def __init__(self, names: Sequence[str], labels: Sequence[str], period: int) -> None:
         if period < 1:
@@ -146,37 +149,37 @@ class _Told:
 
 
 def _shown(value: Number) -> str:
-    """`[count]:[v1,v2]`."""
+    """Return `[count]:[v1,v2]`."""
     flat = torch.as_tensor(value).detach().reshape(-1).tolist()
     return f"[{len(flat)}]:[{','.join(f'{number:.6g}' for number in flat)}]"
 
 
-# ---- Ahead: some batches ahead of the one that is trained. Knows iterators; what is prepared is its
-# caller's.
+# ---- Prefetching
 
 AnyBatch = TypeVar("AnyBatch")
 
 
 @runtime_checkable
 class Arriving(Protocol):
-    """An iterator over batches that counts those whose turn it was, and may have to wait for the next."""
+    """An iterator over batches that counts the batches given out, and may have to wait for the next."""
 
     @property
     def at_hand(self) -> bool:
-        """Whether the next batch is there."""
+        """True if the next batch is available."""
 
     def draw(self) -> Any:
-        """The next batch, before its turn. Raises StopIteration."""
+        """Return the next batch, before its turn. Raises StopIteration."""
 
     def give(self, batch: Any) -> None:
-        """It is the turn of a batch that was drawn."""
+        """Count a drawn batch, because its turn has come."""
 
 
 def prefetched(
     batches: Iterable[AnyBatch], prepare: Callable[[AnyBatch], object], ahead: int = 1
 ) -> Iterator[AnyBatch]:
-    """Yield the same batches. Each but the first is prepared before the batch `ahead` places before it is
-    yielded. An error is raised when the batches before it have been yielded.
+    """Yield the same batches. Each except the first is prepared `ahead` batches early.
+
+    An error is raised after the batches before it have been yielded.
     """
     found = iter(batches)
     arriving = found if isinstance(found, Arriving) else None

@@ -1,11 +1,11 @@
-"""MultiSlot text into columns: blocks of bytes in, whole batches of examples out.
+"""Parse MultiSlot text from blocks of bytes into whole batches of examples.
 
-A line is, for each slot in order, `n v1 .. vn`, separated by blanks. Whole numbers are 64-bit: from -2^63
-to 2^64 - 1, where what is above 2^63 - 1 (unsigned ids) is wrapped: the int64 with the same 64 bits. Floats
-become the nearest float32, ties to even; nan, infinities and what is beyond float32's range are refused.
+A line is, for each slot in order, `n v1 .. vn`, separated by blanks. Whole numbers have 64 bits, from -2^63
+to 2^64 - 1. Numbers above 2^63 - 1 (unsigned ids) are wrapped to the int64 with the same bits. Floats become
+the nearest float32, ties to even. NaN, infinities and numbers beyond float32's range are refused.
 
-The kernel reads most lines. A line that it is not certain of is read by `read_line`, slowly and exactly,
-which says what is wrong with a broken one. Leaves where the bytes come from to `sources`.
+The kernel reads most lines. `read_line` reads lines that the kernel leaves, slowly and exactly, and describes
+the error of a broken one. `sources` provides the bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ from trainers.data.slots import Kind, Layout, Slot
 from trainers.data.store import Columns
 from trainers.errors import DataError
 
-# ---- One line of MultiSlot text, read slowly and exactly: what the kernel is not certain of comes here.
-# Knows the grammar and says what is wrong with a line; leaves files and line numbers to `multislot`.
-#
-# A line is, for each slot in order, `n v1 .. vn`, separated by blanks. Whole numbers are 64-bit: from -2^63
-# to 2^64 - 1, where what is above 2^63 - 1 (unsigned ids) is wrapped: the int64 with the same 64 bits. Floats
-# become the nearest float32, ties to even; nan, infinities and what is beyond float32's range are refused.
+# ---- One line of MultiSlot text, read slowly and exactly
 
 _WHOLE = re.compile(rb"[+-]?[0-9]+")
 _FLOAT = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -40,9 +35,7 @@ _SHOWN = 40
 
 
 class BrokenLine(Exception):
-    """A line that is not MultiSlot text of these slots; the message says what was expected and what stood
-    there.
-    """
+    """A line that is not MultiSlot text of these slots. The message has the expected and the found text."""
 
     def __init__(self, expected: str, found: str) -> None:
         super().__init__(f"expected {expected}, found {found}")
@@ -50,7 +43,7 @@ class BrokenLine(Exception):
 
 @dataclass(slots=True)
 class Example:
-    """The values of one line, by kind; `counts` of the slots of any length, in order."""
+    """The values of one line, by kind. `counts` are for the slots of any length, in order."""
 
     dense: list[float] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -60,7 +53,7 @@ class Example:
 
 
 def read_line(line: bytes, layout: Layout) -> Example:
-    """One line, with or without its end. Raises BrokenLine."""
+    """Read one line, with or without its end. Raises BrokenLine."""
     words = _Words(line)
     if not words.left:
         raise BrokenLine(f"{len(layout.slots)} slots", "an empty line")
@@ -133,15 +126,14 @@ def _float32(word: bytes, what: str) -> float:
 
 
 def _nearest(text: str, value: float) -> float:
-    """The float32 nearest to `text`, whose nearest double is `value`.
+    """Return the float32 nearest to `text`, whose nearest double is `value`.
 
-    Rounding twice goes wrong only where the double is the very middle of two float32 values and the text is
-    not.
+    Rounding twice is wrong only if the double is the exact middle of two float32 values and the text is not.
     """
     near = np.float32(value)
     if float(near) == value:
         return value
-    with np.errstate(over="ignore"):  # beyond the largest is infinity
+    with np.errstate(over="ignore"):  # beyond the largest value lies infinity
         other = np.nextafter(near, np.float32(math.copysign(math.inf, value - float(near))))
     middle = (float(near) + float(other)) / 2
     if value != middle:
@@ -157,13 +149,11 @@ def _shown_word(word: bytes) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
-# ---- MultiSlot text into columns: blocks of bytes in, whole batches of examples out. Knows lines and their
-# numbers, and what becomes of broken ones; leaves where the bytes come from to `sources`, and the digits to
-# the kernel.
+# ---- Blocks of bytes into columns
 
 _BLOCK = 1 << 20
 _LONGEST_LINE = 64 << 20
-_ROWS = 4096  # examples read before batches are handed on, where a block has so many
+_ROWS = 4096  # examples that are passed on together, if a block has as many
 
 
 class Source(Protocol):
@@ -172,11 +162,11 @@ class Source(Protocol):
     name: str
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill the beginning of the buffer; how many bytes, 0 at the end."""
+        """Fill the start of the buffer. Return the number of bytes, 0 at the end."""
 
 
 class BrokenLines:
-    """How many lines were broken, and how many may be. Shared by all threads of one pass."""
+    """Counts broken lines up to a limit. All threads of one pass share it."""
 
     def __init__(self, limit: int = 0) -> None:
         self._limit = limit
@@ -185,7 +175,7 @@ class BrokenLines:
         self.first = ""
 
     def add(self, message: str) -> DataError | None:
-        """Count one. The error to raise when it is one too many."""
+        """Count one broken line. Return an error if the limit is exceeded."""
         with self._lock:
             self.count += 1
             self.first = self.first or message
@@ -200,8 +190,9 @@ class BrokenLines:
 
 
 class Parser:
-    """The reader of one thread: sources one after the other, batches across their borders. `most`: examples
-    that are handed on together, if that is more than a batch.
+    """The reader of one thread, which reads sources one after the other.
+
+    Batches may span sources. `most` examples are passed on together, if that is more than a batch.
     """
 
     def __init__(self, layout: Layout, batch_size: int, broken: BrokenLines, *, most: int = _ROWS) -> None:
@@ -214,11 +205,12 @@ class Parser:
         self._buffer = bytearray(_BLOCK)
         self._lines = 0
         self._passed = 0  # bytes of the source before the buffer
-        self._more = 0  # room for the values of slots of any length
+        self._more = 0  # space for the values of slots of any length
 
     def read(self, source: Source) -> Iterator[Columns]:
-        """All of a source, as columns of whole batches; the examples that are left over wait for the next
-        source, or `rest`. Raises DataError for broken lines.
+        """Read a whole source, and yield columns of whole batches.
+
+        The remaining examples wait for the next source, or for `rest`. Raises DataError for broken lines.
         """
         self._lines = self._passed = filled = 0
         while got := source.readinto(memoryview(self._buffer)[filled:]):
@@ -232,24 +224,25 @@ class Parser:
                 self._marks[kernels.AT] = 0
             if filled == len(self._buffer):
                 self._grow(source.name)
-        if filled:  # the last line has no end
+        if filled:  # the last line lacks its end
             self._buffer[filled : filled + 1] = b"\n"
             yield from self._block(source.name, filled + 1)
 
     @property
     def lines(self) -> int:
-        """Lines read of the last source, broken ones included."""
+        """The lines read from the last source, broken ones included."""
         return self._lines
 
     @property
     def offset(self) -> int:
-        """Where in the source the line begins that follows the examples handed on last, in bytes; behind the
-        end of a source whose last line has no end.
+        """Byte offset in the source of the line after the last yielded examples.
+
+        It lies behind the end of a source whose last line lacks its end.
         """
         return self._passed + int(self._marks[kernels.AT])
 
     def rest(self) -> Columns:
-        """The examples that did not make up a batch."""
+        """Return the examples that did not fill a batch."""
         return self._columns.rows(0, int(self._marks[kernels.ROWS]))
 
     def _grow(self, name: str) -> None:
@@ -261,7 +254,7 @@ class Parser:
         self._buffer = self._buffer + bytearray(len(self._buffer))
 
     def _block(self, name: str, end: int) -> Iterator[Columns]:
-        """The whole lines of buffer[:end]."""
+        """Read the whole lines of buffer[:end]."""
         text = np.frombuffer(self._buffer, dtype=np.uint8)
         marks = self._marks
         marks[kernels.AT] = 0
@@ -288,14 +281,14 @@ class Parser:
         )  # fmt: skip
 
     def _whole(self) -> Columns:
-        """Hand on the whole batches."""
+        """Return the whole batches."""
         rows = int(self._marks[kernels.ROWS])
         whole = self._columns.rows(0, rows // self._batch * self._batch)
         self._move(len(whole))
         return whole
 
     def _move(self, start: int) -> None:
-        """Into new columns, from row `start` on: what was handed on is never written again."""
+        """Move the rows from `start` on into new columns, because yielded columns must not change."""
         left = self._columns.rows(start, int(self._marks[kernels.ROWS]))
         bags, weights = left.values
         widths = self._layout.widths
@@ -309,12 +302,12 @@ class Parser:
         self._marks[kernels.ROWS :] = len(left), bags, weights
 
     def _widen(self, text: int) -> None:
-        """Room for the values of so many bytes of text; each takes at least two."""
+        """Make space for the values of `text` bytes. Each value takes at least two bytes."""
         self._more = text // 2
         self._move(0)
 
     def _slowly(self, name: str, end: int) -> Iterator[Columns]:
-        """The line that the kernel left alone. Batches come only before an error."""
+        """Read the line that the kernel left. Batches are yielded only before an error."""
         at = int(self._marks[kernels.AT])
         stop = self._buffer.index(b"\n", at, end) + 1
         self._marks[kernels.AT] = stop

@@ -1,7 +1,7 @@
-"""Parquet files of a stream: slots out of columns, row groups divided among trainers.
+"""Read Parquet files of a stream, with slots from columns and row groups divided among trainers.
 
-pyarrow (`pip install 'fleetrun[parquet]'`) reads and decodes; only the columns of the slots are read. Files,
-and which trainer reads each, belong to `stream_files`, what was read of them to `stream`.
+pyarrow (`pip install 'fleetrun[parquet]'`) reads and decodes only the columns of the slots. `stream_files`
+assigns files to trainers, and `stream` tracks the read positions.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _CHUNK_ROWS = 16_384
-"""Decoded at a time; the fewer, the more each costs, and the more, the less of them is in the cache."""
+"""Rows decoded at a time. Fewer rows cost more each, and more rows leave the cache."""
 
 Values = NDArray[Any]
 
 
 class ParquetFiles:
-    """Columns of Parquet files: a Source. Positions are rows; the row groups of a file are divided among the
-    trainers.
+    """Columns of Parquet files, as a Source.
 
-    `where`: a directory, a file, or several files. A file is complete when it comes: write it under a name
-    that begins with a dot, and rename it. `use_var`: a slot of length 1 is a column of numbers, any other
-    one a column of lists; ids are whole numbers, float32 slots any numbers. `columns`: the column of a slot,
-    where it has another name. `name`: of the stream on the servers, by default the path; it must stay the
-    same as long as its records are to count once.
+    Positions are rows. The row groups of a file are divided among the trainers.
+
+    `where` is a directory, a file, or several files. A file must be complete when it appears, so write it
+    under a name that starts with a dot, and rename it. `use_var` holds the slots. A slot of length 1 is a
+    column of numbers, and any other slot a column of lists. Ids are whole numbers, and float32 slots accept
+    any numbers. `columns` maps a slot to its column, if the names differ. `name` is the name of the stream on
+    the servers, by default the path. Keep the name as long as each record must count once.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ParquetFiles:
         self._columns = {slot.name: (columns or {}).get(slot.name, slot.name) for slot in self._layout.slots}
         self.name = name or self._folder.name
         self._starts: dict[str, list[int]] = {}
-        """The rows with which row groups begin, and the number of all, by file."""
+        """By file: the first rows of row groups, and the total number of rows."""
         self._open: tuple[str, pq.ParquetFile] | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -74,7 +75,7 @@ class ParquetFiles:
 
     @property
     def skipped_lines(self) -> int:
-        """None: a value that cannot be one of its slot is an error."""
+        """Always 0, because a value that does not fit its slot is an error."""
         return 0
 
     def shards(self) -> list[str]:
@@ -136,8 +137,9 @@ class ParquetFiles:
         return self._open[1]
 
     def _look(self, name: str) -> list[int]:
-        """Where the row groups of a file begin. Raises DataError when it lacks a column, or has it of a type
-        that is not that of its slot.
+        """Return the starts of a file's row groups.
+
+        Raises DataError if a column is missing, or if its type does not fit its slot.
         """
         file, path = self._file(name), self._folder.path(name)
         schema = file.schema_arrow
@@ -167,9 +169,10 @@ def _check_type(slot: Slot, found: pa.DataType, where: str) -> None:
 
 
 class _Chunk:
-    """Some rows of a row group, decoded: `fixed` has the matrix of each kind of fixed length (n, width),
-    `any` for each slot of any length its values and offsets.
+    """Some decoded rows of a row group.
 
+    `fixed` has the matrix (n, width) of each kind of fixed length. `any` has the values and offsets of each
+    slot of any length.
     """
 
     def __init__(self, layout: Layout, columns: Texts, found: pa.RecordBatch, where: str) -> None:
@@ -214,7 +217,7 @@ class _Chunk:
         )
 
     def _bags(self, kind: Kind, start: int, stop: int) -> Bag | None:
-        """The slots of this kind one after the other."""
+        """Return the slots of this kind, one after the other."""
         slots = self._any[kind]
         if not slots:
             return None
@@ -228,7 +231,7 @@ class _Chunk:
 
 
 def _numbers(found: pa.Array, where: str) -> Values:
-    """As they are in the column, without a copy. Raises DataError for what no slot takes."""
+    """Return the numbers of a column, without a copy. Raises DataError for nulls and infinite numbers."""
     if found.null_count:
         raise DataError(f"{where} has lists with {found.null_count} nulls; a slot needs numbers")
     values: Values = found.to_numpy(zero_copy_only=True)

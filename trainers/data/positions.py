@@ -1,7 +1,7 @@
-"""Which records of a stream have been trained: half-open intervals of positions in its shards, and what is
-missing where several servers keep them.
+"""Track trained records of a stream as half-open intervals of positions in its shards.
 
-A position is the source's own: a byte of a text file, a row of a Parquet file, an offset of a partition.
+It also finds records that some of several servers lack. The unit of positions depends on the source: a byte
+of a text file, a row of a Parquet file, an offset of a partition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def encode_records(records: Sequence[Records]) -> bytes:
 
 
 def decode_records(content: bytes) -> list[Records]:
-    """The reverse. Raises DataError for bytes that are not records, or that have some of them twice."""
+    """Decode the result of `encode_records`. Raises DataError for invalid or repeated records."""
     try:
         found = [Records(*each) for each in json.loads(content)]
     except (ValueError, TypeError) as error:
@@ -45,7 +45,7 @@ def decode_records(content: bytes) -> list[Records]:
 
 
 class Intervals:
-    """Disjoint half-open intervals. `ends`: their starts and stops, in order."""
+    """Disjoint half-open intervals. `ends` holds their starts and stops, in order."""
 
     __slots__ = ("ends",)
 
@@ -53,7 +53,9 @@ class Intervals:
         self.ends = list(ends)
 
     def has(self, start: int, stop: int) -> bool | None:
-        """Whether [start, stop), which is not empty, is in it; None: a part is."""
+        """Return True if the non-empty [start, stop) is included, False if not, and None if only a
+        part is.
+        """
         first = bisect_right(self.ends, start)
         return first % 2 == 1 if first == bisect_left(self.ends, stop) else None
 
@@ -72,7 +74,7 @@ class Intervals:
 
 
 class Piece(NamedTuple):
-    """Positions [start, stop) that some servers lack; `on`: which of them have it, all of it."""
+    """Positions [start, stop) that some servers lack. `on` has True for each server with the whole piece."""
 
     start: int
     stop: int
@@ -80,8 +82,9 @@ class Piece(NamedTuple):
 
 
 def missing(servers: Sequence[Intervals], start: int, stop: int) -> Iterator[Piece]:
-    """What not all of these servers have of [start, stop), in order, cut so that every server has all or
-    nothing of each piece.
+    """Yield the pieces of [start, stop) that some servers lack, in order.
+
+    Each server has a whole piece or lacks it.
     """
     inner = {end for each in servers for end in each.ends if start < end < stop}
     for left, right in pairwise(sorted({start, stop} | inner)):
@@ -91,7 +94,7 @@ def missing(servers: Sequence[Intervals], start: int, stop: int) -> Iterator[Pie
 
 
 def of_servers(answers: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, list[Intervals]]:
-    """By shard, out of each server's answer. A shard of which all have the same has it once."""
+    """Return intervals by shard from each server's answer. Equal answers of all servers appear once."""
     found: dict[str, list[Intervals]] = {}
     for shard in {shard for each in answers for shard in each}:
         ends = [list(each.get(shard, ())) for each in answers]

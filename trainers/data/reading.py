@@ -1,8 +1,7 @@
-"""One pass over files: threads that read them, one file each at a time, and columns of whole batches in a
-bounded queue.
+"""Read files in one pass, with threads that each read one file at a time into a bounded queue.
 
-The queue keeps the order, and carries a reader's error to the thread that trains. Leaves bytes to `sources`
-and text to `multislot`.
+The queue holds columns of whole batches, keeps their order, and passes a reader's error to the training
+thread. `sources` provides the bytes, and `multislot` parses them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from trainers.data.sources import check_files, open_source
 from trainers.data.store import Columns
 from trainers.data.warm import warm_up
 
-# ---- The hand-over between the threads that read and the one that trains: bounded, in order, and it carries
-# the reader's error too. Knows neither files nor batches.
+# ---- The bounded queue between the reading threads and the training thread
 
 Item = TypeVar("Item")
 
@@ -33,8 +31,8 @@ _LONGEST_WAIT_S = 1.0
 class HandOver(Generic[Item]):
     """A queue from several producers to one consumer.
 
-    It holds at most `limit` (weights of items) before `put` waits; an item is taken in whole, so the last one
-    may go beyond. The first producer's error is raised by `get`, after what was put before it.
+    It holds at most `limit` (weights of items) before `put` waits. The last item is added whole and may
+    exceed the limit. `get` raises the first producer's error, after the items that were put before it.
     """
 
     def __init__(self, limit: int, producers: int) -> None:
@@ -47,7 +45,7 @@ class HandOver(Generic[Item]):
         self._stopped = False
 
     def put(self, item: Item, weight: int = 1) -> bool:
-        """Wait for room and add. False when the reader has stopped."""
+        """Wait for space and add the item. Return False if the reader has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._held < self._limit or self.stopped)
             if self.stopped:
@@ -58,12 +56,13 @@ class HandOver(Generic[Item]):
             return True
 
     def get(self) -> Item | None:
-        """The next item, or None when every producer has ended, or after `stop`. Raises the error of one that
-        failed.
+        """Return the next item, or None after `stop` or after every producer has ended.
+
+        Raises the error of a failed producer.
         """
         with self._changed:
-            # A signal between Python's last look and the wait itself does not end the wait, so that Ctrl-C
-            # would be seen only when something comes.
+            # A signal between Python's last check and the wait does not end the wait. Ctrl-C would then work
+            # only at the next item.
             while not self._changed.wait_for(self._ready, timeout=_LONGEST_WAIT_S):
                 pass
             if self._items:
@@ -76,7 +75,7 @@ class HandOver(Generic[Item]):
             return None
 
     def peek(self) -> Item | None:
-        """What `get` would give now; None: it would wait, or nothing more comes."""
+        """Return the item that `get` would return now, or None if `get` would wait or end."""
         with self._changed:
             return self._items[0][0] if self._items else None
 
@@ -84,7 +83,7 @@ class HandOver(Generic[Item]):
         return bool(self._items or self._error or self._stopped or not self._producers)
 
     def stop(self) -> None:
-        """From now on every `put` returns False."""
+        """Make every later `put` return False."""
         with self._changed:
             self._stopped = True
             self._items.clear()
@@ -92,12 +91,12 @@ class HandOver(Generic[Item]):
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more is taken: the consumer has gone, or a producer failed."""
+        """True if items are refused, because the consumer has stopped or a producer failed."""
         return self._stopped or self._error is not None
 
     @contextlib.contextmanager
     def producer(self) -> Iterator[None]:
-        """Around a producer's work: its end, and its error, are passed to the consumer."""
+        """Wrap a producer's work, and pass its end and its error to the consumer."""
         ended: BaseException | None = None
         try:
             yield
@@ -109,13 +108,12 @@ class HandOver(Generic[Item]):
             self._changed.notify_all()
 
 
-# ---- One pass over files: threads that read them, one file each at a time, and columns of whole batches in a
-# bounded queue. `sources` has the bytes and `multislot` the text.
+# ---- One pass over files
 
 
 @frozen_by_name
 class Pass:
-    """What is read, and how. `rows` examples make up a batch; `ahead` batches may wait in the queue."""
+    """The files of a pass and how to read them. A batch has `rows` examples, and `ahead` batches may wait."""
 
     layout: Layout
     paths: Strings
@@ -126,8 +124,10 @@ class Pass:
 
 
 class Reading:
-    """One pass. `columns` gives the examples; `broken` counts broken lines, `empty` names files without any
-    line, in the order of their end; `read` counts files, `files` is how many there are.
+    """One pass. `columns` yields the examples.
+
+    `broken` counts broken lines. `empty` names files without lines, in order of completion. `read` counts
+    completed files, and `files` is their total number.
     """
 
     def __init__(self, wanted: Pass, broken: BrokenLines) -> None:
@@ -146,10 +146,10 @@ class Reading:
         return len(self._pass.paths)
 
     def columns(self) -> Iterator[Columns]:
-        """Whole batches, several at a time; with one thread in the order of the files. What is left over of
-        all threads comes at the end, and only the very last batch is short.
+        """Yield several whole batches at a time, with one thread in the order of the files.
 
-        No thread and no process is left when the iterator has ended, was closed, or raised.
+        Remaining examples of all threads come at the end, and only the very last batch is short. All threads
+        and processes have ended when the iterator ends, is closed, or raises.
         """
         check_files(self._pass.paths)
         warm_up()
@@ -172,7 +172,7 @@ class Reading:
             os.close(stop)
 
     def stop(self) -> None:
-        """From another thread: `columns` ends."""
+        """End `columns`, from another thread."""
         self._queue.stop()
 
     def _work(self, stop: int) -> None:
@@ -184,7 +184,7 @@ class Reading:
             self._leave(parser.rest())
 
     def _file(self, path: str, parser: Parser, stop: int) -> bool:
-        """Read one file; False when the rest is not wanted."""
+        """Read one file. Return False if reading must stop."""
         with open_source(path, self._pass.command, stop) as source:
             for columns in parser.read(source):
                 if not self._queue.put(columns, len(columns) // self._pass.rows):
@@ -201,7 +201,7 @@ class Reading:
             return self._pass.paths[self._next - 1] if self._next <= len(self._pass.paths) else None
 
     def _leave(self, rest: Columns) -> None:
-        """The last thread to end makes batches of what all of them had left."""
+        """Combine the remaining examples of all threads into batches. The last thread does this."""
         with self._lock:
             self._rests.append(rest)
             if len(self._rests) < self._workers:

@@ -1,8 +1,9 @@
-"""Samplers whose position can be saved, in the middle of an epoch and for any number of trainers.
+"""Sample with a position that can be saved, even in the middle of an epoch and for any number of trainers.
 
-The order is a function of (seed, epoch), the place a number of samples. ElasticBatchSampler's batch is the
-whole job's: when trainers come or go, each takes a larger or smaller part of the same batches, and no
-sample of an epoch is lost or comes twice. `shard` has the sampler whose batch is each trainer's.
+The order is a function of (seed, epoch), and the position is a number of samples. ElasticBatchSampler's batch
+belongs to the whole job. When trainers join or leave, each takes a larger or smaller part of the same
+batches. Samples of an epoch are therefore not lost or repeated. `shard` has a sampler whose batch belongs to
+each trainer.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from fleetrun.aliases import Fields
 from trainers.errors import UsageError
 from trainers.process.log import glog
 
-# ---- Epochs over a data set whose position can be saved: the order is a function of (seed, epoch), the place
-# a number of samples. Pure; the samplers decide which rank takes which samples.
+# ---- Epochs with a position that can be saved. Subclasses decide which rank takes which samples.
 
 Sample = TypeVar("Sample", covariant=True)
 Item = TypeVar("Item")
 
 _SEED_WORD = 1 << 32
 _OFTEN = 3
-"""Passes that do not come to their end before a line says so; one or two are somebody's look at a batch."""
+"""Unfinished passes before a line reports them. One or two are often just a look at a batch."""
 
 
 def check_rank(rank: int, trainers: int) -> None:
-    """Raises UsageError for a rank that no trainer has."""
+    """Raise UsageError for a rank outside 0 to trainers - 1."""
     if not 0 <= rank < trainers:
         raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
 
 
 class ResumableSampler(Sampler[Sample]):
-    """Training has used the first `position` samples of epoch `epoch`, all trainers together. That is the
-    state: of any number of trainers and any batch size.
+    """A sampler over epochs whose position can be saved and loaded.
+
+    All trainers together have used the first `position` samples of epoch `epoch`. This state holds for any
+    number of trainers and any batch size.
     """
 
     def __init__(self, length: int, *, rank: int, trainers: int, seed: int, shuffle: bool) -> None:
@@ -51,21 +53,23 @@ class ResumableSampler(Sampler[Sample]):
         self._shuffle = shuffle
         self._uncounted = False
         self._passed = False
-        """True after a pass that no `batches` counted has come to its end: the next one is another epoch."""
+        """True after a complete pass that `batches` did not count. The next pass is then another epoch."""
         self._left = 0
-        """Passes over this epoch, one after the other, that have not come to their end."""
+        """Consecutive unfinished passes over this epoch."""
         self.epoch = 0
         self.position = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Make this epoch the one of the next pass. If it is the present one, the position in it stays."""
+        """Set the epoch of the next pass. If it is the current epoch, the position stays."""
         if epoch != self.epoch:
             self.epoch, self.position, self._left = epoch, 0, 0
         self._passed = False
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The samples of an epoch in their order. numpy promises RandomState's stream never to change (NEP
-        19), so that a new version does not change the order in the middle of an epoch.
+        """Return the samples of an epoch in order.
+
+        numpy guarantees that RandomState's stream never changes (NEP 19). A new version therefore cannot
+        change the order in the middle of an epoch.
         """
         if not self._shuffle:
             return np.arange(self._length)
@@ -78,7 +82,9 @@ class ResumableSampler(Sampler[Sample]):
         return {"epoch": self.epoch, "position": self.position} | self._of()
 
     def load_state_dict(self, state: Fields) -> None:
-        """Raises UsageError for the state of another order: samples would be lost, and come twice."""
+        """Load a state. Raises UsageError for the state of another order, because samples would be lost or
+        repeated.
+        """
         other = [
             f"{name} {state[name]}, now {value}" for name, value in self._of().items() if state[name] != value
         ]
@@ -91,25 +97,27 @@ class ResumableSampler(Sampler[Sample]):
         return {"length": self._length, "seed": self._seed, "shuffle": int(self._shuffle)}
 
     def _counted(self, loader: Iterable[Item], samples: int, least: int) -> Iterator[Item]:
-        """The loader's batches; with each that is given out, `samples` of the job are used."""
-        self._use(0, least)  # a place that was left with smaller batches may have too little for one of these
+        """Yield the loader's batches. Each yielded batch counts as `samples` used samples of the job."""
+        self._use(0, least)  # after smaller batches, the rest of the epoch may be too short for one batch
         try:
             for batch in self._begun(loader):
                 self._uncounted = self._passed = False
                 self._use(samples, least)
                 yield batch
-        finally:  # what the loader has read ahead is not used
+        finally:  # batches that the loader has read ahead are not used
             self._uncounted, self._passed, self._left = False, False, 0
 
     def _use(self, samples: int, least: int) -> None:
-        """So many more samples of the job. An epoch that has less than `least` left is over."""
+        """Count `samples` more as used. An epoch with fewer than `least` remaining samples is over."""
         self.position += samples
         if self._length - self.position < least:
             self.epoch, self.position = self.epoch + 1, 0
 
     def _begun(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """A DataLoader draws a random number when its loop begins. A loop that is taken up in the middle of
-        an epoch must not draw it again: dropout would get other numbers than without the restart.
+        """Start the loader without an extra random number in the middle of an epoch.
+
+        A DataLoader draws a random number when its loop starts. If a resumed loop drew it again, dropout
+        would get other numbers than without the restart.
         """
         before = torch.get_rng_state()
         begun = iter(loader)
@@ -118,8 +126,11 @@ class ResumableSampler(Sampler[Sample]):
         return begun
 
     def __iter__(self) -> Iterator[Sample]:
-        """From the present place to the end of the epoch; after a whole pass, the next epoch. A pass that is
-        left before its end does not count: one rank alone may look at a batch, and shards stay disjoint.
+        """Yield from the current position to the end of the epoch, and after a whole pass, from the next
+        epoch.
+
+        An unfinished pass does not count. One rank alone may therefore look at a batch, and shards stay
+        disjoint.
         """
         if self._passed:
             self.set_epoch(self.epoch + 1)
@@ -132,32 +143,29 @@ class ResumableSampler(Sampler[Sample]):
         self._uncounted, self._left = True, self._left + 1
         epoch = self.epoch
         yield from self._samples(self.order(epoch)[self.position :])
-        self._passed |= epoch == self.epoch  # else a look at the next epoch has begun meanwhile
+        self._passed |= epoch == self.epoch  # otherwise another pass has already started the next epoch
 
     @abstractmethod
     def _samples(self, left: NDArray[np.int64]) -> Iterable[Sample]:
-        """What this rank has of the samples that are left of an epoch."""
+        """Return this rank's part of the remaining samples of an epoch."""
 
 
 # ---- A sampler that resumes in the middle of an epoch, with any number of trainers
-#
-# The batch is the whole job's: when trainers come or go, each takes a larger or smaller part of the same
-# batches, and no sample of an epoch is lost or comes twice.
 
 T = TypeVar("T")
 
 
 class ElasticBatchSampler(ResumableSampler[list[int]]):
-    """Batches for trainer `rank` of `trainers`: its part of each batch of `batch_size` samples of the job.
+    """Batches for trainer `rank` of `trainers`, its part of each batch of `batch_size` samples of the job.
 
-    For `DataLoader(data, batch_sampler=sampler)`. Parts differ by one sample at most; for the gradient of the
-    whole batch, scale the sum of the losses by `trainers / batch_size`, as DDP takes the mean over trainers.
-    What is left of an epoch after its last whole batch is left out, other samples in each epoch.
+    Use it as `DataLoader(data, batch_sampler=sampler)`. Parts differ by at most one sample. For the gradient
+    of the whole batch, scale the sum of the losses by `trainers / batch_size`, because DDP takes the mean
+    over trainers. The samples after the last whole batch of an epoch are left out. They differ in each epoch.
 
-        for batch in sampler.batches(loader): ...       # one epoch, or what is left of it
+        for batch in sampler.batches(loader): ...       # one epoch, or the rest of it
 
-    Training has used `position` samples of epoch `epoch`; the batch that `batches` has given out counts. That
-    is the sampler's state, of any number of trainers and any batch size.
+    The state is the epoch and the number of used samples, including the batch that `batches` yielded last. It
+    holds for any number of trainers and any batch size. Raises UsageError for an invalid batch size.
     """
 
     def __init__(
@@ -172,7 +180,7 @@ class ElasticBatchSampler(ResumableSampler[list[int]]):
         self._batch_size = batch_size
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Return the number of batches in a whole epoch."""
         return self._length // self._batch_size
 
     def _samples(self, left: NDArray[np.int64]) -> Iterator[list[int]]:
@@ -182,7 +190,7 @@ class ElasticBatchSampler(ResumableSampler[list[int]]):
             yield left[first + low : first + high].tolist()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """The loader's batches, each counted as used when it is given out."""
+        """Yield the loader's batches, and count each as used when it is yielded."""
         return self._counted(loader, self._batch_size, least=self._batch_size)
 
     def load_state_dict(self, state: Fields) -> None:

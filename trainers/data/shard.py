@@ -1,5 +1,5 @@
-"""Shards: each trainer's share of a data set. Pure but for the loader; the same on every trainer, so
-that shares are disjoint and equally long.
+"""Divide a data set among trainers. The functions give equal results on every trainer, so shares are
+disjoint.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ T = TypeVar("T")
 
 
 class ShardSampler(ResumableSampler[int]):
-    """Indices of trainer `rank` of `trainers`: every trainers-th of one shuffled order, cut to equal
-    lengths.
+    """Indices of trainer `rank` of `trainers`, every trainers-th of one shuffled order, cut to equal lengths.
 
-    Equal lengths, because in synchronous training a trainer with a batch more would wait for the others
-    without end. The order changes with every whole pass, or by `set_epoch(epoch)` on all ranks; `seed` makes
-    it repeatable. A pass that is left early begins again. To resume a training where it was, with any number
-    of trainers, loop over `batches`, and save the sampler's state:
+    Lengths are equal because, in synchronous training, a trainer with an extra batch would wait forever. The
+    order changes with every whole pass, or with `set_epoch(epoch)` on all ranks. `seed` makes it repeatable.
+    An unfinished pass starts again. To resume training at its position, with any number of trainers, loop
+    over `batches`, and save the sampler's state:
 
         loader = DataLoader(data, batch_size=32, sampler=sampler, drop_last=True)
-        for batch in sampler.batches(loader): ...       # one epoch, or what is left of it
+        for batch in sampler.batches(loader): ...       # one epoch, or the rest of it
     """
 
     def __init__(
@@ -39,15 +38,16 @@ class ShardSampler(ResumableSampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Indices of a whole epoch."""
+        """Return the number of indices in a whole epoch."""
         return self._length // self._trainers
 
     def _samples(self, left: NDArray[np.int64]) -> Any:
         return left[self._rank :: self._trainers][: len(left) // self._trainers].tolist()
 
     def batches(self, loader: DataLoader[T]) -> Iterator[T]:
-        """The loader's batches, each counted as used when it is given out. Raises UsageError for a loader
-        that makes no batches of this sampler's indices.
+        """Yield the loader's batches, and count each as used when it is yielded.
+
+        Raises UsageError for a loader that does not make batches of this sampler's indices.
         """
         size = loader.batch_size
         if size is None or loader.sampler is not self:
@@ -57,7 +57,7 @@ class ShardSampler(ResumableSampler[int]):
 
 
 class Sized(Protocol):
-    """A map-style data set that knows its length."""
+    """A map-style data set with a length."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -74,9 +74,10 @@ def shard_loader(
     epoch: int = 0,
     num_workers: int = 0,
 ) -> DataLoader[Any]:
-    """Batches of this trainer's share; the last, short one is dropped. Each whole loop over the loader is
-    one epoch, the first one `epoch`; see `ShardSampler`. Raises UsageError when a share is too small for one
-    batch.
+    """Return a loader over this trainer's share. The last, short batch is dropped.
+
+    Each whole loop over the loader is one epoch, and the first one is `epoch` (see `ShardSampler`). Raises
+    UsageError if a share is too small for one batch.
     """
     sampler = ShardSampler(len(dataset), rank, trainers, shuffle=shuffle, seed=seed, epoch=epoch)
     if len(sampler) < batch_size:
@@ -94,7 +95,7 @@ def shard_loader(
 
 
 class _Loader(DataLoader[Any]):
-    """Its batches count as progress, but for those of an evaluation."""
+    """Counts its batches as progress, except during an evaluation."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         assert isinstance(self.sampler, ShardSampler)
@@ -106,12 +107,11 @@ class _Loader(DataLoader[Any]):
 
 
 def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:
-    """The files of trainer `rank` of `trainers`: blocks of neighbours, as long as each other, the first ones
-    longer by one where it does not come out even. The rule of Paddle's `fleet.util.get_file_shard`. With more
-    trainers than files the last trainers get none, and take part without data.
+    """Return the files of trainer `rank` of `trainers`, as Paddle's `fleet.util.get_file_shard` does.
 
-    Raises UsageError for one string instead of a list, for no files at all, and for a rank that is not from 0
-    to trainers - 1.
+    Each trainer gets a block of neighbouring files. Blocks are equally long, or the first ones have one file
+    more. With more trainers than files, the last trainers take part without data. Raises UsageError for a
+    string instead of a list, for an empty list, and for a rank outside 0 to trainers - 1.
     """
     if isinstance(files, str | bytes):
         raise UsageError(f"get_file_shard needs a list of files, not {files!r}")

@@ -1,8 +1,6 @@
-"""Slots: what one example of a data set consists of, and a batch of examples as tensors by the slots'
-names.
+"""Define slots, the named parts of an example, and batches of examples as tensors by slot name.
 
-`Layout` says where each value is kept. Leaves text to the parser, and where values come from to the data
-set.
+`Layout` defines where each value is stored. The parser reads the text, and the data set finds the values.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from fleetrun.frozen import frozen
 from trainers.data.positions import Records
 from trainers.errors import UsageError
 
-# ---- Slots: what one example of a data set consists of, and where each value is kept. Knows names, types and
-# lengths; leaves text to the parser and tensors to the batch.
+# ---- Slots and their layout
 
 _TYPES = {
     "float32": "float32",
@@ -36,17 +33,17 @@ _TYPES = {
 
 
 class Kind(enum.IntEnum):
-    """How a slot is kept; the numbers are the parser kernel's."""
+    """How a slot is stored. The numbers match the parser kernel."""
 
-    DENSE = 0  # float32, fixed length: columns of one (examples, width) matrix
-    IDS = 1  # int64, fixed length: columns of another
+    DENSE = 0  # float32, fixed length, as columns of one (examples, width) matrix
+    IDS = 1  # int64, fixed length, as columns of another matrix
     BAG = 2  # int64, any length
     WEIGHTS = 3  # float32, any length
 
 
 @runtime_checkable
 class TakesSlots(Protocol):
-    """What `use_var` holds: slots, and other things that take slots, as the feeds of `trainers.static`."""
+    """An entry of `use_var`, such as a slot or a feed of `trainers.static`, which has slots."""
 
     @property
     def slots(self) -> tuple[Slot, ...]: ...
@@ -60,8 +57,8 @@ UseVar: TypeAlias = Sequence[TakesSlots]
 class Slot:
     """One named input of the model.
 
-    `dtype` is "int64" (ids) or "float32"; `length` the number of values that every example has, or None
-    when it differs from example to example (0 included).
+    `dtype` is "int64" (ids) or "float32". `length` is the number of values of every example, or None if it
+    differs between examples (0 included).
     """
 
     name: str
@@ -80,7 +77,7 @@ class Slot:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """Itself."""
+        """A tuple of the slot itself."""
         return (self,)
 
     @property
@@ -92,8 +89,9 @@ class Slot:
 
 @frozen
 class Place:
-    """Where a slot is: columns [start, stop) of its kind's matrix; for BAG and WEIGHTS the number among
-    slots of that kind.
+    """The position of a slot, columns [start, stop) of its kind's matrix.
+
+    For BAG and WEIGHTS, it is the number among slots of that kind.
     """
 
     kind: Kind
@@ -103,7 +101,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """All slots in the order of the text, and their places. Pure."""
+    """All slots in the order of the text, and their places."""
 
     slots: tuple[Slot, ...]
 
@@ -124,7 +122,7 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[str, Place]:
-        """Name -> place."""
+        """The place of each slot by name."""
         used = dict.fromkeys(Kind, 0)
         places = {}
         for slot in self.slots:
@@ -135,7 +133,7 @@ class Layout:
 
     @cached_property
     def widths(self) -> dict[Kind, int]:
-        """Columns of each kind's matrix; for BAG and WEIGHTS the number of such slots."""
+        """The columns of each kind's matrix. For BAG and WEIGHTS, the number of such slots."""
         places = self.places.values()
         return {kind: max((p.stop for p in places if p.kind is kind), default=0) for kind in Kind}
 
@@ -151,7 +149,7 @@ class Layout:
 
     @cached_property
     def counted(self) -> dict[Kind, NDArray[np.int64]]:
-        """Which columns of the matrix of counts belong to the slots of any length, by kind."""
+        """The columns of the count matrix that belong to the slots of any length, by kind."""
         varying = [slot.kind for slot in self.slots if slot.length is None]
         return {
             kind: np.array([i for i, found in enumerate(varying) if found is kind], dtype=np.int64)
@@ -160,7 +158,7 @@ class Layout:
 
     @property
     def varying(self) -> int:
-        """Slots of any length."""
+        """The number of slots of any length."""
         return self.widths[Kind.BAG] + self.widths[Kind.WEIGHTS]
 
     def __str__(self) -> str:
@@ -168,15 +166,14 @@ class Layout:
         return " ".join(words)
 
 
-# ---- A batch: tensors by the names of the slots. For embeddings; not concerned with where the values come
-# from to the data set.
+# ---- A batch: tensors by slot name
 
 
 class Bag(NamedTuple):
-    """Values of any number per example: those of example i are values[offsets[i] : offsets[i + 1]].
+    """Any number of values per example. Example i has values[offsets[i] : offsets[i + 1]].
 
-    `values` (n,) int64, or float32 for weights; `offsets` (examples + 1,) int64. It is what
-    `torch.nn.EmbeddingBag(..., include_last_offset=True)` takes.
+    `values` is (n,) int64, or float32 for weights. `offsets` is (examples + 1,) int64.
+    `torch.nn.EmbeddingBag(..., include_last_offset=True)` accepts both.
     """
 
     values: Tensor
@@ -184,7 +181,9 @@ class Bag(NamedTuple):
 
     @property
     def ids(self) -> Tensor:
-        """(examples, 1), a view, when every example has exactly one value; otherwise UsageError."""
+        """A view (examples, 1) of the values, if every example has exactly one. Otherwise raises
+        UsageError.
+        """
         examples = len(self.offsets) - 1
         if len(self.values) != examples or not bool((self.offsets.diff() == 1).all()):
             raise UsageError(
@@ -195,12 +194,14 @@ class Bag(NamedTuple):
 
 @frozen(eq=False)
 class Batch:
-    """`dense` (n, D) float32 and `ids` (n, I) int64: the slots of fixed length, side by side in the order of
-    the slots; `bags` and `weights`: the slots of any length, one after the other, as one Bag of slots x n.
+    """Examples as tensors.
 
-    `batch[name]` is one slot: a view (n, length) of a slot of fixed length, a Bag of any other. `joined` is
-    several slots of ids at once, for one embedding table over all of them. `records`: which ones of a stream
-    these examples are.
+    `dense` (n, D) float32 and `ids` (n, I) int64 hold the slots of fixed length, side by side in slot order.
+    `bags` and `weights` hold the slots of any length, one after the other, as one Bag of slots x n.
+
+    `batch[name]` returns one slot, a view (n, length) for a slot of fixed length, or else a Bag. `joined`
+    returns several id slots together, for one embedding table over all of them. `records` are the records of
+    a stream in this batch.
     """
 
     layout: Layout
@@ -215,7 +216,7 @@ class Batch:
 
     @property
     def names(self) -> Strings:
-        """The slots, in order."""
+        """The slot names, in order."""
         return tuple(self.layout.places)
 
     def __contains__(self, name: object) -> bool:
@@ -230,14 +231,14 @@ class Batch:
         return self._bags(place.kind, place.start, place.stop)
 
     def tensor(self, name: str) -> Tensor:
-        """A slot of fixed length: (n, length). UsageError for a slot of any length."""
+        """Return a slot of fixed length, (n, length). Raises UsageError for a slot of any length."""
         found = self[name]
         if isinstance(found, Bag):
             raise UsageError(f"slot {name!r} has no fixed length; batch.bag({name!r}) has its values")
         return found
 
     def bag(self, name: str) -> Bag:
-        """A slot as values and offsets, also when its length is fixed."""
+        """Return a slot as values and offsets, even if its length is fixed."""
         found = self[name]
         if isinstance(found, Bag):
             return found
@@ -245,8 +246,10 @@ class Batch:
         return Bag(found.reshape(-1), steps)
 
     def joined(self, *names: str) -> Tensor:
-        """Slots of ids of fixed length side by side: (n, sum of lengths) int64; one slot of length 1 after
-        the other is (n, slots). A view when they are neighbours in the list of slots, else one copy.
+        """Return id slots of fixed length side by side, (n, sum of lengths) int64.
+
+        Slots of length 1 give (n, slots). The result is a view if the slots are neighbours in slot order,
+        else a copy. Raises UsageError for other slots.
         """
         places = [self._place(name, Kind.IDS) for name in names]
         if _are_neighbours(places):
@@ -255,7 +258,7 @@ class Batch:
         return self.ids[:, columns]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The batch on another device."""
+        """Return the batch on another device."""
 
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=non_blocking)
@@ -275,7 +278,7 @@ class Batch:
         return place
 
     def _bags(self, kind: Kind, start: int, stop: int) -> Bag:
-        """Slots [start, stop) of a kind, out of the Bag of all of them."""
+        """Return slots [start, stop) of a kind, from the Bag of all its slots."""
         every = self.bags if kind is Kind.BAG else self.weights
         assert every is not None, "the layout has such a slot"
         offsets = every.offsets[start * len(self) : stop * len(self) + 1]

@@ -4,8 +4,8 @@ A pipe command is one process for each file. Its standard input is the file as i
 is MultiSlot text. The command leads its own process group, which is killed at the end together with all
 processes that the command has started.
 
-An input that ends early is an error: a file that ends before its size, a gzip file without its end, and a
-pipe command that fails anywhere in its pipeline.
+An input that ends early is an error. Examples are a file that ends before its size, a gzip file without its
+end, and a pipe command that fails anywhere in its pipeline.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ _PIPE_BYTES = 1 << 20
 _LAST_WORDS = 10
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _CUT_BY_COMMAND = 128 + signal.SIGPIPE
-"""A command of the pipeline wanted no more of its input, as `head` does. We never close the output early
-without killing the command."""
+"""A command of the pipeline closed its input early, as `head` does. This process always kills the command
+before it closes the output.
+"""
 
 
 class PipeSource:
-    """The output of `command` for one file: a Source. `given` is the open file, which this closes.
+    """The output of `command` for one file, as a Source. It closes the open file `given`.
 
-    A file without a descriptor (a remote one) is written into the command as the command reads it.
-    When `stop` (a descriptor) becomes readable, the text ends, and the command's exit code no longer matters.
+    A file without a descriptor (a remote one) is written into the command as the command reads it. When
+    `stop` (a descriptor) becomes readable, the text ends, and the command's exit code is ignored.
     """
 
     def __init__(self, command: str, name: str, given: IO[bytes], stop: int) -> None:
@@ -92,11 +93,13 @@ class PipeSource:
         if self._in >= 0:
             os.set_blocking(self._in, False)
             self._poll.register(self._in, select.POLLOUT)
-        with suppress(OSError):  # more than this user may have: it stays at 64 KiB
+        with suppress(OSError):  # the size is more than this user may have, so it stays at 64 KiB
             fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def readinto(self, buffer: memoryview) -> int:
-        """The next bytes of the command's output; 0 at its end. Raises DataError when the command failed."""
+        """Read the next bytes of the command's output, 0 at its end. Raises DataError if the command
+        failed.
+        """
         got = -1
         while got < 0:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
@@ -110,7 +113,7 @@ class PipeSource:
         return got
 
     def close(self) -> None:
-        """End whatever is left of the command."""
+        """End the remaining processes of the command."""
         if self._process.returncode is None:
             self._end_group()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -121,14 +124,14 @@ class PipeSource:
         self._given.close()
 
     def _end_group(self) -> int:
-        """Kill the command and what it started; its exit code."""
-        # The group's number is free for others as soon as its leader is reaped, so the signal comes before.
+        """Kill the command and its children. Return its exit code."""
+        # The group id is free for reuse as soon as its leader is reaped, so the signal comes first.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.wait()
 
     def _attend(self, ready: set[int]) -> None:
-        """Everything but the output."""
+        """Handle all descriptors except the output."""
         self._stopped = self._stop in ready
         if self._err in ready:
             self._listen()
@@ -136,7 +139,7 @@ class PipeSource:
             self._pump()
 
     def _listen(self) -> None:
-        """Hand on what the command says on its standard error, and keep the last lines."""
+        """Copy the command's standard error, and keep the last lines."""
         while True:
             try:
                 said = os.read(self._err, 1 << 16)
@@ -155,8 +158,9 @@ class PipeSource:
                 return
 
     def _read(self, buffer: memoryview, *, over: bool) -> int:
-        """What is in the pipe: 0 at its end, -1 when there is nothing yet. The text is over when the command
-        is, though something that it left running in the background may still hold the pipe.
+        """Read from the pipe. Return 0 at its end, and -1 while it is empty.
+
+        The text ends with the command, even if a background process that it left still holds the pipe.
         """
         try:
             return os.readv(self._out, [buffer])
@@ -164,14 +168,16 @@ class PipeSource:
             return 0 if over else -1
 
     def _pump(self) -> None:
-        """Give the command as much of the file as it takes now. Raises DataError if the file ends early."""
+        """Write as much of the file to the command as it accepts now. Raises DataError if the file
+        ends early.
+        """
         try:
             self._pending = self._pending or memoryview(self._given.read(_PIPE_BYTES))
         except (EOFError, OSError) as problem:
             raise _unread(self._file, problem) from problem
         try:
             written = os.write(self._in, self._pending) if self._pending else 0
-        except BrokenPipeError:  # it has seen enough
+        except BrokenPipeError:  # it does not read further
             written = 0
         except BlockingIOError:
             return
@@ -183,7 +189,7 @@ class PipeSource:
             self._process.stdin.close()
 
     def _finish(self) -> None:
-        """Wait for the command after its output's end, and raise DataError when it failed."""
+        """Wait for the command after its output's end, and raise DataError if it failed."""
         self._poll.unregister(self._out)
         ready: set[int] = set()
         while self._ended not in ready and not self._stopped:
@@ -203,8 +209,10 @@ class PipeSource:
 
 
 def _shell_for(command: str) -> list[str]:
-    """The arguments that run a command in bash, as Paddle does, so that a pipeline fails if any of its
-    commands fails. /bin/sh without `pipefail` refuses a pipeline by an error.
+    """Return the arguments that run a command in bash, as Paddle does.
+
+    A pipeline then fails if any of its commands fails. Without bash, a /bin/sh without `pipefail` refuses a
+    pipeline by an error.
     """
     shell = shutil.which("bash") or "/bin/sh"
     pipefail = ["-o", "pipefail"] if shell != "/bin/sh" or "|" in command else []
@@ -220,8 +228,9 @@ def _end_of(code: int) -> str:
 
 
 def _command_environment() -> dict[str, str]:
-    """Without the launcher's error file: this process reports the command's failure, and a command that is
-    stopped early has not failed.
+    """Return the environment without the launcher's error file.
+
+    This process reports the command's failure, and a command that is stopped early has not failed.
     """
     return {name: value for name, value in os.environ.items() if name not in ERROR_FILE_VARIABLES}
 
@@ -233,7 +242,7 @@ def _has_descriptor(stream: IO[bytes]) -> bool:
         return False
 
 
-# ---- Files as streams of bytes.
+# ---- Files as streams of bytes
 
 AS_IT_IS = "cat"
 """The pipe command that needs no process."""
@@ -255,11 +264,11 @@ class FileSource:
 
 
 class _WholeFile(io.RawIOBase):
-    """An open file whose read raises EOFError if the file ends before the size that it had when opened."""
+    """An open file that raises EOFError if it ends before the size that it had when opened."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = cast(io.RawIOBase, stream)
-        self.size: int | None = getattr(stream, "size", None)  # a store need not have it, nor a named pipe
+        self.size: int | None = getattr(stream, "size", None)  # stores and named pipes may lack a size
         if _has_descriptor(stream) and stat.S_ISREG((found := os.fstat(stream.fileno())).st_mode):
             self.size = found.st_size
         self._read = 0
@@ -280,8 +289,10 @@ class _WholeFile(io.RawIOBase):
 
 
 def check_files(paths: Sequence[str]) -> None:
-    """Check that every local file exists, before the first one is read. Raises DataError that names a file
-    that is missing or is a directory. A remote file is looked at when its turn comes.
+    """Check that every local file exists before the first one is read.
+
+    Raises DataError with the name of a file that is missing or is a directory. Remote files are checked when
+    they are opened.
     """
     local = [path for path in paths if not _is_remote(path)]
     missing = [path for path in local if not Path(path).exists()]
@@ -295,8 +306,10 @@ def check_files(paths: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def open_source(path: str, command: str, stop: int) -> Iterator[Source]:
-    """One file, through `command` unless that is "cat"; then a name in .gz is unzipped. `stop` is a
-    descriptor that becomes readable when nothing more is wanted. Raises DataError naming the file.
+    """Open one file as a Source, through `command` unless it is "cat".
+
+    With "cat", files whose name ends in .gz are unzipped. `stop` is a descriptor that becomes readable to end
+    the reading. Raises DataError with the name of the file.
     """
     stream = _open(path)
     if command.strip() != AS_IT_IS:

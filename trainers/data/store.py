@@ -1,6 +1,4 @@
-"""Examples in memory, as columns: a few large arrays instead of an object per value, which grow without
-being copied.
-"""
+"""Keep examples in memory as columns, in a few large arrays that grow without being copied."""
 
 from __future__ import annotations
 
@@ -16,15 +14,16 @@ from trainers.data.kernels import Array, Floats, Int32s, Int64s
 from trainers.data.slots import Bag, Batch, Kind, Layout
 from trainers.errors import UsageError
 
-# ---- Examples as columns: a few large arrays instead of an object per value. Knows where each value is;
-# leaves reading them to the parser and their use to the batch.
+# ---- Examples as columns
 
 
 @frozen(eq=False)
 class Columns:
-    """`dense` (n, D) float32 and `ids` (n, I) int64 of the slots of fixed length; `counts` (n, C) int32 of
-    the slots of any length, whose values are example by example in `bags` (int64) and `weights` (float32),
-    those of example i from starts[i, 0] and starts[i, 1] on; `starts` (n + 1, 2).
+    """Examples as a few large arrays.
+
+    `dense` (n, D) float32 and `ids` (n, I) int64 hold the slots of fixed length. `counts` (n, C) int32 is for
+    the slots of any length. Their values are stored example by example in `bags` (int64) and `weights`
+    (float32). Example i starts at starts[i, 0] and starts[i, 1]. `starts` is (n + 1, 2).
     """
 
     layout: Layout
@@ -40,7 +39,7 @@ class Columns:
 
     @classmethod
     def empty(cls, layout: Layout, rows: int, bags: int = 0, weights: int = 0) -> Columns:
-        """Room for so many examples and values; nothing in it means anything yet but starts[0]."""
+        """Allocate columns for this many examples and values. Only starts[0] is initialised."""
         starts = np.empty((rows + 1, 2), dtype=np.int64)
         starts[0] = 0
         return cls(
@@ -54,7 +53,7 @@ class Columns:
         )
 
     def rows(self, start: int, stop: int) -> Columns:
-        """A view of the examples [start, stop)."""
+        """Return a view of the examples [start, stop)."""
         part = slice(start, stop)
         return Columns(
             self.layout, self.dense[part], self.ids[part], self.counts[part],
@@ -76,24 +75,24 @@ class Columns:
 
     @property
     def values(self) -> tuple[int, int]:
-        """How many values its bags and weights hold."""
+        """The number of values in its bags and weights."""
         bags, weights = self.starts[-1] - self.starts[0]
         return int(bags), int(weights)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its examples."""
+        """The bytes of its examples."""
         bags, weights = self.values
         fixed = self.dense.nbytes + self.ids.nbytes + self.counts.nbytes + self.starts.nbytes
         return fixed + 8 * bags + 4 * weights
 
     def batch(self) -> Batch:
-        """All of it as one batch; slots of fixed length are views, without a copy."""
+        """Return all examples as one batch. Slots of fixed length are views, without a copy."""
         every = np.arange(len(self) if self.layout.varying else 0)
         return self._batch(self.dense, self.ids, every)
 
     def gather(self, rows: Int64s) -> Batch:
-        """A batch of these rows (n,), in this order."""
+        """Return a batch of these rows (n,), in this order."""
         dense = np.empty((len(rows), self.dense.shape[1]), dtype=np.float32)
         ids = np.empty((len(rows), self.ids.shape[1]), dtype=np.int64)
         kernels.take_rows(self.dense, rows, dense)
@@ -110,7 +109,7 @@ class Columns:
         )
 
     def _bags(self, kind: Kind, rows: Int64s) -> Bag | None:
-        """The slots of this kind one after the other, out of values that are example by example."""
+        """Return the slots of this kind one after the other, from values stored example by example."""
         columns = self.layout.counted[kind]
         if not len(columns):
             return None
@@ -122,16 +121,15 @@ class Columns:
         return Bag(torch.from_numpy(out), torch.from_numpy(offsets))
 
 
-# ---- Examples in memory: columns that grow without being copied. Knows anonymous memory; leaves what the
-# examples are to `columns`, and which trainer they belong to to the data set.
+# ---- Columns that grow without being copied
 
 _GROWTH = 1.25
 
 
 class GrowingArray:
-    """Rows of one shape that can be added at the end and given back at the front.
+    """Rows of one shape that can be added at the end and freed at the front.
 
-    Growing moves the pages and copies nothing (mremap); memory is touched only as rows come.
+    Growing moves the pages without a copy (mremap). Memory is used only as rows arrive.
     """
 
     def __init__(self, dtype: type[np.generic], width: int) -> None:
@@ -154,12 +152,12 @@ class GrowingArray:
         self.view()[first:] = rows
 
     def view(self) -> Array:
-        """All rows (n, width), without a copy. While a view lives, the array cannot grow."""
+        """Return all rows (n, width), without a copy. While a view exists, the array cannot grow."""
         flat = np.frombuffer(self._map, self._type, self._rows * self._width)
         return flat.reshape(self._rows, self._width)
 
     def forget(self, rows: int) -> None:
-        """Give back the memory of the first rows; they read as zeros then."""
+        """Free the memory of the first rows, which then read as zeros."""
         end = rows * self._row // mmap.PAGESIZE * mmap.PAGESIZE
         if end > self._freed:
             self._map.madvise(mmap.MADV_DONTNEED, self._freed, end - self._freed)
@@ -176,7 +174,7 @@ class GrowingArray:
 
 
 class Store:
-    """All examples of a data set, in the order in which they came."""
+    """All examples of a data set, in order of arrival."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -206,7 +204,7 @@ class Store:
         self._rows += len(columns)
 
     def columns(self) -> Columns:
-        """All examples, without a copy."""
+        """Return all examples, without a copy."""
         return Columns(
             self._layout,
             self._dense.view(),
@@ -218,7 +216,7 @@ class Store:
         )
 
     def forget(self, rows: int) -> None:
-        """Give back the memory of the first `rows` examples; they must not be read again."""
+        """Free the memory of the first `rows` examples. Do not read them again."""
         bags, weights = self._starts.view()[rows]
         for array in (self._dense, self._ids, self._counts):
             array.forget(rows)

@@ -1,9 +1,10 @@
-"""Streams: batches out of sources with positions, each record of which counts once in the tables.
+"""Read streams of batches from sources with positions, so that each record counts once in the tables.
 
-A batch has consecutive records of one shard. Its push says which, and each server keeps them with its rows
-(`positions`). So a trainer that begins asks the servers, and trains what not all of them have: first what
-some have, cut where they differ, so that a server takes a batch whole or not at all. Where records come from
-is up to the sources (`stream_files`, `parquet`, `kafka`), what has been counted to the servers.
+A batch has consecutive records of one shard. Its push names them, and each server stores them with its rows
+(`positions`). A starting trainer requests these positions, and trains the records that some servers lack. It
+starts with records that only some servers have, cut where the servers differ, so that a server takes whole
+batches only. The sources (`stream_files`, `parquet`, `kafka`) provide the records. The servers store the
+counted ones.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ _TELL_S = 30.0
 
 
 class UnavailableError(Exception):
-    """A source cannot be read now; the stream waits, and looks again."""
+    """A source cannot be read now. The stream waits and tries again."""
 
 
 class Split(NamedTuple):
-    """Positions [start, stop) of a shard, to be read by one trainer. `size`: of the whole shard, by now.
-    `first`: where the shard begins by now; `leaves_out`: what was before may be lost.
+    """Positions [start, stop) of a shard for one trainer.
+
+    `size` is the current size of the whole shard, and `first` its current start. `leaves_out` is True if
+    records before `first` may be lost.
     """
 
     shard: str
@@ -45,66 +48,71 @@ class Split(NamedTuple):
 
 
 class Source(Protocol):
-    """Shards of records. `name` is the same in every start of the job. Its methods may raise UnavailableError
-    until they can be answered.
+    """Shards of records. `name` is the same in every start of the job.
+
+    Its methods may raise UnavailableError until the source is available.
     """
 
     name: str
 
     def shards(self) -> Sequence[str]:
-        """All that are there now, in the order in which they are read."""
+        """Return all current shards, in reading order."""
 
     def splits(self, shards: Sequence[str], rank: int, trainers: int) -> Iterator[Split]:
-        """Those of one trainer. Those of all trainers together are all of `shards`."""
+        """Yield the splits of one trainer. The splits of all trainers together cover all `shards`."""
 
     def read(
         self, shard: str, start: int, stop: int, rows: int, *, grows: bool
     ) -> Iterator[tuple[Batch | None, int]]:
-        """Batches of up to so many records, and the position behind each; without a batch where only the
-        position moves. `start` and `stop` are the ends of a split or of a batch. `grows`: a record at the end
-        may not be complete yet, and is left there then.
+        """Yield batches of at most `rows` records, each with the position behind it.
+
+        If only the position moves, the batch is None. `start` and `stop` are ends of a split or of a batch.
+        With `grows`, a record at the end may be incomplete, and is then left for the next read.
         """
 
     @property
     def skipped_lines(self) -> int:
-        """Broken records that were passed over."""
+        """The number of broken records that were skipped."""
 
 
 class Reading(NamedTuple):
-    """What a stream was last read from, and by which pass."""
+    """The source that a stream was last read from, and the pass that read it."""
 
     source: Source
     by: weakref.ref[StreamPass]
 
 
 class Trainer(Protocol):
-    """The trainer that the batches are for. `streams`: all that it has read, by name."""
+    """The trainer that trains the batches. `streams` holds all streams that it has read, by name."""
 
     streams: dict[str, Reading]
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its rank, and how many trainers there are."""
+        """Its rank, and the number of trainers."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether it is to stop."""
+        """True if the trainer must stop."""
 
     def positions(self, stream: str) -> Sequence[dict[str, list[int]]]:
-        """What each server has of a stream: ends of intervals by shard."""
+        """Return each server's records of a stream, as interval ends by shard."""
 
     def give(self, records: Records, on: tuple[bool, ...] | None) -> None:
-        """The next step is that of a batch with these records. `on`: which servers have them; None: none."""
+        """Note that the next step trains a batch with these records.
+
+        `on` marks the servers that already have them. None means that all servers lack them.
+        """
 
     def forget(self, records: Records) -> None:
-        """The batch with these, which was given, is not trained if it has not been."""
+        """Cancel the given batch with these records, unless it has been trained."""
 
     def flush(self) -> None:
         """Wait until every push has been applied."""
 
 
 class Streaming(TypedDict, total=False):
-    """How a source is read: see `fleet.stream`."""
+    """The arguments for reading a source, as in `fleet.stream`."""
 
     batch_size: Required[int]
     follow: bool
@@ -114,8 +122,9 @@ class Streaming(TypedDict, total=False):
 
 
 class Stream:
-    """The records of a source that the servers do not have, batch by batch: see `fleet.stream`. One pass at a
-    time; each begins with what the servers lack by then.
+    """The records of a source that the servers lack, batch by batch. See `fleet.stream`.
+
+    Only one pass can run at a time. Each pass starts with the records that the servers lack at that time.
     """
 
     def __init__(
@@ -141,7 +150,7 @@ class Stream:
 
     @property
     def skipped_lines(self) -> int:
-        """Broken records that were passed over in this process."""
+        """The number of broken records that were skipped in this process."""
         return self._source.skipped_lines
 
     def __iter__(self) -> Iterator[Batch]:
@@ -154,7 +163,9 @@ class Stream:
         return made
 
     def _end(self, former: Reading) -> None:
-        """Raises UsageError when that was something else of the same name, or is not over."""
+        """End the former pass. Raises UsageError if it read another source of this name, or is still
+        in use.
+        """
         name, current = self._source.name, former.by()
         if former.source != self._source:
             raise UsageError(
@@ -171,7 +182,7 @@ class Stream:
 
 
 class _Idle(Enum):
-    """There is nothing new in the source."""
+    """Marks a source without new records."""
 
     IDLE = 0
 
@@ -180,12 +191,12 @@ Item = Batch | Literal[_Idle.IDLE]
 
 
 class StreamPass(Iterator[Batch]):
-    """One pass, with a thread that reads ahead. It ends with the pass."""
+    """One pass, with a thread that reads ahead. The thread ends with the pass."""
 
     def __init__(self, stream: Stream, source: Source, trainer: Trainer) -> None:
         self.stream, self._trainer = stream, trainer
         self._waiting = 0
-        """Batches that were drawn and have not had their turn."""
+        """Batches that were drawn and not yet given out."""
         self._ended = False
         reader = _Reader(stream, source, trainer)
         self._queue = reader.queue
@@ -202,17 +213,19 @@ class StreamPass(Iterator[Batch]):
 
     @property
     def at_hand(self) -> bool:
-        """Whether the next batch is there."""
+        """True if the next batch is available."""
         return isinstance(self._queue.peek(), Batch)
 
     @property
     def over(self) -> bool:
-        """Whether it has given all its batches, or was closed."""
+        """True if the pass has given out all batches, or was closed."""
         return not self.close.alive or (self._ended and not self._waiting)
 
     def draw(self) -> Batch:
-        """The next batch, before its turn. Raises StopIteration at the end, and errors of the source."""
-        self._ended = True  # unless there is another one
+        """Return the next batch, before its turn. Raises StopIteration at the end, and errors of the
+        source.
+        """
+        self._ended = True  # unless another batch follows
         item = self._queue.get()
         if item is _Idle.IDLE:
             with progress.activity("waiting for new records"):
@@ -221,14 +234,14 @@ class StreamPass(Iterator[Batch]):
                     progress.heartbeat()
                     item = self._queue.get()
         if item is None:
-            self._reader.close()  # batches that were drawn may still have their turn
+            self._reader.close()  # drawn batches may still be given out
             raise StopIteration
         self._ended = False
         self._waiting += 1
         return item
 
     def give(self, batch: Batch) -> None:
-        """It is the turn of a batch that was drawn."""
+        """Give out a drawn batch, because its turn has come."""
         assert batch.records is not None
         self._waiting -= 1
         self._trainer.give(batch.records, self._pieces.pop(batch.records[1:3], None))
@@ -236,15 +249,17 @@ class StreamPass(Iterator[Batch]):
 
 
 def _leave(reader: _Reader, trainer: Trainer, last: Sequence[Records]) -> None:
-    """A loop is left: its last batch counts only if it was stepped."""
+    """Leave a loop. Its last batch counts only if it was trained."""
     reader.close()
     for records in last:
         trainer.forget(records)
 
 
 class _Reader:
-    """The thread of a pass. `pieces`: by shard and start of a batch, which servers have it; those of which
-    none has it are left out.
+    """The thread of a pass.
+
+    `pieces` maps shard and start of a batch to the servers that have it. Batches that are new to all servers
+    are absent.
     """
 
     def __init__(self, stream: Stream, source: Source, trainer: Trainer) -> None:
@@ -254,10 +269,10 @@ class _Reader:
         self._stop = threading.Event()
         self._found = False
         self._firsts: dict[str, int] = {}
-        """Where each shard began when it was first seen."""
+        """The start of each shard when it was first seen."""
         self._left_out: set[tuple[str, int]] = set()
         self._passed: dict[str, tuple[int, int, tuple[bool, ...]]] = {}
-        """By shard: positions without a record, behind the last batch; and which servers have them."""
+        """By shard: positions without a record behind the last batch, and the servers that have them."""
         self.pieces: dict[tuple[str, int], tuple[bool, ...]] = {}
         self.queue: HandOver[Item] = HandOver(stream.queue_size, producers=1)
         self._thread = threading.Thread(target=self._run, name="reader-of-stream", daemon=True)
@@ -266,7 +281,7 @@ class _Reader:
         self._thread.start()
 
     def close(self) -> None:
-        """Read no more, and wait for the thread."""
+        """Stop reading, and wait for the thread."""
         self._stop.set()
         self.queue.stop()
         if self._thread is not threading.current_thread():
@@ -285,7 +300,7 @@ class _Reader:
                     going = self._idle()
 
     def _idle(self) -> bool:
-        """Wait for what comes. False: this process is to stop."""
+        """Wait for new records. Return False if this process must stop."""
         if self._trainer.interrupted:
             return False
         if self.queue.peek() is None:
@@ -293,7 +308,7 @@ class _Reader:
         return not self._stop.wait(self._stream.poll_s)
 
     def _look(self, *, grows: bool, begun: bool) -> bool:
-        """Read what there is, as soon as it can be read. False: this process is to stop before."""
+        """Read the available records as soon as possible. Return False if this process must stop before."""
         told = -_TELL_S
         while not self._stop.is_set():
             try:
@@ -308,8 +323,10 @@ class _Reader:
         return False
 
     def _read_all(self, *, grows: bool, begun: bool) -> None:
-        """What there is of this trainer's. `begun`: only what some servers have, before all else: in
-        sync training servers may be a step apart, and that step has to be made first.
+        """Read the available records of this trainer.
+
+        With `begun`, read only records that some servers have, before all others. In sync training, servers
+        may be one step apart, and that step must be made first.
         """
         shards = self._source.shards()
         if begun:
@@ -372,7 +389,7 @@ class _Reader:
                         return
                     told = behind
                 at = behind
-        finally:  # also what came before the source could not be read
+        finally:  # also after the source became unavailable
             if told < at:
                 self._passed[split.shard] = told, at, piece.on
             for each in servers if at > piece.start else ():

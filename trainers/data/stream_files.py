@@ -1,7 +1,6 @@
-"""Files of a stream: which there are, which trainer reads each, and MultiSlot text in them, also while it
-grows.
+"""Find the files of a stream, assign them to trainers, and read MultiSlot text in them, even while it grows.
 
-Batches and what was read of them belong to `stream`.
+`stream` makes the batches and tracks the positions.
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ _SHOWN = 40
 
 
 class Folder:
-    """The files of a stream. `where`: a directory, with all that is in it and below, now and later, or files.
-    A file's name is its path below the directory, or its path as given.
+    """The files of a stream.
+
+    `where` is a directory, with all present and future files in and below it, or a list of files. A file's
+    name is its path below the directory, or its path as given.
     """
 
     def __init__(self, where: Where | Sequence[Where]) -> None:
@@ -52,7 +53,7 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Of the stream, unless it is given another. Raises UsageError for a list, which may grow."""
+        """The default name of the stream. Raises UsageError for a list of files, which may grow."""
         if len(self._paths) > 1:
             raise UsageError(
                 "a stream of several files needs a name=, by which servers know what they have counted of it"
@@ -60,8 +61,9 @@ class Folder:
         return self._paths[0].rstrip("/") or "/"
 
     def names(self) -> list[str]:
-        """All files that are there now. In a directory without those whose name begins with a dot or an
-        underscore, and in the order of their names.
+        """Return all current files.
+
+        In a directory, names that start with a dot or an underscore are left out, and the others are sorted.
         """
         if self._directory is None:
             missing = [path for path in self._paths if not Path(path).is_file()]
@@ -79,7 +81,7 @@ class Folder:
             if entry.name.startswith(_HIDDEN):
                 continue
             if entry.is_symlink() and entry.is_dir():
-                continue  # its files are met where they are, or not below this directory
+                continue  # its files are found at their own place, or lie outside this directory
             if entry.is_dir():
                 yield from self._below(entry.path, f"{prefix}{entry.name}/")
             else:
@@ -89,7 +91,7 @@ class Folder:
         return name if self._directory is None else f"{self._directory}/{name}"
 
     def number(self, name: str) -> int:
-        """By which files are divided among trainers: the same on all of them, and at all times."""
+        """Return the number that assigns a file to a trainer, equal on all trainers and at all times."""
         return (
             self._paths.index(name)
             if self._directory is None
@@ -98,11 +100,11 @@ class Folder:
 
 
 class MultiSlotFiles:
-    """MultiSlot text in files: a Source. Positions are bytes; each file is read by one trainer.
+    """MultiSlot text in files, as a Source. Positions are bytes, and one trainer reads each file.
 
-    `where`: a directory, a file, or several files, that may grow. `name`: of the stream on the servers, by
-    default the path; it must stay the same as long as its records are to count once.
-    `max_bad_lines`: broken lines that this process passes over before one is an error.
+    `where` is a directory, a file, or several files, which may grow. `name` is the name of the stream on the
+    servers, by default the path. Keep the name as long as each record must count once. `max_bad_lines` is the
+    number of broken lines that this process skips before it fails.
     """
 
     def __init__(
@@ -167,11 +169,12 @@ class MultiSlotFiles:
                 if last is not None:
                     yield last, at
                 raise
-            yield last, stop  # if it is not there yet, all that comes behind the last batch are broken lines
+            yield last, stop  # without a last batch, only broken lines follow
 
     def _behind_rest(self, stream: IO[bytes], path: str, start: int, stop: int) -> int:
-        """Where the first line of [start, stop) begins. Raises DataError when the line before it had no end
-        when it was counted, and is longer by now.
+        """Return the start of the first line of [start, stop).
+
+        Raises DataError if the line before it was counted without its end and has grown since.
         """
         stream.seek(max(start - 1, 0))
         if start == 0 or stream.read(1) == b"\n":
@@ -191,7 +194,7 @@ class MultiSlotFiles:
 
 
 def _with_rest(parser: Parser, source: FileSource) -> Iterator[Columns]:
-    """All batches of a source, also the last one, which may be short."""
+    """Yield all batches of a source, including the last one, which may be short."""
     for columns in parser.read(source):
         if len(columns):
             yield columns
@@ -200,7 +203,7 @@ def _with_rest(parser: Parser, source: FileSource) -> Iterator[Columns]:
 
 
 class _Slice(FileSource):
-    """So many bytes of a file from where it is."""
+    """A number of bytes of a file from its current position."""
 
     def __init__(self, name: str, stream: IO[bytes], size: int) -> None:
         super().__init__(name, stream)
@@ -215,7 +218,7 @@ class _Slice(FileSource):
 
 
 def _after_last_line(stream: IO[bytes], start: int, stop: int) -> int:
-    """Where the last whole line of [start, stop) ends; `start` if there is none."""
+    """Return the end of the last whole line in [start, stop), or `start` if there is none."""
     while start < stop:
         begin = max(start, stop - _LOOKED_BACK)
         stream.seek(begin)

@@ -1,6 +1,4 @@
-"""The kernels of the data sets, called once before threads wait for them. Knows which there are; leaves
-compiling to `compiled`.
-"""
+"""Call the kernels of the data sets once, so that compiling them does not delay threads later."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from trainers.data.store import Columns
 
 @functools.cache
 def warm_up() -> None:
-    """Those that read text: every slot takes the same. Once per process."""
+    """Compile the kernels that read text, once per process. Every slot uses the same ones."""
     _read(Slot("a"))
 
 
 def use_columns() -> None:
-    """All of them, with an example of every kind of slot, from text to a batch."""
+    """Compile all kernels, from text to a batch, by an example with every kind of slot."""
     columns = _read(Slot("a", "float32"), Slot("b"), Slot("c", length=None), Slot("d", "float32", None))
     columns.batch()
     columns.gather(np.zeros(1, dtype=np.int64))

@@ -1,5 +1,5 @@
-"""Arguments of the examples' command lines: a number or a folder that cannot be used is an error at once,
-where a restart would not help.
+"""Parse arguments of the examples. Unusable numbers and directories fail immediately, as restarts would not
+help.
 """
 
 from __future__ import annotations
@@ -7,23 +7,25 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-# ---- Numbers on a command line: one that cannot be meant is said at once.
+# ---- Numbers on a command line
 
 
 def count(text: str) -> int:
-    """A whole number from 0 on, for `type=` of an argument."""
+    """Parse a whole number from 0 on, for `type=` of an argument."""
     return _at_least(text, 0)
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on, for `type=` of an argument."""
+    """Parse a whole number from 1 on, for `type=` of an argument."""
     return _at_least(text, 1)
 
 
 def add_training(
     parser: argparse.ArgumentParser, *, epochs: int, batch_size: int, lr: float, batch_of: str | None = None
 ) -> None:
-    """Add the arguments that say how long and how to train, with these defaults. `batch_of`: whose batch."""
+    """Add the arguments for the length and settings of training, with these defaults. `batch_of` describes
+    the batch.
+    """
     parser.add_argument("--epochs", type=count, default=epochs)
     parser.add_argument("--steps", type=count, help="stop after so many batches")
     parser.add_argument("--batch_size", type=positive, default=batch_size, help=batch_of)
@@ -41,21 +43,23 @@ def _at_least(text: str, least: int) -> int:
     return number
 
 
-# ---- Folders of data on a command line: one that cannot be read is said at once, where no restart helps.
+# ---- Directories of data on a command line
 
 
 def files_in(folder: Path) -> list[Path]:
-    """In the order of their names. Hidden ones are left out: half-written, or an editor's."""
+    """Return the files sorted by name. Hidden ones are left out, because they may be half-written or an
+    editor's.
+    """
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def folder_of_files(text: str) -> Path:
-    """A folder with files and no folders in it, for `type=` of an argument."""
+    """Parse a directory with files and without subdirectories, for `type=` of an argument."""
     return _checked_folder(Path(text))
 
 
 def folder_with_train(text: str) -> Path:
-    """A folder whose folder "train" is such a one, for `type=` of an argument."""
+    """Parse a directory whose subdirectory "train" contains only files, for `type=` of an argument."""
     folder = Path(text)
     _checked_folder(folder / "train")
     return folder

@@ -1,7 +1,9 @@
-"""Write a click log for wide_and_deep --data DIR: MultiSlot files in DIR/train and DIR/test, and in
-DIR/best.json what no model can beat on the test files.
+"""Write a click log for wide_and_deep --data DIR.
 
-python -m trainers.examples.click_log DIR --rows 400000
+The log consists of MultiSlot files in DIR/train and DIR/test, and of DIR/best.json with the best result that
+a model can reach on the test files.
+
+    python -m trainers.examples.click_log DIR --rows 400000
 """
 
 import argparse

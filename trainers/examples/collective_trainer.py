@@ -1,4 +1,4 @@
-"""Synchronous data parallel training of an MLP on handwritten digits.
+"""Train an MLP on handwritten digits, synchronously and data parallel.
 
 fleetrun --gpus 0,1 trainers/examples/collective_trainer.py
 fleetrun --nproc_per_node 2 -m trainers.examples.collective_trainer --data DIR

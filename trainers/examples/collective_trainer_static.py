@@ -1,4 +1,4 @@
-"""Synchronous data parallel training of an MLP on handwritten digits, in static style.
+"""Train an MLP on handwritten digits, synchronously and data parallel, in static style.
 
 fleetrun --gpus 0,1 trainers/examples/collective_trainer_static.py
 fleetrun --nproc_per_node 2 -m trainers.examples.collective_trainer_static --data DIR

@@ -1,14 +1,14 @@
-"""Criteo's click logs as MultiSlot text: a reader for pipe_command. Runs from here or from anywhere:
+"""Read Criteo's click logs as MultiSlot text, as a pipe_command. It runs from any directory.
 
     dataset.init(use_var=slots, pipe_command="python -m trainers.examples.criteo_reader", batch_size=512)
 
 A line of the logs is a label, 13 whole numbers and 26 categories of up to 8 hexadecimal digits, separated by
-tabs; any of them but the label may be missing. It becomes `dense_input` (13 floats), `C1` .. `C26` (an id
+tabs. All fields except the label may be missing. It becomes `dense_input` (13 floats), `C1` .. `C26` (an id
 each) and `label`.
 
-There are two ways to read it here. `--lines` is `CriteoReader`, a line at a time, as one would write a reader
-of one's own. The other, the default, writes the same text several times as fast: most numbers and categories
-of a line were in a line before, so the text of each is made once and looked up afterwards.
+The module has two readers. `--lines` uses `CriteoReader`, one line at a time, as you would write your own
+reader. The default writes the same text several times as fast. Most numbers and categories of a line occur in
+earlier lines, so the text of each is made once and then looked up.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import getitem
 
-if not __package__:  # run by its path: then Python looks in this file's folder, not where `trainers` is
+if not __package__:  # when run by path, Python searches this file's directory, and `trainers` is elsewhere
     sys.path[0] = os.path.realpath(f"{__file__}/../../..")  # pathlib would cost a tenth of the start
 
 from trainers.data.generator import MultiSlotDataGenerator, Sample
 
 DENSE, CATEGORIES = 13, 26
 FIELDS = 1 + DENSE + CATEGORIES
-# The usual constants for this data: a value becomes (value - least) / difference.
+# The usual constants for this data. A value becomes (value - least) / difference.
 LEAST = (0, -3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 DIFFERENCE = (20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50)
 NAMES = ("dense_input", *(f"C{number}" for number in range(1, CATEGORIES + 1)), "label")
@@ -36,7 +36,7 @@ _64_BITS = (1 << 64) - 1
 
 
 def mixed(value: int) -> int:
-    """SplitMix64's finisher (Steele, Lea and Flood, 2014): 64 bits that look like chance, one to one."""
+    """Apply SplitMix64's finisher (Steele, Lea and Flood, 2014), one to one, with random-looking 64 bits."""
     value = (value + 0x9E3779B97F4A7C15) & _64_BITS
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _64_BITS
@@ -44,7 +44,7 @@ def mixed(value: int) -> int:
 
 
 def whole(text: str | bytes, base: int = 10) -> int:
-    """Return a number of the logs. Python alone reads `1_0`, ` 1` and `0xf` too."""
+    """Return a number of the logs. Raises ValueError for `1_0`, ` 1` and `0xf`, which `int` accepts."""
     if re.fullmatch("-?[0-9a-fA-F]+", text if isinstance(text, str) else text.decode()) is None:
         raise ValueError(f"{text!r} is not a whole number of base {base}")
     return int(text, base)
@@ -58,19 +58,20 @@ def label_of(text: str | bytes) -> int:
 
 
 def category_id(slot: int, text: str | bytes) -> int:
-    """An id of 63 bits for a category of slot 0 to 25; 0 when it is missing. The same in every process, which
-    Python's hash() is not.
+    """Return an id of 63 bits for a category of slot 0 to 25, or 0 if it is missing.
+
+    Ids are equal in every process, unlike the results of Python's hash().
     """
     return mixed(whole(text, 16) ^ (slot + 1 << 33)) >> 1 if text else 0
 
 
 def normal(column: int, text: str | bytes) -> float:
-    """A number of column 0 to 12, brought to about 0 to 1; 0 when it is missing."""
+    """Return a number of column 0 to 12, scaled to about 0 to 1, or 0 if it is missing."""
     return (whole(text) - LEAST[column]) / DIFFERENCE[column] if text else 0.0
 
 
 class CriteoReader(MultiSlotDataGenerator):
-    """A line at a time."""
+    """Reads one line at a time."""
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterator[Sample]]:
         def samples() -> Iterator[Sample]:
@@ -85,7 +86,7 @@ class CriteoReader(MultiSlotDataGenerator):
 
 
 class _Texts(dict[bytes, bytes]):
-    """Field -> its text, made when it is met first. Forgets everything when it has become too many."""
+    """Maps a field to its text, made at the first access. Too many entries clear the whole map."""
 
     MOST = 50_000
 
@@ -101,7 +102,7 @@ class _Texts(dict[bytes, bytes]):
 
 
 def _tables() -> list[_Texts]:
-    """One for each field of a line, in its order."""
+    """Return one map for each field of a line, in its order."""
 
     def dense(column: int) -> _Texts:
         before = "" if column else f"{DENSE} "
@@ -115,7 +116,7 @@ def _tables() -> list[_Texts]:
 
 
 def texts(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The MultiSlot text of each line, without its end."""
+    """Yield the MultiSlot text of each line, without its end."""
     tables = _tables()
     for number, line in enumerate(lines, start=1):
         fields = line.rstrip(b"\r\n").split(b"\t")
@@ -127,8 +128,8 @@ def texts(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def run_from_stdin() -> None:
-    """The quick way: standard input to standard output."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early: no traceback then
+    """Convert standard input to standard output, the fast way."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # avoids a traceback if the reader closes the pipe early
     lines = os.fdopen(0, "rb", buffering=1 << 20, closefd=False)
     texts_left = texts(lines)
     while some := list(islice(texts_left, 500)):

@@ -1,8 +1,10 @@
-"""ResNet-50 with torch's own optimizer and DataLoader: `init_parallel_env`, `DataParallel`, and a share of
-the data for each process. Paddle's quick start of data parallel training.
+"""Train ResNet-50 with torch's own optimizer and DataLoader.
 
-fleetrun --gpus 0,1 trainers/examples/data_parallel.py --data DIR
-fleetrun --nproc_per_node 2 -m trainers.examples.data_parallel --layers 18 --image_size 64 --steps 20
+Each process calls `init_parallel_env` and `DataParallel`, and reads a share of the data. This is Paddle's
+quick start of data parallel training.
+
+    fleetrun --gpus 0,1 trainers/examples/data_parallel.py --data DIR
+    fleetrun --nproc_per_node 2 -m trainers.examples.data_parallel --layers 18 --image_size 64 --steps 20
 """
 
 import argparse
@@ -26,8 +28,8 @@ from trainers.metrics import topk_accuracy
 
 
 def loader(dataset: Pictures, args: argparse.Namespace, epoch: int) -> DataLoader[Any]:
-    """This process's share: torch's DataLoader reads everything on every process, unless its sampler
-    divides it.
+    """Return a loader over this process's share. Without a dividing sampler, every process would read
+    all data.
     """
     rank, world = trainers.get_rank(), trainers.get_world_size()
     return DataLoader(

@@ -1,5 +1,4 @@
-"""Data parallel training on handwritten digits that resumes: after a crash, after machines have come or gone,
-after a stop.
+"""Train data parallel on handwritten digits, and resume after a crash, a stop, or a change of nodes.
 
 fleetrun --gpus 0,1 --max_restart 3 trainers/examples/elastic_trainer.py --dir checkpoints
 fleetrun --nnodes 2:4 --master h1:6768 trainers/examples/elastic_trainer.py --dir /shared/checkpoints
@@ -36,7 +35,7 @@ def options() -> argparse.Namespace:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """The same for the same parameters, bit by bit."""
+    """Return a digest that is equal for equal parameters, bit by bit."""
     content = xxhash.xxh3_64()
     for _, value in sorted(model.state_dict().items()):
         content.update(value.cpu().numpy().tobytes())
@@ -63,7 +62,7 @@ def main() -> None:
             step += 1
             began = time.monotonic()
             cost = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device), reduction="sum")
-            # DDP takes the mean over trainers: this makes it the mean over the job's batch.
+            # DDP takes the mean over trainers. This makes it the mean over the job's batch.
             optimizer.minimize(cost * world / args.batch_size)
             if step in (start + 1, args.steps) or step % args.print_every == 0:
                 report(step, float(cost.detach()) / len(y))

@@ -1,12 +1,13 @@
-"""The first FleetAPI: a role maker says who each process is, a DistributeTranspilerConfig how it trains.
-Clicks are predicted on parameter servers, fed and fetched batch by batch.
+"""Predict clicks on parameter servers with the first FleetAPI, fed and fetched batch by batch.
 
-fleetrun --server_num=2 --worker_num=2 trainers/examples/fleet_legacy.py
-mpirun -n 4 python trainers/examples/fleet_legacy.py
-python trainers/examples/fleet_legacy.py --role_maker user --role worker --current_id 0 --worker_num 2 \\
-    --server_endpoints 127.0.0.1:6001          (by hand: this is one of three processes)
+A role maker identifies each process, and a DistributeTranspilerConfig sets how it trains.
 
---data DIR: MultiSlot files, see trainers.examples.click_log.
+    fleetrun --server_num=2 --worker_num=2 trainers/examples/fleet_legacy.py
+    mpirun -n 4 python trainers/examples/fleet_legacy.py
+    python trainers/examples/fleet_legacy.py --role_maker user --role worker --current_id 0 --worker_num 2 \\
+        --server_endpoints 127.0.0.1:6001          (by hand: this is one of three processes)
+
+With --data DIR, it reads MultiSlot files, see trainers.examples.click_log.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def role_maker(args: argparse.Namespace) -> RoleMaker | None:
 
 
 def fake_reader(rows: int, seed: int) -> Reader:
-    """Rows drawn in memory: each worker its own, of one truth."""
+    """Return a reader of rows drawn in memory. Each worker has its own, from one distribution."""
 
     def reader() -> Iterator[Sample]:
         yield from zip(*clicks.tensors(), strict=True)
@@ -89,7 +90,7 @@ def fake_reader(rows: int, seed: int) -> Reader:
 
 
 def file_reader(directory: Path) -> Reader:
-    """Rows of the files in DIR/train: each worker its share of them."""
+    """Return a reader of the files in DIR/train. Each worker reads its share."""
 
     def reader() -> Iterator[Sample]:
         for rows in dataset:
@@ -105,7 +106,7 @@ def file_reader(directory: Path) -> Reader:
 
 
 def batch(reader: Reader, batch_size: int) -> Callable[[], Iterator[list[Sample]]]:
-    """As `paddle.batch`."""
+    """Group samples as `paddle.batch` does."""
 
     def batches() -> Iterator[list[Sample]]:
         samples: list[Sample] = []
@@ -121,7 +122,7 @@ def batch(reader: Reader, batch_size: int) -> Callable[[], Iterator[list[Sample]
 
 
 def ctr_program(net: Module, optimizer: Optimizer) -> static.Program:
-    """One step: cost, AUC of all that this worker has seen, AUC of the batch."""
+    """Return one step with its cost, the AUC of all rows of this worker so far, and the AUC of the batch."""
     seen = Auc()
 
     def model(net: Module, ids: Tensor, dense: Tensor, label: Tensor) -> dict[str, Tensor | float]:
@@ -143,7 +144,7 @@ def ctr_program(net: Module, optimizer: Optimizer) -> static.Program:
 
 
 def train(program: static.Program, args: argparse.Namespace) -> None:
-    feeder = default_collate  # samples to one tensor for each feed, which is what a DataFeeder does
+    feeder = default_collate  # converts samples to one tensor for each feed, as a DataFeeder does
     reader = file_reader(args.data) if args.data else fake_reader(args.rows, args.seed)
     train_reader = batch(reader, args.batch_size)
     exe = static.Executor()

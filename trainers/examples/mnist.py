@@ -1,5 +1,7 @@
-"""What the MNIST trainers share: the model, which is the MLP of Paddle's quick start, options and data, a
-line for each batch, the accuracy at the end.
+"""Share code between the MNIST trainers.
+
+The module has the model (the MLP of Paddle's quick start), options, data, a line for each batch, and the
+final accuracy.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from trainers.examples.arguments import add_training
 
 
 class MnistMlp(Module):
-    """(batch, ...) float32 images of `inputs` values -> (batch, classes) logits."""
+    """Maps (batch, ...) float32 images of `inputs` values to (batch, classes) logits."""
 
     def __init__(self, inputs: int = 784, classes: int = 10, hidden: int = 128) -> None:
         super().__init__()
@@ -38,8 +40,7 @@ class MnistMlp(Module):
         return logits
 
 
-# ---- What both MNIST trainers share: options, data and model in one call, a line for each batch, the
-# accuracy at the end.
+# ---- Options, data and model, a line for each batch, and the final accuracy
 
 
 def options(description: str, *, epochs: int) -> argparse.ArgumentParser:
@@ -50,14 +51,16 @@ def options(description: str, *, epochs: int) -> argparse.ArgumentParser:
 
 
 def mnist_on_mlp_model(data: str | None, seed: int) -> tuple[TensorDataset, TensorDataset, MnistMlp]:
-    """(train data, test data, model)."""
+    """Return (train data, test data, model)."""
     torch.manual_seed(seed)
     images = mnist(data) if data else digits()
     return images.train, images.test, MnistMlp(inputs=images.pixels)
 
 
 def batches(args: argparse.Namespace, data: TensorDataset) -> Iterator[tuple[int, Any]]:
-    """Number and content of each batch of this trainer's share: --epochs passes, --steps batches at most."""
+    """Yield number and content of each batch of this trainer's share, for --epochs passes and at most --steps
+    batches.
+    """
     loader = shard_loader(
         data, args.batch_size, rank=fleet.worker_index(), trainers=fleet.worker_num(), seed=args.seed
     )
@@ -71,7 +74,7 @@ def batches(args: argparse.Namespace, data: TensorDataset) -> Iterator[tuple[int
 
 
 def feeds(images: TensorDataset) -> list[static.Data]:
-    """x and y of a step in static style."""
+    """Return the feeds x and y of a step in static style."""
     return [
         static.data(name="x", shape=[None, *images.tensors[0].shape[1:]], dtype="float32"),
         static.data(name="y", shape=[None], dtype="int64"),
@@ -79,20 +82,20 @@ def feeds(images: TensorDataset) -> list[static.Data]:
 
 
 def network(model: Module, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
-    """What a step in static style computes."""
+    """Compute a step in static style."""
     prediction = model(x)
     correct = (prediction.argmax(1) == y).float()
     return {"cost": torch.nn.functional.cross_entropy(prediction, y), "acc": correct.mean()}
 
 
 def report(batch: int, loss: SupportsFloat) -> None:
-    """The line of Paddle's trainers."""
+    """Print the line of Paddle's trainers."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"time: [{now}], batch: [{batch}], loss[1]:[{float(loss):.6f}]", flush=True)
 
 
 def tested(exe: static.Executor, program: static.Program, test_data: TensorDataset) -> float:
-    """The same as `test_accuracy` in static style."""
+    """Return the same as `test_accuracy`, in static style."""
     test_program = program.clone(for_test=True)
     correct = 0.0
     for x, y in DataLoader(test_data, batch_size=1000):
@@ -103,7 +106,7 @@ def tested(exe: static.Executor, program: static.Program, test_data: TensorDatas
 
 @torch.no_grad()
 def test_accuracy(model: Module, test_data: TensorDataset, place: torch.device) -> float:
-    """The share of test images whose label the model gets right."""
+    """Return the share of test images whose label the model predicts correctly."""
     model.eval()
     correct = 0
     for x, y in DataLoader(test_data, batch_size=1000):

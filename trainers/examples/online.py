@@ -1,13 +1,14 @@
-"""Online learning as a whole: a model learns from clicks seconds after they happen, and answers with what it
-has learned. What people like drifts, so a model that stays as it is soon is wrong.
+"""Learn online from clicks within seconds, and serve the new model.
 
-fleetrun up examples/online.toml
-fleetrun plot online
+Users' taste drifts, so a model that does not change is soon wrong.
 
-Evaluator 0 stands for the people: it asks both serving processes for scores, draws clicks by a truth that
-drifts, and writes them to a log. Trainers train from the log while it grows, and the servers publish their
-tables every few seconds. Evaluator 1 is `fleetrun serve --follow`, which answers with the newest version.
-Evaluator 2 serves the model as it was once saved. The plot has the AUC of both, and the best possible.
+    fleetrun up examples/online.toml
+    fleetrun plot online
+
+Evaluator 0 simulates the users. It requests scores from both serving processes, draws clicks from a drifting
+distribution, and writes them to a log. Trainers train from the growing log, and the servers publish their
+tables every few seconds. Evaluator 1 is `fleetrun serve --follow`, which serves the newest version. Evaluator
+2 serves the model as saved once. The plot has the AUC of both, and the best possible AUC.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from trainers.zoo.click_models import perceptron
 USERS, ITEMS, DIM = 2_000, 200, 8
 SLOTS = (Slot("user"), Slot("item"), Slot("label", "float32"))
 PARTITIONS = 4
-"""Files of the log, which trainers divide among them."""
+"""Files of the log, divided among the trainers."""
 
 Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -67,7 +68,7 @@ def options() -> argparse.Namespace:
 
 
 class Model(Module):
-    """(batch, 2) ids of a user and an item -> (batch,) logit of a click."""
+    """Maps (batch, 2) ids of a user and an item to (batch,) logits of a click."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,17 +117,19 @@ def train(folder: Path, args: argparse.Namespace) -> None:
 
 
 def save(to: Path, model: Module, *, rows: bool) -> None:
-    """For serving; without rows where these are published. The folder is there when it is whole."""
+    """Save the model for serving, without rows if these are published. The directory appears when it
+    is whole.
+    """
     part = to.with_suffix(".part")
     fleet.save_inference_model(part, model, torch.zeros(2, 2, dtype=torch.long), rows=rows)
     part.rename(to)
 
 
-# ---- The people
+# ---- The users
 
 
 class Shown(NamedTuple):
-    """Rows of what was shown: ids (rows, 2) int64, the true probability of a click and the click (rows,)."""
+    """Shown rows: ids (rows, 2) int64, the true probability of a click, and the click, both (rows,)."""
 
     ids: Ids
     probability: Doubles
@@ -134,7 +137,7 @@ class Shown(NamedTuple):
 
 
 class Taste:
-    """Each user clicks more or less, and likes each item for a part of `period` seconds, in turn."""
+    """Gives each user a rate of clicks, and makes each item liked for a part of `period` seconds, in turn."""
 
     def __init__(self, period: float) -> None:
         self._random = np.random.default_rng(7)
@@ -164,7 +167,7 @@ class Server:
         self._port, self._bundle = folder / f"{bundle}.port", bundle
 
     def wait(self) -> None:
-        """Until it answers; the process ends if it does not."""
+        """Wait until it answers. The process exits if it does not."""
         until = time.monotonic() + 150
         with progress.activity(f"waiting for {self._bundle} to be served"):
             while self.scores(np.ones((1, 2), np.int64)) is None:
@@ -173,13 +176,13 @@ class Server:
                 time.sleep(0.2)
 
     def scores(self, ids: Ids) -> Tensor | None:
-        """(rows,) probabilities; None while it does not answer."""
+        """Return (rows,) probabilities, or None while it does not answer."""
         entry = {"name": "ids", "datatype": "INT64", "shape": list(ids.shape), "data": ids.tolist()}
         answer = self._ask(f"v2/models/{self._bundle}/infer", json.dumps({"inputs": [entry]}).encode())
         return None if answer is None else torch.tensor(json.loads(answer)["outputs"][0]["data"]).sigmoid()
 
     def age(self) -> float | None:
-        """How many seconds ago the values that it answers with were those of the servers."""
+        """Return the age in seconds of the values that it serves, or None."""
         for line in (self._ask("metrics") or b"").decode().splitlines():
             name, _, value = line.partition(" ")
             if name == "fleetrun_serve_version_timestamp_seconds" and float(value):
@@ -196,7 +199,7 @@ class Server:
 
 
 class ClickLog:
-    """Lines of MultiSlot in files that grow."""
+    """MultiSlot lines in growing files."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -211,8 +214,9 @@ class ClickLog:
 
 
 def click(folder: Path, args: argparse.Namespace) -> None:
-    """Four times a second: ask for scores, then click. The truth's time goes by what was shown, so it drifts
-    slowly on a slow machine.
+    """Request scores and click, four times a second.
+
+    The distribution drifts with the number of shown rows, and so slowly on a slow node.
     """
     taste, log = Taste(args.period), ClickLog(folder / "clicks")
     published, saved = (Server(folder, bundle) for bundle in ("program", "saved"))
@@ -248,7 +252,7 @@ def click(folder: Path, args: argparse.Namespace) -> None:
 
 
 def serve(bundle: Path, *options: str) -> None:
-    """Becomes `fleetrun serve`, once the bundle is there."""
+    """Replace this process by `fleetrun serve` once the exported model exists."""
     with progress.activity("waiting for the model"):
         while not bundle.exists():
             time.sleep(0.2)

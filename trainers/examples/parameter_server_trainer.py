@@ -1,4 +1,4 @@
-"""Parameter-server training of an MLP on handwritten digits: asynchronous, or synchronous with --sync.
+"""Train an MLP on handwritten digits on parameter servers, asynchronously, or synchronously with --sync.
 
 fleetrun --worker_num 2 --server_num 2 trainers/examples/parameter_server_trainer.py
 fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.parameter_server_trainer --data DIR

@@ -1,8 +1,9 @@
-"""Parameter-server training of an MLP on handwritten digits in static style: asynchronous, or synchronous
-with --sync.
+"""Train an MLP on handwritten digits on parameter servers in static style.
 
-fleetrun --worker_num 2 --server_num 2 trainers/examples/parameter_server_trainer_static.py
-fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.parameter_server_trainer_static --data DIR
+Training is asynchronous, or synchronous with --sync.
+
+    fleetrun --worker_num 2 --server_num 2 trainers/examples/parameter_server_trainer_static.py
+    fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.parameter_server_trainer_static --data DIR
 """
 
 import torch

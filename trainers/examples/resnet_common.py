@@ -1,5 +1,6 @@
-"""What the trainers of ResNet share, so that they train the same: options, model, optimizer, pictures, and
-the line of Paddle's quick start.
+"""Share code between the ResNet trainers, so that all of them train in the same way.
+
+The module has options, model, optimizer, pictures, and the line of Paddle's quick start.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Pictures = Flowers | SyntheticPictures
 
 MOMENTUM = 0.9
 L2_DECAY = 1e-4
-SAMPLES = 6149  # as many as Flowers-102 has to train on
+SAMPLES = 6149  # as many as the training set of Flowers-102
 EVERY = 5  # batches from one line to the next
 
 
@@ -39,20 +40,22 @@ def options(description: str) -> argparse.ArgumentParser:
 
 
 def resnet(args: argparse.Namespace) -> ResNet:
-    """The same parameters for the same seed, on the CPU; `torch.manual_seed` is called."""
+    """Return a ResNet on the CPU, with equal parameters for equal seeds. It calls `torch.manual_seed`."""
     torch.manual_seed(args.seed)
     return ResNet(layers=args.layers, class_dim=args.class_dim, width=args.width)
 
 
 def optimizer_setting(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.SGD:
-    """Momentum with L2 decay, as Paddle's: v = 0.9 v + (g + 1e-4 p), p = p - lr v."""
+    """Return momentum with L2 decay, as in Paddle: v = 0.9 v + (g + 1e-4 p), p = p - lr v."""
     return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, weight_decay=L2_DECAY)
 
 
 def train_reader(args: argparse.Namespace, *, rank: int, trainers: int) -> Callable[[int], DataLoader[Any]]:
-    """epoch -> batches of (batch_size, 3, image_size, image_size) float32 and (batch_size,) int64 of this
-    trainer's share; the same for the same seed, number of trainers and epoch. Two processes read Flowers-102,
-    none synthetic pictures, unless `--num_workers` says otherwise.
+    """Return a function from epoch to the batches of this trainer's share.
+
+    Batches are (batch_size, 3, image_size, image_size) float32 and (batch_size,) int64. They are equal for
+    equal seed, number of trainers and epoch. By default, two processes read Flowers-102, and synthetic
+    pictures need none. `--num_workers` changes this.
     """
     workers = args.num_workers if args.num_workers is not None else (2 if args.data else 0)
     of_epoch = pictures(args)
@@ -72,7 +75,7 @@ def train_reader(args: argparse.Namespace, *, rank: int, trainers: int) -> Calla
 
 
 def pictures(args: argparse.Namespace) -> Callable[[int], Pictures]:
-    """epoch -> data set: Flowers-102 with `--data`, synthetic pictures without."""
+    """Return a function from epoch to data set: Flowers-102 with `--data`, else synthetic pictures."""
     if args.data:
         real = flowers(args.data, size=args.image_size, seed=args.seed)
         if real.classes > args.class_dim:
@@ -83,9 +86,9 @@ def pictures(args: argparse.Namespace) -> Callable[[int], Pictures]:
 
 
 def report(epoch: int, batch: int, loss: SupportsFloat, acc1: SupportsFloat, acc5: SupportsFloat) -> None:
-    """The line of Paddle's trainers, every fifth batch."""
+    """Print the line of Paddle's trainers, every fifth batch."""
     if batch % EVERY == 0:
-        cost, top1, top5 = float(loss), float(acc1), float(acc5)  # a GPU is waited for only here
+        cost, top1, top5 = float(loss), float(acc1), float(acc5)  # waits for a GPU only here
         print(
             f"[Epoch {epoch}, batch {batch}] loss: {cost:.5f}, acc1: {top1:.5f}, acc5: {top5:.5f}", flush=True
         )

@@ -1,4 +1,4 @@
-"""ResNet-50 with data parallel training: Paddle's quick start, step by step in the script.
+"""Train ResNet-50 data parallel, step by step in the script. This is Paddle's quick start.
 
 fleetrun --gpus 0,1 trainers/examples/resnet_dygraph.py --data DIR
 fleetrun --nproc_per_node 2 -m trainers.examples.resnet_dygraph --layers 18 --image_size 64 --steps 20

@@ -1,8 +1,9 @@
-"""ResNet-50 with data parallel training in static style: the step is declared once, then fed. The same losses
-as resnet_dygraph.
+"""Train ResNet-50 data parallel in static style, with a step that is declared once and then fed.
 
-fleetrun --gpus 0,1 trainers/examples/resnet_static.py --data DIR
-fleetrun --nproc_per_node 2 -m trainers.examples.resnet_static --layers 18 --image_size 64 --steps 20
+The losses are equal to those from resnet_dygraph.
+
+    fleetrun --gpus 0,1 trainers/examples/resnet_static.py --data DIR
+    fleetrun --nproc_per_node 2 -m trainers.examples.resnet_static --layers 18 --image_size 64 --steps 20
 """
 
 import torch

@@ -1,10 +1,11 @@
-"""Wide & deep on a click log whose ids have no end: asynchronous, synchronous or geo training on parameter
-servers. The log is generated, so that the best AUC that any model could reach is known.
+"""Train Wide & Deep on a click log with unbounded ids, on parameter servers.
 
-fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.wide_and_deep
-fleetrun --server_num=2 --trainer_num=4 -m trainers.examples.wide_and_deep --mode geo --data DIR
+Training is asynchronous, synchronous or geo. The log is generated, so the best possible AUC is known.
 
-DIR: see trainers.examples.click_log.
+    fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.wide_and_deep
+    fleetrun --server_num=2 --trainer_num=4 -m trainers.examples.wide_and_deep --mode geo --data DIR
+
+For DIR, see trainers.examples.click_log.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hidden", type=positive, nargs="+", default=[128, 64])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     args = parser.parse_args()
-    if args.data and not (args.data / "best.json").is_file():  # said here, it is nothing to restart after
+    # checked here, because a restart would not help
+    if args.data and not (args.data / "best.json").is_file():
         parser.error(
             f"{args.data} has no best.json: write it with python -m {click_log.__name__} {args.data}"
         )
@@ -54,7 +56,9 @@ def options() -> argparse.Namespace:
 
 
 class WideDeepDataset(Dataset[Batch]):
-    """Rows of a generated log; an index is that of a whole batch, a list, so that no row is handled alone."""
+    """Rows of a generated log. An index is a list for a whole batch, so that rows are not handled one
+    by one.
+    """
 
     def __init__(self, clicks: Clicks) -> None:
         self._ids, self._dense, self._labels = clicks.tensors()
@@ -67,7 +71,7 @@ class WideDeepDataset(Dataset[Batch]):
 
 
 class Generated:
-    """Rows drawn in memory: each trainer its own, of one truth."""
+    """Rows drawn in memory. Each trainer has its own, from one distribution."""
 
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
         self._truth = ClickModel()
@@ -83,14 +87,14 @@ class Generated:
         return self._reader
 
     def test(self) -> tuple[Iterable[Batch], float]:
-        """Batches, and the best possible AUC on them."""
+        """Return batches, and the best possible AUC on them."""
         clicks = self._truth.draw(TEST_ROWS, 0)
         split = (torch.split(each, self._batch_size) for each in clicks.tensors())
         return zip(*split, strict=True), clicks.best().auc
 
 
 class Files:
-    """MultiSlot files in DIR/train and DIR/test: each trainer its share of them."""
+    """MultiSlot files in DIR/train and DIR/test. Each trainer reads its share."""
 
     def __init__(self, directory: Path, batch_size: int) -> None:
         self._directory, self._batch_size = directory, batch_size
@@ -102,7 +106,7 @@ class Files:
         return self._batches(self._train)
 
     def test(self) -> tuple[Iterable[Batch], float]:
-        """Batches, and the best possible AUC on them."""
+        """Return batches, and the best possible AUC on them."""
         best = json.loads((self._directory / "best.json").read_text())
         return self._batches(self._loaded(sorted((self._directory / "test").iterdir()))), best["auc"]
 

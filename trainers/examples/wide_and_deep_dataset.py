@@ -1,10 +1,12 @@
-"""Wide & deep on a click log that a pipe command reads: parameter servers in static style, with QueueDataset
-and train_from_dataset. Without --data the log, Criteo's tab-separated lines, is generated at the first run.
+"""Train Wide & Deep on a click log that a pipe command reads, on parameter servers in static style.
 
-fleetrun --server_num=1 --trainer_num=2 trainers/examples/wide_and_deep_dataset.py
-fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.wide_and_deep_dataset --data DIR/train
+It uses QueueDataset and train_from_dataset. Without --data, the first run generates the log in Criteo's
+tab-separated lines.
 
-DIR: see trainers.examples.click_log, with --tsv.
+    fleetrun --server_num=1 --trainer_num=2 trainers/examples/wide_and_deep_dataset.py
+    fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.wide_and_deep_dataset --data DIR/train
+
+For DIR, see trainers.examples.click_log, with --tsv.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def options() -> argparse.Namespace:
 
 
 def train_files(args: argparse.Namespace) -> list[str]:
-    """This trainer's files: its share of those in --data, or one that it generates when it is not there."""
+    """Return this trainer's share of the files in --data, or one file, which is generated if it is
+    missing.
+    """
     if args.data:
         return fleet.util.get_file_shard(list(map(str, files_in(args.data))))
     path = GENERATED / f"part-{fleet.worker_index()}.rows-{args.rows}.seed-{args.seed}"
@@ -58,12 +62,12 @@ def train_files(args: argparse.Namespace) -> list[str]:
         clicks = ClickModel().draw(args.rows, (args.seed << 32) + fleet.worker_index())
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         write_tsv(clicks, [aside])
-        aside.replace(path)  # atomic: no reader finds a partial file
+        aside.replace(path)  # atomic, so that readers never find a partial file
     return [str(path)]
 
 
 class WideDeepModel:
-    """`inputs`, what a step is fed, and `net`, what it computes."""
+    """`inputs` are the feeds of a step, and `net` computes it."""
 
     def __init__(self) -> None:
         self.inputs = [

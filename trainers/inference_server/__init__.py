@@ -1,1 +1,3 @@
-"""The process behind `fleetrun serve`: a saved model over HTTP, by the Open Inference Protocol."""
+"""The process behind `fleetrun serve`, which serves a saved model over HTTP by the Open Inference
+Protocol.
+"""

@@ -1,4 +1,4 @@
-"""`python -m trainers.inference_server SETTINGS`: what `fleetrun serve` becomes."""
+"""Run `python -m trainers.inference_server SETTINGS`, the process that `fleetrun serve` becomes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> None:
         sys.stderr.write(f"fleetrun: error: {error}\n")
         sys.exit(1)
     sys.stdout.flush()
-    os._exit(0)  # nothing is left to do, and to take torch apart takes a second
+    os._exit(0)  # all work is done, and tearing down torch takes a second
 
 
 if __name__ == "__main__":

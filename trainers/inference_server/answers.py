@@ -1,4 +1,4 @@
-"""What a worker answers, however a request comes: the model, its batches, the limits, and what is refused."""
+"""Answer requests of every protocol in a worker, with the model, its batches, and the limits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from trainers.process.log import glog
 _LARGE = 1 << 16
 """Bytes or numbers that take milliseconds to read from JSON or to write."""
 _BODIES = 16
-"""In one worker, bodies that wait for their answers may have as many bytes as so many of the largest ones."""
+"""Limit for the bytes of all waiting bodies in one worker, as a multiple of the largest body."""
 
 
 class Answers:
-    """Without a model, requests are refused. `closing`: no connection has another request, and this process
-    is not ready.
+    """The answers of a worker. Without a model, requests are refused.
+
+    `closing` is True if connections refuse further requests. The process is then not ready.
     """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
@@ -62,7 +63,9 @@ class Answers:
             self._batcher.close()
 
     def served(self, name: str, version: str | None) -> ServedModel:
-        """Raises RefusedError unless this model is served, in this version."""
+        """Return the served model. Raises RefusedError for another model or version, or while the
+        model loads.
+        """
         if name != self.settings.name:
             raise RefusedError(404, f"there is no model {name!r}; the model is {self.settings.name!r}")
         if self._model is None:
@@ -75,7 +78,10 @@ class Answers:
     async def infer(
         self, name: str, version: str | None, pieces: AsyncIterable[bytes], json_size: str | None
     ) -> InferAnswer:
-        """`pieces`: the body, as HTTP has it; `json_size`: see `decode_request`. Raises RefusedError."""
+        """Compute the answer to a request. Raises RefusedError.
+
+        `pieces` is the body in pieces, as in HTTP. `json_size` works as in `decode_request`.
+        """
         started = time.perf_counter()
         model = self.served(name, version)
         body = bytearray()
@@ -87,7 +93,7 @@ class Answers:
             ) from None
         except (RefusedError, ConnectionError):
             raise
-        except IndexError as error:  # an id that the program has no row for
+        except IndexError as error:  # an id without a row in the program
             raise RefusedError(400, f"inputs: {first_line(error)}") from None
         except Exception as error:  # noqa: BLE001  (a program may raise anything)
             glog(f"a request failed: {error}")
@@ -100,7 +106,7 @@ class Answers:
         return answer
 
     async def aside(self, size: int, call: Callable[[], Value]) -> Value:
-        """Call it, in a thread if it has much to do: other requests are answered meanwhile."""
+        """Call `call`, in a thread if it has much to do, so that other requests are answered meanwhile."""
         if size < _LARGE:
             return call()
         return await asyncio.get_running_loop().run_in_executor(self._aside, call)
@@ -139,7 +145,8 @@ class Answers:
 
     def _decoded(self, model: ServedModel, body: bytes, json_size: str | None) -> InferRequest:
         program = model.program
-        most = {"most": self.settings.max_rows} if program.joins else {}  # else rows of inputs may differ
+        # otherwise the numbers of rows of inputs may differ
+        most = {"most": self.settings.max_rows} if program.joins else {}
         names = [spec.name for spec in program.outputs]
         asked = decode_request(body, json_size, program.inputs, names, **most)
         rows = _rows(asked)

@@ -1,5 +1,6 @@
-"""Dynamic batching: requests that arrive while the model computes are computed together afterwards. Nothing
-waits for others to arrive: with one request at a time, each is a batch.
+"""Batch requests dynamically. Requests that arrive during a computation are computed together after it.
+
+Requests do not wait for others to arrive. With one request at a time, each request is a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class BusyError(Exception):
-    """As many requests are waiting as may."""
+    """The limit of waiting requests is reached."""
 
 
 @frozen(eq=False)
@@ -30,13 +31,14 @@ class _Waiting:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Of requests that can be joined, it is the same."""
+        """A value that is equal for requests that can be joined."""
         return tuple(tensor.shape[1:] for tensor in self.inputs)
 
 
 class Batcher:
-    """Computes in a thread of its own, one batch after the other. `most_rows`: of a batch of several
-    requests; `most_waiting`: requests.
+    """Computes one batch after the other, in a separate thread.
+
+    `most_rows` limits a batch of several requests, and `most_waiting` the waiting requests.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Batcher:
         return len(self._waiting)
 
     async def submit(self, inputs: tuple[torch.Tensor, ...]) -> tuple[ModelVersion, Outputs]:
-        """Raises BusyError, and what programs raise. When it is cancelled, the request leaves the queue."""
+        """Compute a request. Raises BusyError, and errors of programs. A cancelled request leaves the
+        queue.
+        """
         if len(self._waiting) >= self._most_waiting:
             raise BusyError
         rows = inputs[0].shape[0] if inputs[0].dim() else 1
@@ -66,7 +70,7 @@ class Batcher:
         return await request.result
 
     async def between_batches(self, call: Callable[[], Value]) -> Value:
-        """Call it in the model's thread."""
+        """Call `call` in the model's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def close(self) -> None:
@@ -89,7 +93,7 @@ class Batcher:
             except Exception as error:  # noqa: BLE001  (others must still be answered)
                 version, results = self._model.version, [error] * len(batch)
             for request, result in zip(batch, results, strict=True):
-                if request.result.done():  # its client had no time left
+                if request.result.done():  # its client has given up
                     continue
                 if isinstance(result, BaseException):
                     request.result.set_exception(result)
@@ -97,7 +101,7 @@ class Batcher:
                     request.result.set_result((version, result))
 
     def _next(self) -> list[_Waiting]:
-        """The request that has waited longest, and those that can be joined with it."""
+        """Return the request that has waited longest, with all requests that can be joined with it."""
         batch: list[_Waiting] = []
         others: list[_Waiting] = []
         rows = 0

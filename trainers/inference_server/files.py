@@ -1,5 +1,6 @@
-"""Files that the server writes and its workers map, so that all of them have one copy in memory. In tmpfs
-(/dev/shm) they are memory; on a disk they are its page cache, and may be larger than memory.
+"""Write files that workers map, so that all workers share one copy in memory.
+
+In tmpfs (/dev/shm), the files are memory. On a disk, they use its page cache and may be larger than memory.
 """
 
 from __future__ import annotations
@@ -29,32 +30,33 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @frozen
 class CacheFile:
-    """A file of the cache, as it is told to workers."""
+    """A file of the cache, as sent to workers."""
 
     path: str
     size: int
 
     def mapped(self, *, private: bool = False) -> NDArray[Any]:
-        """(size,) uint8, writable. `private`: what is written here does not reach the file. Raises
-        OSError.
+        """Map the file as (size,) uint8, writable. With `private`, writes do not reach the file.
+        Raises OSError.
         """
         if not self.size:
             return np.empty(0, np.uint8)
         return np.memmap(self.path, np.uint8, "c" if private else "r+", shape=(self.size,))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of a safetensors file. What is written to them does not reach the file."""
+        """Return the tensors of a safetensors file. Writes to them do not reach the file."""
         return unpack(torch.from_numpy(self.mapped(private=True)), EVERY_TYPE)
 
 
 def map_file(path: str) -> NDArray[Any]:
-    """All of a file of the cache, as `mapped`."""
+    """Map a whole file of the cache, as `mapped` does."""
     return CacheFile(path, Path(path).stat().st_size).mapped()
 
 
 class Cache:
-    """A folder of one server, below `where`; "": in shared memory where there is such a thing. What servers
-    left there that were killed is removed.
+    """The directory of one server, below `where`. With "", it is in shared memory if available.
+
+    Directories of killed servers are removed.
     """
 
     def __init__(self, where: str) -> None:
@@ -68,7 +70,7 @@ class Cache:
         self._lock = _locked(self.path)
 
     def make(self, name: str, size: int, *, reserve: bool = True) -> CacheFile:
-        """A new file of zeros. Raises LoadError when there is no space to reserve."""
+        """Create a file of zeros. Raises LoadError if it cannot reserve the space."""
         file = CacheFile(str(self.path / name), size)
         try:
             descriptor = os.open(file.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -89,8 +91,10 @@ class Cache:
         return file
 
     def reserve(self, file: CacheFile, stop: int) -> None:
-        """The bytes before `stop` have space: without it, writing to the mapped file would kill the process.
-        Raises LoadError when there is not so much.
+        """Reserve space for the bytes before `stop`. Without it, writing to the mapped file would kill the
+        process.
+
+        Raises LoadError if there is not enough space.
         """
         descriptor = os.open(file.path, os.O_RDWR)
         try:
@@ -102,7 +106,7 @@ class Cache:
             os.close(descriptor)
 
     def write(self, name: str, content: Sequence[Buffer]) -> CacheFile:
-        """A new file with this content. Raises LoadError."""
+        """Create a file with this content. Raises LoadError."""
         size = sum(len(memoryview(piece).cast("B")) for piece in content)
         file = self.make(name, size)
         with Path(file.path).open("r+b") as made:
@@ -111,7 +115,7 @@ class Cache:
         return file
 
     def remove(self, file: CacheFile) -> None:
-        """Workers that have mapped it keep it."""
+        """Remove a file. Workers that have mapped it keep it."""
         Path(file.path).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -120,7 +124,7 @@ class Cache:
 
 
 def no_room(error: OSError, path: Path, size: int) -> LoadError:
-    """Why so many bytes cannot be had there."""
+    """Return an error that explains the lack of space for `size` bytes."""
     if error.errno != errno.ENOSPC:
         return LoadError(f"{path} cannot be written: {error}")
     free = shutil.disk_usage(path).free
@@ -137,7 +141,10 @@ def _locked(folder: Path) -> int:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """The system releases the lock of a process that has ended; a folder without one is about to get it."""
+    """Remove the directory of an ended server, whose lock the system has released.
+
+    A directory without a lock file is about to get one, and is kept.
+    """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder / "lock", os.O_RDWR)
         try:

@@ -1,5 +1,7 @@
-"""The values of a published folder, version after version, in files of the cache that workers map. For one
-thread. Any folder of saves will do: a chain that continues is continued, another one is read as a whole.
+"""Follow a published directory, and write its values, version after version, to cache files that workers map.
+
+Use it from one thread. Any directory of saved tables works. The follower continues a chain that it has
+started, and reads any other chain as a whole.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from trainers.storage.errors import LoadError
 
 @frozen_by_name
 class Followed:
-    """A version in the cache. `number`: grows with each; `version`: its name in answers; `time`: of its cut,
-    None where the folder does not say it; `dense`: flat values by parameter.
+    """A version in the cache.
+
+    `number` grows with each version. `version` is its name in answers. `time` is the time of its cut, or None
+    if the directory does not contain it. `dense` holds flat values by parameter.
     """
 
     number: int
@@ -39,14 +43,20 @@ class Followed:
 
 @frozen
 class _Applied:
-    """The last save that has been read: its stream ("": of no published folder), id and number."""
+    """The last saved version that was read, with its stream ("" without a published directory), id and
+    number.
+    """
 
     stream: str
     id: str
     number: int
 
     def is_last_of(self, manifest: Manifest) -> bool:
-        """The last save of a stream gets another id when it becomes a base."""
+        """Return True if this is the last version of the manifest.
+
+        In a stream the number decides, because the last version gets another id when it becomes a full
+        version.
+        """
         last = manifest.saves[-1]
         if manifest.stream:
             return (manifest.stream, last.number) == (self.stream, self.number)
@@ -54,7 +64,7 @@ class _Applied:
 
 
 class Follower:
-    """Of one folder or URL."""
+    """Follows one directory or URL."""
 
     def __init__(self, where: str, cache: Cache) -> None:
         self._where = where
@@ -68,8 +78,10 @@ class Follower:
         self._unused: list[tuple[int, str]] = []
 
     def look(self, oldest: int) -> Followed | None:
-        """The version that is there now, if it is another one than at the last call. `oldest`: the smallest
-        number of a version that a worker may be reading. Raises LoadError; then the next call tries again.
+        """Return the current version if it differs from the last call, else None.
+
+        `oldest` is the smallest number of a version that a worker may be reading. Raises LoadError. The next
+        call then tries again.
         """
         self._forget(oldest)
         manifest = current_manifest(self._where)
@@ -79,7 +91,7 @@ class Follower:
         number = next(self._numbers)
         todo = self._continued(opened)
         before = set(self._files)
-        self._applied = None  # if it fails half-way, all is read again
+        self._applied = None  # after a failure half-way, the next call reads all again
         try:
             if todo is None:
                 self._begin(opened)
@@ -91,7 +103,7 @@ class Follower:
             raise
 
     def _continued(self, opened: OpenFolder) -> Sequence[OpenSave] | None:
-        """The saves that follow what is here; None: it is another chain."""
+        """Return the saved versions that follow the applied one, or None for another chain."""
         if self._applied is None or self._specs(opened) != {
             name: table.spec for name, table in self._tables.items()
         }:
@@ -104,7 +116,7 @@ class Follower:
         return opened.saves[ids.index(done.id) + 1 :] if done.id in ids else None
 
     def _begin(self, opened: OpenFolder) -> None:
-        """Other files; those of the former tables go when no worker reads them any more."""
+        """Start new files. The former tables' files are removed when the last worker stops reading them."""
         self._dense = {}
         self._tables = {}
         files = _TableFiles(self._cache, self._files, self._names)
@@ -164,7 +176,7 @@ class Follower:
 
 
 class _TableFiles:
-    """Of all tables; `files`: those that exist, by path."""
+    """The files of all tables. `files` maps the existing ones by path."""
 
     def __init__(self, cache: Cache, files: dict[str, CacheFile], names: Iterator[int]) -> None:
         self._cache = cache
@@ -181,7 +193,7 @@ class _TableFiles:
 
 
 def check_tables(about: Mapping[str, Mapping[str, object]], followed: Followed, where: str) -> None:
-    """Raises LoadError unless the tables of a program (see `export`) are those of what it follows."""
+    """Raise LoadError unless the tables of a program (see `export`) match the followed tables."""
     wanted = {str(each["name"]): each["dim"] for each in about.values()}
     found = {
         name: TableSpec.decode(bytes.fromhex(version.spec)).size for name, version in followed.tables.items()

@@ -1,6 +1,8 @@
-"""What Prometheus scrapes, over all workers. The library shares the values of processes in mapped files, in
-the folder of PROMETHEUS_MULTIPROC_DIR, which the server sets for them. What it answers itself while no worker
-can is not counted.
+"""Collect the metrics of all workers for Prometheus.
+
+The Prometheus library shares values between processes in mapped files, in the directory of
+PROMETHEUS_MULTIPROC_DIR. The server sets this variable for its workers. Answers of the server itself, while
+workers cannot answer, are not counted.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ _PATHS = ("infer", "ready", "live", "metrics")
 
 
 class Metrics:
-    """Those of this process, and a way to all. `folder`: where the workers' are."""
+    """The metrics of this process, and the text for all processes. `folder` has the workers' files."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        none = CollectorRegistry()  # what is scraped comes from the files of all processes
+        none = CollectorRegistry()  # the text comes from the files of all processes
         self._requests = Counter(
             "fleetrun_serve_requests", "Requests by path and status.", ["path", "status"], registry=none
         )
@@ -48,7 +50,7 @@ class Metrics:
         )
 
     def request(self, path: str, status: int) -> None:
-        """`path`: its last word."""
+        """Count a request. `path` is the last word of its path."""
         self._requests.labels(path if path in _PATHS else "other", str(status)).inc()
 
     def answered(self, rows: int, seconds: float) -> None:
@@ -64,7 +66,7 @@ class Metrics:
             self._time.set(version.values.time)
 
     def text(self) -> tuple[bytes, str]:
-        """Of all workers, and its content type."""
+        """Return the metrics of all workers as text, and its content type."""
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]  # the library's
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

@@ -1,9 +1,9 @@
-"""Whether a program can combine the rows of a batch, read off its graph: requests of such a program must not
+"""Find out from a program's graph if it can combine the rows of a batch. Requests of such a program must not
 be joined.
 
-The dimension of the rows is followed from operator to operator: its size is a symbol, the same in all shapes.
-A value that depends on a request has the rows in exactly one dimension. Operators that are not listed here
-count as combining.
+The analysis follows the dimension of the rows from operator to operator. Its size is a symbol, equal in all
+shapes. A value that depends on a request has the rows in exactly one dimension. Operators that are not listed
+here count as combining.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _BY_SHAPE = frozenset(
     zero_ zeros zeros_like __and__ __or__ __iand__ __ior__ masked_fill true_divide
     """.split()  # noqa: SIM905  (a list of 200 lines says no more)
 )
-"""They keep rows apart wherever one dimension has all of them before and after."""
+"""Operators that keep rows separate if one dimension has all rows before and after."""
 _ALONG = "argsort cummax cummin cumprod cumsum flip gather log_softmax logcumsumexp softmax sort".split()  # noqa: SIM905
-"""They compute along the dimensions of their second argument, by default the last one."""
+"""Operators along the dimensions in their second argument, by default the last one."""
 _BY_FIRST = frozenset(
     """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
@@ -51,20 +51,21 @@ _BY_FIRST = frozenset(
     upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
     """.split()  # noqa: SIM905
 )
-"""They take each element of the first dimension by itself."""
+"""Operators that handle each element of the first dimension separately."""
 _BY_MATRIX = "scaled_dot_product_attention tril triu".split()  # noqa: SIM905
-"""They take each matrix of the last two dimensions by itself."""
+"""Operators that handle each matrix of the last two dimensions separately."""
 _RECURRENT = "gru lstm rnn_relu rnn_tanh".split()  # noqa: SIM905
 _TABLES = "embedding index index_select searchsorted".split()  # noqa: SIM905
-"""They look up each element of another argument in the first one."""
+"""Operators that look up each element of another argument in the first one."""
 _VIEWS = "_unsafe_view flatten reshape reshape_as unflatten view view_as".split()  # noqa: SIM905
 _SIZED = [*_VIEWS, *"broadcast_to empty expand full new_full new_ones new_zeros ones repeat zeros".split()]  # noqa: SIM905
-"""The sizes that they are given may depend on the number of rows."""
+"""Operators whose size arguments may depend on the number of rows."""
 
 
 def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[Tensor]) -> str:
-    """Return why rows of these inputs and outputs of the program may depend on other rows of a batch; "":
-    they do not.
+    """Return why rows of the program may depend on other rows of a batch, or "" if they do not.
+
+    `tensors` are its inputs and outputs.
     """
     rows = _size((*tensors[0].shape, 0)[0])
     if any(_places(each, rows) != [(0, rows)] for each in tensors):
@@ -76,7 +77,7 @@ def find_mixing(exported: torch.export.ExportedProgram, tensors: Sequence[Tensor
 
 
 def _keeps_apart(node: Node, rows: Any) -> bool:
-    """Whether each row of the results depends on the same row of the arguments only."""
+    """Return True if each row of the results depends only on the same row of the arguments."""
     taken = [each for each in node.all_input_nodes if rows in free_symbols(each.meta.get("val"))]
     given = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
     if not given or not (taken or rows in free_symbols(given)):
@@ -88,7 +89,8 @@ def _keeps_apart(node: Node, rows: Any) -> bool:
     values = [each for each in taken if isinstance(each.meta["val"], Tensor)]
     counts = [each for each in taken if each not in values and (each in node.args or name not in _SIZED)]
     places = [_places(each, rows) for each in (*given, *(each.meta["val"] for each in values))]
-    if counts or any(len(each) != 1 for each in places):  # it computes with the number of rows, or loses them
+    # it computes with the number of rows, or loses the rows
+    if counts or any(len(each) != 1 for each in places):
         return False
     outers = {_outer(each) for each in values}
     node.meta["outer"] = next(iter(outers), 1)
@@ -100,8 +102,9 @@ def _keeps_apart(node: Node, rows: Any) -> bool:
 
 
 def _is_whole(node: Node, rows: Any) -> bool:
-    """Whether a view has rows side by side, and as many elements before each of them as its source. Those of
-    the same dimension are kept in `meta`.
+    """Return True if a view keeps rows side by side, each with as many elements before it as in its source.
+
+    The number of elements before each row within its dimension is stored in `meta`.
     """
     source, view = node.all_input_nodes[0].meta["val"], node.meta["val"]
     ((old, _),), ((new, size),) = _places(source, rows), _places(view, rows)
@@ -112,7 +115,7 @@ def _is_whole(node: Node, rows: Any) -> bool:
 
 
 def _is_by_row(node: Node, name: str, values: Sequence[Node], place: int, rows: Any) -> bool:
-    """Whether an operator keeps rows apart that are in dimension `place` of its results."""
+    """Return True if an operator keeps the rows in dimension `place` of its results separate."""
     args: Any = (*node.args, -1)
     dim, rank = node.kwargs.get("dim", args[1]), tree_leaves(node.meta["val"])[0].dim()
     whole: Any = args[0] in values and [place for place, _ in _places(args[0].meta["val"], rows)]
@@ -131,7 +134,7 @@ def _is_by_row(node: Node, name: str, values: Sequence[Node], place: int, rows: 
 
 
 def _has_one_letter(equation: str, operands: Sequence[Node], rows: Any) -> bool:
-    """Whether an einsum has the same letter for the rows of all operands."""
+    """Return True if an einsum has the same letter for the rows of all operands."""
     terms = equation.replace(" ", "").split("->")[0].split(",")
     both = zip(terms, operands, strict=True)
     found = {term[place] for term, each in both for place, _ in _places(each.meta["val"], rows)}
@@ -139,12 +142,12 @@ def _has_one_letter(equation: str, operands: Sequence[Node], rows: Any) -> bool:
 
 
 def _outer(node: Node) -> Any:
-    """How many elements of the dimension of the rows come before each row: 1, but in some views."""
+    """Return the number of elements before each row within its dimension, which is 1 except in some views."""
     return node.meta.get("outer", 1)
 
 
 def _places(tensor: Tensor, rows: Any) -> list[tuple[int, Any]]:
-    """The dimensions that have the rows, and their sizes."""
+    """Return the dimensions that contain the rows, and their sizes."""
     return [(place, _size(size)) for place, size in enumerate(tensor.shape) if rows in free_symbols(size)]
 
 

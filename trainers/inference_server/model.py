@@ -1,4 +1,4 @@
-"""A worker's model: the program, the weights that it maps, and what it computes for requests."""
+"""Compute answers in a worker, with the program and the weights that the worker maps."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from trainers.serving.lookup import TABLES
 from trainers.storage.errors import LoadError
 
 _SMALLEST, _ANY_SIZE = 2, 1 << 40
-"""Torch says 2 where there is no least size: 0 and 1 are special to it."""
+"""Torch reports 2 if there is no least size, because 0 and 1 are special to it."""
 
 _PROBES = (1, 0), (2e6, -1e6), (0, 1), (0, 3e38), (0, -3e38), (0, math.nan)
-"""The width and the start of ranges of numbers: ordinary, large of both signs, equal, and extreme ones."""
+"""Width and start of ranges of numbers: ordinary, large of both signs, equal, and extreme ones."""
 
 _SIZE = r"L\['inputs'\]\[\d+\]\.size\(\)\[\d+\]"
 _EQUAL = re.compile(rf"{_SIZE} == {_SIZE}|\(\(-1\) \+ {_SIZE}\) != 1")
 _RANGE = re.compile(rf"{_SIZE} (<|<=|>|>=) \d+|\d+ (<|<=|>|>=) {_SIZE}")
-"""Guards that are checked for each request: by the protocol, or by the program itself. One number of bags,
-which is one less than of offsets with their end, is not another program, only special to torch.
+"""Guards that the protocol or the program checks for each request.
+
+For one bag, the number of bags is one less than the number of offsets with their end. It is special only to
+torch, and gives no other program.
 """
 
 Outputs = dict[str, Tensor]
@@ -42,8 +44,10 @@ Result = Outputs | BaseException
 
 @frozen_by_name
 class ModelVersion:
-    """What workers serve. `sequence`: grows with every version of this server; `version`: its name in
-    answers; `values`: of the folder that is followed, in place of those in the bundle.
+    """The version that workers serve.
+
+    `sequence` grows with every version of this server. `version` is its name in answers. `values` come from
+    the followed directory and replace the values of the exported model.
     """
 
     sequence: int
@@ -54,7 +58,7 @@ class ModelVersion:
     values: Followed | None
 
     def encode(self) -> bytes:
-        """A line, as workers are told."""
+        """Return the version as a line for workers."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
@@ -65,9 +69,11 @@ class ModelVersion:
 
 
 class ServedProgram:
-    """The program of a bundle. `inputs` and `outputs`: what it takes and gives; outputs that are not tensors
-    are left out. `mixes`: why requests cannot be computed together, one after the other in the first
-    dimension; "": they can. Raises LoadError.
+    """The program of an exported model.
+
+    `inputs` and `outputs` describe its tensors. Outputs that are not tensors are left out. `mixes` is the
+    reason why requests cannot be computed together, concatenated in the first dimension, or "" if they can.
+    Raises LoadError.
     """
 
     def __init__(self, program: CacheFile, about: Fields) -> None:
@@ -87,7 +93,7 @@ class ServedProgram:
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype not in DATATYPES:
                 raise LoadError(f"{spec.name!r} is {spec.dtype}, for which the protocol has no name")
-        self._rows = {  # of embeddings, by the place that their ids have in the graph
+        self._rows = {  # rows of embeddings, by the placeholder of their ids in the graph
             str(node.args[1]): len(node.args[0].meta["val"])
             for node in exported.graph.nodes
             if node.target is torch.ops.aten.embedding.default
@@ -97,7 +103,7 @@ class ServedProgram:
         self._module = exported.module() if self._checked else _unchecked(exported)
 
     def __call__(self, weights: Given, inputs: Given) -> Outputs:
-        """Raises what the program raises, which may be anything."""
+        """Compute the outputs. Raises the errors of the program, which may be of any type."""
         with torch.inference_mode():
             if self._checked:
                 found = torch.utils._pytree.tree_leaves(self._module(weights, inputs))
@@ -106,7 +112,7 @@ class ServedProgram:
         return {spec.name: found[place] for spec, place in zip(self.outputs, self._places, strict=True)}
 
     def named(self, error: Exception, inputs: Given) -> Exception:
-        """The error, or, for an id that is not in its table, one that names the input."""
+        """Return the error. For an id outside its table, return an error with the name of the input."""
         for place, ids in enumerate(inputs):
             if (rows := self._rows.get(f"inputs_{place}")) and len(wrong := ids[(ids < 0) | (ids >= rows)]):
                 who = f"{self.inputs[place].name} has the id {int(wrong[0])}"
@@ -115,11 +121,13 @@ class ServedProgram:
 
     @property
     def joins(self) -> bool:
-        """Whether requests can be computed together."""
+        """True if requests can be computed together."""
         return not self.mixes
 
     def example(self, rows: int, scale: float, start: float, bits: int) -> Given:
-        """Draw inputs: numbers from `start` on, up to `scale` from it, and whole numbers of so many bits."""
+        """Draw inputs. Numbers lie between `start` and `start + scale`, and whole numbers have `bits`
+        bits.
+        """
         random, found = torch.Generator().manual_seed(rows), []
         for spec in self.inputs:
             shape = [2 if size is None else size for size in spec.shape]
@@ -132,8 +140,10 @@ class ServedProgram:
 
 
 class ServedModel:
-    """A program and the version of its weights. For one thread; a version is swapped between two batches, so
-    that all outputs of a batch are of one.
+    """A program and the version of its weights.
+
+    Use it from one thread. Versions are swapped between two batches, so all outputs of a batch have one
+    version.
     """
 
     def __init__(self, version: ModelVersion) -> None:
@@ -145,7 +155,7 @@ class ServedModel:
         self.swap(version)
 
     def described(self, name: str) -> Document:
-        """The model's metadata, as the protocol has it."""
+        """Return the model's metadata in the protocol's form."""
         return {
             "name": name,
             "versions": [self.version.version],
@@ -155,8 +165,9 @@ class ServedModel:
         }
 
     def swap(self, version: ModelVersion) -> None:
-        """From now on compute with this version, which must be of the same program. Raises LoadError,
-        OSError; then the former version stays.
+        """Compute with this version from now on. It must belong to the same program.
+
+        Raises LoadError or OSError, and then keeps the former version.
         """
         weights, tables = self._fixed, self._tables
         if (values := version.values) is not None:
@@ -176,14 +187,16 @@ class ServedModel:
         self._tables, self.version = tables, version
 
     def warm_up(self) -> None:
-        """The first calls compile and allocate. They also check that an ordinary request has the same answer
-        together with others of all kinds, which the program takes; else requests are not computed together.
+        """Make the first calls, which compile and allocate.
+
+        They also check that an ordinary request has the same answer together with other requests of all
+        kinds. If it does not, requests are computed one by one.
         """
         program, ordinary = self.program, self.program.example(2, 1, 0, 1)
         alone = self._one(ordinary)
         if program.joins:
             answered = (bits for bits in range(62, 0, -1) if self._answers(program.example(3, 1, 0, bits)))
-            bits = next(answered, 1)  # as many as the largest ids have that it takes
+            bits = next(answered, 1)  # the largest ids that the program accepts have this many bits
             for scale, start in _PROBES:
                 other = program.example(3, scale, start, bits)
                 if self._answers(other) and not _alike(alone, self._together([ordinary, other])[0]):
@@ -192,8 +205,10 @@ class ServedModel:
             glog(f"requests are computed one by one: {program.mixes}")
 
     def compute(self, requests: Sequence[Given]) -> tuple[ModelVersion, list[Result]]:
-        """The outputs, or what went wrong, of each. Requests of one call have equal types and shapes, but
-        for the first size. If they cannot be computed together, each is alone: one may be wrong.
+        """Return the version and, for each request, its outputs or its error.
+
+        Requests of one call have equal types and shapes, except for the first size. If the joined computation
+        fails, each request is computed alone, because one of them may be wrong.
         """
         found = self._together(requests) if len(requests) > 1 else [None]
         return self.version, [
@@ -202,7 +217,7 @@ class ServedModel:
         ]
 
     def _together(self, requests: Sequence[Given]) -> Sequence[Outputs | None]:
-        """None for each where they cannot be computed together."""
+        """Return the outputs of joined requests, or None for each if they cannot be computed together."""
         rows = [request[0].shape[0] for request in requests]
         try:
             joined = tuple(torch.cat(parts) for parts in zip(*requests, strict=True))
@@ -228,7 +243,7 @@ def _followed(body: Fields) -> Followed:
 
 
 def check_values(version: ModelVersion, where: str) -> None:
-    """Raises LoadError unless the values that are followed fit the program."""
+    """Raise LoadError unless the followed values fit the program."""
     if version.values is None:
         return
     check_tables(version.about.get("tables", {}), version.values, where)
@@ -243,7 +258,7 @@ def check_values(version: ModelVersion, where: str) -> None:
 
 
 def _shaped(name: str, flat: Tensor | None, own: Tensor) -> Tensor:
-    """Followed values, which are flat, as the program takes them."""
+    """Return flat followed values in the program's shape and type. Raises LoadError for a wrong size."""
     if flat is None:
         return own
     if len(flat) != own.numel():
@@ -252,7 +267,7 @@ def _shaped(name: str, flat: Tensor | None, own: Tensor) -> Tensor:
 
 
 def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[Tensor], list[Any]]:
-    """What the program takes, but for its weights, and gives, as torch.export saw them."""
+    """Return the program's inputs (without weights) and outputs, as seen by torch.export."""
     nodes = list(exported.graph.nodes)
     taken = [node.meta["val"] for node in nodes if node.op == "placeholder"][-inputs:]
     (last,) = (node for node in nodes if node.op == "output")
@@ -261,7 +276,7 @@ def _values(exported: torch.export.ExportedProgram, inputs: int) -> tuple[list[T
 
 
 def _alike(one: Result, other: Outputs | None) -> bool:
-    """Whether a request got the same alone and together with another, but for rounding."""
+    """Return True if a request has the same outputs alone and together with another, except for rounding."""
     if isinstance(one, BaseException) or other is None or one.keys() != other.keys():
         return False
     return all(
@@ -272,8 +287,10 @@ def _alike(one: Result, other: Outputs | None) -> bool:
 
 
 def _refuse_what_depends_on_requests(exported: torch.export.ExportedProgram) -> None:
-    """Raises LoadError for a program that is another one for other sizes, which it does not check itself, or
-    that changes its weights with each request.
+    """Raise LoadError for a program that is wrong for some sizes, or that changes its weights with each
+    request.
+
+    Programs that check these sizes themselves are accepted.
     """
     guards = [
         guard for guard in _guards(exported) if not (_EQUAL.fullmatch(guard) or _RANGE.fullmatch(guard))
@@ -293,8 +310,9 @@ def _refuse_what_depends_on_requests(exported: torch.export.ExportedProgram) -> 
 
 
 def _guards(exported: torch.export.ExportedProgram) -> list[str]:
-    """What torch.export took for granted of the sizes, as Python. Raises LoadError where torch does not say:
-    what is right for some sizes only would be served.
+    """Return torch.export's assumptions about sizes, as Python expressions.
+
+    Raises LoadError if torch does not provide them, because the program could then be wrong for other sizes.
     """
     found: Sequence[str] | None = getattr(exported, "_guards_code", None)
     if found is None:
@@ -303,7 +321,7 @@ def _guards(exported: torch.export.ExportedProgram) -> list[str]:
 
 
 def _bounded(exported: torch.export.ExportedProgram) -> bool:
-    """Whether a size may not be as large, or as small, as one likes."""
+    """Return True if a size has an upper or lower limit."""
     return any(_RANGE.fullmatch(guard) for guard in _guards(exported)) or any(
         bool(sizes.upper < _ANY_SIZE) or bool(sizes.lower > _SMALLEST)
         for sizes in exported.range_constraints.values()
@@ -311,9 +329,10 @@ def _bounded(exported: torch.export.ExportedProgram) -> bool:
 
 
 def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
-    """The program as a function of its weights and inputs one by one, without torch's checks of sizes, which
-    take longer than a small model. That is for programs of which the protocol has checked all: the number of
-    rows is the only size that is not fixed.
+    """Return the program as a function of single weights and inputs, without torch's checks of sizes.
+
+    The checks take longer than a small model. Use this only for programs whose sizes the protocol has
+    checked, where the number of rows is the only variable size.
     """
     module = exported.module()
     assert isinstance(module, torch.fx.GraphModule)
@@ -327,7 +346,9 @@ def _unchecked(exported: torch.export.ExportedProgram) -> torch.fx.GraphModule:
 
 
 def _names(exported: torch.export.ExportedProgram) -> list[str]:
-    """A name for each output: its key, or its place: `output`, `output_1`, `scores`, `scores_1`."""
+    """Return a name for each output, from its key or position, as `output`, `output_1`, `scores`,
+    `scores_1`.
+    """
     spec = exported.call_spec.out_spec
     assert spec is not None
     tree = torch.utils._pytree.tree_unflatten(list(range(spec.num_leaves)), spec)

@@ -1,5 +1,7 @@
-"""The Open Inference Protocol over gRPC, for a worker that also answers it over HTTP: a request becomes what
-HTTP would bring, so both are checked and answered by the same code. Needs the extra grpc.
+"""Serve the Open Inference Protocol over gRPC, in a worker that also serves HTTP.
+
+A request is converted to its HTTP form, so the same code checks and answers both. The module needs the extra
+`grpc`.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ _CONTENTS = {
     "FP32": ("fp32_contents", np.float32),
     "FP64": ("fp64_contents", np.float64),
 }
-"""The fields of InferTensorContents, and their types. FP16 and BF16 have none: they are sent raw."""
-_OVERHEAD = 1 << 20  # of a message around its tensors
+"""The fields of InferTensorContents, and their types. FP16 and BF16 have no field and are sent raw."""
+_OVERHEAD = 1 << 20  # bytes of a message around its tensors
 
 _set = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.pb").read_bytes())
 _described = DescriptorPool().AddSerializedFile(_set.file[0].SerializeToString())
@@ -52,7 +54,7 @@ _messages = SimpleNamespace(
 
 
 async def start(answers: Answers) -> grpc.aio.Server:
-    """A server of this worker, at the port that all workers share."""
+    """Start a server of this worker at the port that all workers share."""
     settings = answers.settings
     options = [
         ("grpc.so_reuseport", 1),
@@ -78,7 +80,7 @@ async def start(answers: Answers) -> grpc.aio.Server:
 
 
 class _Service:
-    """The methods have the names of the .proto's."""
+    """The service. Its methods have the names in the .proto file."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -135,7 +137,7 @@ class _Service:
 
 
 def _raw(request: Any) -> list[bytes]:
-    """The tensors of the inputs, as HTTP's are in binary. Raises RefusedError."""
+    """Return the input tensors in the binary form of HTTP. Raises RefusedError."""
     raw = list(request.raw_input_contents)
     if raw:
         if len(raw) != len(request.inputs):
@@ -169,7 +171,7 @@ def _content(where: str, given: Any) -> bytes:
 
 
 def _as_json(request: Any, raw: list[bytes]) -> Document:
-    """The request's JSON over HTTP, before the tensors."""
+    """Return the request's JSON in HTTP form, which precedes the tensors."""
     inputs = [
         {
             "name": given.name,

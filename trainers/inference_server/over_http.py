@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, and what Prometheus asks for."""
+"""Serve the Open Inference Protocol over HTTP, and the metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from trainers.process.log import glog
 
 JSON_SIZE = "Inference-Header-Content-Length"
 LAST_S = 1.0
-"""At a stop, so long may connections that were accepted already send another request; after its answer they
-are closed.
+"""Seconds after a stop in which an accepted connection may send another request.
+
+The connection is closed after its answer.
 """
 FIRST_S = 5.0
-"""And so long one that has sent none yet: its client does not expect to find it closed."""
+"""The same for a connection without a request so far, because its client does not expect a closed
+connection.
+"""
 _POLL_S = 0.05
 _ASKED: web.AppKey[WeakSet[asyncio.BaseTransport]] = web.AppKey("asked", WeakSet)
 """The connections that have sent a request."""
 
 
 class _Routes:
-    """The protocol's paths. Without a model, they say that the server is live and not ready."""
+    """The protocol's paths. Without a model, they report that the server is live and not ready."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -97,7 +100,7 @@ class _Routes:
 
 
 def _place(request: web.Request) -> tuple[str, str | None]:
-    """The model of the path, and its version if it has one."""
+    """Return the model in the path, and its version if the path has one."""
     return request.match_info["model"], request.match_info.get("version")
 
 
@@ -105,7 +108,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _said(request: web.Request, error: web.HTTPException) -> str:
-    """What is wrong and what to do, also for errors of the library."""
+    """Return the error and its remedy, even for errors of the library."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         methods = " or ".join(sorted(error.allowed_methods))
         return f"{error.method} is not a method of {request.path}: use {methods}"
@@ -115,11 +118,11 @@ def _said(request: web.Request, error: web.HTTPException) -> str:
 
 
 def _completed(answers: Answers) -> Any:
-    """Errors as the protocol has them."""
+    """Return a middleware that answers errors in the protocol's form."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.transport is not None:  # else its client has left
+        if request.transport is not None:  # otherwise its client has left
             request.app[_ASKED].add(request.transport)
         try:
             response = await handler(request)
@@ -138,7 +141,7 @@ def _completed(answers: Answers) -> Any:
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Report what clients did wrong in one line. Errors of this server keep their traceback."""
+    """Report errors of clients in one line. Errors of this server keep their traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError)):
         return True
@@ -147,7 +150,7 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 
 async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
-    """What answers at its sites. `grace_s`: how long `cleanup` waits for answers that have begun."""
+    """Return the runner of the HTTP server. `grace_s` limits how long `cleanup` waits for started answers."""
     app = web.Application(middlewares=[_completed(answers)])
     app[_ASKED] = WeakSet()
     logging.getLogger("aiohttp.server").addFilter(_one_line)
@@ -155,7 +158,7 @@ async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
     runner = web.AppRunner(
         app,
         access_log=None,
-        auto_decompress=False,  # a few kilobytes may stand for more than --max_body
+        auto_decompress=False,  # a few compressed kilobytes may expand beyond --max_body
         shutdown_timeout=grace_s,
         handle_signals=False,
         keepalive_timeout=answers.settings.keepalive_s,
@@ -165,7 +168,7 @@ async def runner_of(answers: Answers, grace_s: float) -> web.AppRunner:
 
 
 async def last_requests(runner: web.AppRunner) -> None:
-    """Wait for what may still come when no connection is accepted any more."""
+    """Wait for last requests, after the server stopped accepting connections."""
     assert runner.server is not None
     until = time.monotonic() + FIRST_S
     await asyncio.sleep(LAST_S)

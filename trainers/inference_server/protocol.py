@@ -1,6 +1,6 @@
-"""The Open Inference Protocol, version 2 (KServe, Triton): requests to tensors and tensors to answers, in
-JSON and in its binary tensor extension. Pure: knows neither HTTP nor the model.
+"""Convert between tensors and the Open Inference Protocol, version 2 (KServe, Triton).
 
+The module covers JSON and the binary tensor extension, and is independent of HTTP and the model. See
 https://github.com/kserve/open-inference-protocol and, for binary data,
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 """
@@ -40,7 +40,7 @@ _JSON_BYTES, _NUMBER_BYTES = 1 << 16, 40
 
 
 class RefusedError(Exception):
-    """A request that has no answer. `status`: that of HTTP."""
+    """A request without an answer. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class RefusedError(Exception):
 
 
 class RequestError(RefusedError):
-    """One that is wrong; the message begins with the name of the field."""
+    """A wrong request. The message starts with the name of the field."""
 
     def __init__(self, message: str) -> None:
         super().__init__(400, message)
@@ -56,25 +56,28 @@ class RequestError(RefusedError):
 
 @frozen
 class TensorSpec:
-    """An input or output; a size of None: any."""
+    """An input or output. A size of None accepts any size."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int | None, ...]
 
     def described(self) -> Document:
-        """As the model's metadata has it."""
+        """Return the entry for the model's metadata."""
         sizes = [-1 if size is None else size for size in self.shape]
         return {"name": self.name, "datatype": DATATYPES[self.dtype], "shape": sizes}
 
 
 Given = tuple[Tensor, ...]
-"""Inputs or weights, in the order of the program's."""
+"""Inputs or weights, in the order of the program."""
 
 
 @frozen(eq=False)
 class InferRequest:
-    """`inputs`: in the order of the program's; `outputs`: (name, whether in binary) of those wanted."""
+    """A decoded request. `inputs` are in the order of the program.
+
+    `outputs` holds (name, True if binary) of the requested outputs.
+    """
 
     id: str | None
     inputs: Given
@@ -83,7 +86,7 @@ class InferRequest:
 
 @frozen(eq=False)
 class InferAnswer:
-    """`version`: which all of the outputs are of."""
+    """The answer to a request. All outputs are of one `version`."""
 
     request: InferRequest
     version: str
@@ -97,8 +100,9 @@ def decode_request(
     outputs: Sequence[str],
     most: int = _ANY_SIZE,
 ) -> InferRequest:
-    """`json_size`: the header Inference-Header-Content-Length; `most`: of a size that may be any. Raises
-    RequestError.
+    """Decode a request. Raises RequestError.
+
+    `json_size` is the header Inference-Header-Content-Length. `most` limits a size that may be any.
     """
     head, binary = _divided(body, json_size)
     numbers = sum(math.prod(most if size is None else size for size in spec.shape) for spec in inputs)
@@ -130,7 +134,9 @@ def decode_request(
 
 
 def encode_answer(model: str, answer: InferAnswer) -> tuple[list[bytes | memoryview], int | None]:
-    """The body in pieces, and the header's Inference-Header-Content-Length; None: all of it is JSON."""
+    """Return the body in pieces, and the Inference-Header-Content-Length, or None if the body is pure
+    JSON.
+    """
     pieces: list[bytes | memoryview] = []
     entries = []
     for name, binary in answer.request.outputs:
@@ -155,7 +161,7 @@ def encode_answer(model: str, answer: InferAnswer) -> tuple[list[bytes | memoryv
 
 
 class _Binary:
-    """The tensors behind the JSON of a body, in the order of the inputs."""
+    """The tensors after the JSON of a body, in the order of the inputs."""
 
     def __init__(self, content: memoryview) -> None:
         self._content = content
@@ -210,7 +216,7 @@ def _tensor(where: str, entry: Fields, wanted: TensorSpec, binary: _Binary) -> T
         raise RequestError(
             f"{where}.parameters.binary_data_size is {_shown(size)}; for shape {list(shape)} it is {expected}"
         )
-    content = bytearray(binary.take(size, where))  # a copy: torch wants memory that is aligned and writable
+    content = bytearray(binary.take(size, where))  # a copy, because torch needs aligned and writable memory
     return torch.from_numpy(np.frombuffer(content, np.uint8)).view(wanted.dtype).view(shape)
 
 
@@ -230,7 +236,7 @@ def _from_json(where: str, data: Any, shape: Integers, dtype: torch.dtype) -> Te
     if not isinstance(data, list):
         raise RequestError(f"{where}.data is {_shown(data)}; it must be a list")
     size = math.prod(shape)
-    if len(data) > size:  # before a look at each
+    if len(data) > size:  # before a look at each element
         raise RequestError(f"{where}.data has {len(data)} elements; shape {list(shape)} has {size}")
     try:
         found = np.array(data)
@@ -254,7 +260,7 @@ def _check_numbers(where: str, data: list[Any], found: NDArray[Any], dtype: torc
     kinds, what = ("if", "numbers") if dtype.is_floating_point else ("i", "whole numbers")
     if dtype is torch.bool:
         kinds, what = "b", "true and false"
-    elif _has_flag(data):  # numpy takes true for 1
+    elif _has_flag(data):  # numpy converts true to 1
         raise RequestError(f"{where}.data has true or false; {DATATYPES[dtype]} has {what}")
     if found.dtype.kind not in kinds:
         raise RequestError(f"{where}.data is not all {what}, as {DATATYPES[dtype]} has them")
@@ -265,7 +271,7 @@ def _check_numbers(where: str, data: list[Any], found: NDArray[Any], dtype: torc
 
 
 def _has_flag(data: list[Any]) -> bool:
-    """Whether a boolean is anywhere in a nested list."""
+    """Return True if a nested list contains a boolean."""
     kinds = set(map(type, data))
     return bool in kinds or (list in kinds and any(map(_has_flag, data)))
 
@@ -291,7 +297,7 @@ def _outputs(request: Fields, known: Sequence[str], all_binary: bool) -> tuple[t
 
 
 def _numbers(tensor: Tensor) -> list[Any]:
-    """Row by row, flat; NaN and infinity, which JSON does not have, are null."""
+    """Return the numbers row by row, flat. NaN and infinity, which JSON lacks, become null."""
     flat = tensor.reshape(-1)
     if not flat.is_floating_point():
         return list(flat.tolist())
@@ -330,7 +336,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """As JSON, cut where it is long."""
+    """Return the value as JSON, cut if it is long."""
     if value is None:
         return "missing"
     text = json.dumps(value)

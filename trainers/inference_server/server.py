@@ -1,9 +1,10 @@
-"""`fleetrun serve`: holds the port, reads the bundle into files that workers map, keeps so many workers
-running and tells them which version to serve. Itself it answers only while none of them can, that it is not
-ready.
+"""Run the server process of `fleetrun serve`.
 
-SIGTERM and SIGINT stop it when requests that have begun are answered; SIGHUP reads the bundle again, and new
-workers take the place of the old ones without a request lost. When it is killed, its workers end.
+The server holds the port, reads the exported model into files that workers map, keeps the workers running,
+and sends them the versions to serve. While workers cannot answer, the server itself answers "not ready".
+
+SIGTERM and SIGINT stop it after started requests are answered. SIGHUP reads the model again, and new workers
+replace the old ones without losing a request. If the server is killed, its workers end.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ from trainers.storage.errors import LoadError
 
 _RETRY_S = 1.0
 _LONGEST_S = 30.0
-"""Before another start in place of a worker that has ended before it could serve: the first pause, which
-doubles with each, and the longest.
+"""Pauses before replacing a worker that ended before it could serve.
+
+The first pause doubles with each failure, up to the longest.
 """
 
 
 class ServeError(FleetError):
-    """It cannot serve."""
+    """The server cannot serve."""
 
 
 @frozen(eq=False)
 class _Bundle:
-    """One that is in the cache."""
+    """An exported model in the cache."""
 
     id: str
     program: CacheFile
@@ -60,9 +62,11 @@ class _Bundle:
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """One that runs. `failed`: how many in a row before it, in its place, could not serve before they ended;
-    `sequence`: of the version that it serves, 0 before the first; `reads`: the smallest number of followed
-    values that it may be reading, None while it reads none.
+    """A running worker.
+
+    `failed` counts consecutive workers before it, in its place, that ended before they could serve.
+    `sequence` is the version that it serves, 0 before the first. `reads` is the smallest number of followed
+    values that it may be reading, or None while it reads none.
     """
 
     process: asyncio.subprocess.Process
@@ -85,18 +89,18 @@ class _Worker:
         return self.sequence > 0 and not self.leaving and self.process.returncode is None
 
     def served(self, sequence: int, number: int) -> None:
-        """It serves this version, with these followed values."""
+        """Record that the worker serves this version, with these followed values."""
         self.sequence, self.reads = sequence, number or None
         self.changed.set()
 
     def leave(self) -> None:
-        """Answer what has begun, and end."""
+        """Let the worker answer started requests, and end."""
         self.leaving = True
         with suppress(ProcessLookupError):
             self.process.terminate()
 
     async def ready(self, sequence: int) -> bool:
-        """Wait until it serves this version; False when it has ended instead."""
+        """Wait until the worker serves this version. Return False if it ended instead."""
         while self.sequence < sequence and self.process.returncode is None:
             self.changed.clear()
             await self.changed.wait()
@@ -104,7 +108,7 @@ class _Worker:
 
 
 class Server:
-    """From `run` to a signal."""
+    """The server, from `run` to a signal."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._listening = _bound("--port", settings.host, settings.port)
@@ -122,8 +126,8 @@ class Server:
         self._bundles = itertools.count(1)
         self._bundle: _Bundle | None = None
         self._values: Followed | None = None
-        self._workers: list[_Worker] = []  # which take requests, or will
-        self._running: set[_Worker] = set()  # also those that leave
+        self._workers: list[_Worker] = []  # workers that take requests, or will
+        self._running: set[_Worker] = set()  # including leaving workers
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_ready: web.AppRunner | None = None
         self._answering = asyncio.Lock()
@@ -133,7 +137,7 @@ class Server:
         self._reload = asyncio.Event()
 
     async def run(self) -> None:
-        """Raises FleetError when there is nothing to serve, or workers cannot serve it."""
+        """Serve until a signal. Raises FleetError if the model is missing, or if workers cannot serve it."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
@@ -164,7 +168,7 @@ class Server:
         version = self._tell(bundle, self._workers)
         for worker in list(self._workers):
             await worker.ready(version.sequence)
-        await self._served.wait()  # of those that have ended `_ended` takes care
+        await self._served.wait()  # `_ended` handles workers that have ended
         places = [f"http://{_address(self._listening)}"]
         places += [] if self._grpc is None else [f"grpc://{_address(self._grpc)}"]
         sys.stdout.write(f"{self._settings.name} {version.version} is served at {' and '.join(places)}\n")
@@ -177,7 +181,7 @@ class Server:
             await self._replace_workers(bundle)
 
     async def _first_values(self, follower: Follower) -> Followed:
-        """Once there are any: the job may not have published yet."""
+        """Wait for the first values, because the job may not have published yet."""
         said = ""
         while True:
             try:
@@ -192,7 +196,9 @@ class Server:
             await asyncio.sleep(self._settings.poll_s)
 
     async def _follow(self, follower: Follower, bundle: _Bundle) -> None:
-        """Serve each version that appears. What cannot be read is tried again; the last one is served."""
+        """Serve each version that appears. Unreadable versions are tried again while the last one is
+        served.
+        """
         said = ""
         while True:
             await asyncio.sleep(max(self._settings.poll_s, _RETRY_S) if said else self._settings.poll_s)
@@ -215,7 +221,7 @@ class Server:
                     self._tell(worker.bundle, [worker])
 
     async def _replace_workers(self, former: _Bundle) -> None:
-        """By workers with the bundle that is there now. If that fails, the old ones stay."""
+        """Replace the workers by workers with the current model. On failure, the old workers stay."""
         former = self._bundle or former
         bundle = None
         try:
@@ -240,18 +246,18 @@ class Server:
         for worker in leaving:
             worker.leave()
         for worker in fresh:
-            if worker.process.returncode is not None:  # `_watch` did not know yet that it counts
+            if worker.process.returncode is not None:  # `_watch` ran before this worker counted
                 await self._ended(worker)
         glog(f"the bundle {bundle.id} is served")
         self._remove(former)
 
     def _read_bundle(self) -> _Bundle:
-        """Raises LoadError, UsageError."""
+        """Read the model into the cache. Raises LoadError and UsageError."""
         number = next(self._bundles)
         made: dict[str, CacheFile] = {}
 
         def memory(part: str, size: int) -> torch.Tensor:
-            if part in made:  # the bundle was saved again while it was read
+            if part in made:  # the model was saved again while it was read
                 self._cache.remove(made[part])
             made[part] = self._cache.make(f"{part}-{number}.pt2", size)
             return torch.from_numpy(made[part].mapped())
@@ -271,7 +277,7 @@ class Server:
         return _Bundle(found.id, made["program"], made["weights"], found.about)
 
     async def _check(self, bundle: _Bundle, values: Followed | None = None) -> None:
-        """Raises LoadError unless the values, or those that are served, fit the bundle."""
+        """Raise LoadError unless the values, by default the served ones, fit the model."""
         await asyncio.to_thread(check_values, self._version(bundle, values), self._settings.follow)
 
     def _remove(self, bundle: _Bundle | None) -> None:
@@ -291,7 +297,7 @@ class Server:
         )
 
     def _tell(self, bundle: _Bundle, workers: Iterable[_Worker]) -> ModelVersion:
-        """These workers are to serve this bundle, with the values that are there."""
+        """Send these workers a version with this model and the current values."""
         version = self._version(bundle, sequence=next(self._sequences))
         for worker in workers:
             worker.bundle = bundle
@@ -299,7 +305,7 @@ class Server:
         return version
 
     async def _answer(self) -> None:
-        """That the server is not ready, while no worker accepts connections; else workers answer."""
+        """Answer "not ready" unless a worker accepts connections, and else leave the answers to workers."""
         async with self._answering:
             serving = any(worker.serving for worker in self._running)
             if self._not_ready is not None and (serving or self._end.is_set()):
@@ -335,7 +341,7 @@ class Server:
         return worker
 
     async def _watch(self, worker: _Worker) -> None:
-        """Until it has ended."""
+        """Watch a worker until it has ended."""
         with suppress(OSError):
             while line := await worker.answers.readline():
                 worker.served(*map(int, line.split()))
@@ -350,7 +356,7 @@ class Server:
         await self._ended(worker)
 
     async def _ended(self, worker: _Worker) -> None:
-        """Another one takes its place."""
+        """Replace a worker that has ended."""
         if worker.leaving or self._end.is_set() or worker not in self._workers:
             return
         code = worker.process.returncode
@@ -363,7 +369,7 @@ class Server:
         glog(f"worker {worker.process.pid} has ended with exit code {code}; another one is started{when}")
         await asyncio.sleep(pause)
         if self._end.is_set() or worker not in self._workers:
-            return  # it stops, or others have been started for another bundle
+            return  # the server stops, or other workers were started for another model
         self._workers[self._workers.index(worker)] = other = await self._start(failed)
         if self._bundle is not None:
             version = self._tell(self._bundle, [other])
@@ -380,16 +386,16 @@ class Server:
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """What nothing expects ends the server, which would not serve new versions any more."""
+        """End the server after an unexpected error, because it would not serve new versions any more."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(ServeError(f"the server cannot go on: {error!r}"))
 
     async def _stop(self) -> None:
-        """SIGTERM, the grace period, SIGKILL."""
+        """Stop workers by SIGTERM, a grace period and SIGKILL."""
         self._end.set()
         await self._answer()
-        self._listening.close()  # else connections would wait here without an answer
+        self._listening.close()  # otherwise connections would wait here without an answer
         if self._grpc is not None:
             self._grpc.close()
         running = list(self._running)
@@ -412,7 +418,7 @@ async def _closed(runner: web.AppRunner) -> None:
 
 
 def _bound(option: str, host: str, port: int, kind: int = socket.SO_REUSEADDR) -> socket.socket:
-    """Raises ServeError."""
+    """Return a bound socket. Raises ServeError."""
     try:
         family, stream, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, stream, protocol)
@@ -426,8 +432,11 @@ def _bound(option: str, host: str, port: int, kind: int = socket.SO_REUSEADDR) -
 
 
 def _shared(option: str, host: str, port: int) -> socket.socket:
-    """Where workers listen, and another server of this user cannot. Raises ServeError."""
-    _bound(option, host, port).close()  # fails where another one shares it with its workers
+    """Return a bound socket for workers to share, at a port without another server of this user.
+
+    Raises ServeError.
+    """
+    _bound(option, host, port).close()  # fails if another server shares it with its workers
     return _bound(option, host, port, socket.SO_REUSEPORT)
 
 

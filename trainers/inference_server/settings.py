@@ -1,4 +1,4 @@
-"""What `fleetrun serve` was told: one frozen value, which crosses to the server and its workers as JSON."""
+"""Hold the settings of `fleetrun serve` in one frozen value, sent to the server and its workers as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from fleetrun.frozen import frozen_by_name
 
 @frozen_by_name
 class ServeSettings:
-    """`fleetrun`: its version; `bundle`: folder or URL; `port` 0: any free one; `grpc_port` as well,
-    None: no gRPC; `threads`: of torch in each
-    worker; `cache`: where the files that workers share are; `follow`: a published folder or
-    URL, "": none, looked at every `poll_s`; `max_body`: bytes of a request; `max_rows`: of a
-    request; `max_batch_rows`: of requests that are computed together, 0: each alone; `max_waiting`: requests
-    in one worker; `keepalive_s`: of a connection without a request.
+    """The settings of a server. Sizes are in bytes, and times in seconds.
+
+    `fleetrun` is its version. `bundle` is a directory or URL. A `port` or `grpc_port` of 0 takes a free port,
+    and a `grpc_port` of None turns gRPC off. `threads` is torch's number in each worker. `cache` is the
+    directory of the files that workers share. `follow` is a published directory or URL, checked every
+    `poll_s`, or "" for none.
+
+    `max_body` and `max_rows` limit a request. `max_batch_rows` limits requests computed together, and 0
+    computes each alone. `max_waiting` limits waiting requests in one worker. `keepalive_s` limits a
+    connection without a request.
     """
 
     fleetrun: str

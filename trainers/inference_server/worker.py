@@ -1,9 +1,9 @@
-"""A worker: answers requests over HTTP and gRPC with the model that the server tells it to map. `python -m
-trainers.inference_server.worker SETTINGS LISTENING CONTROL`, the last two are descriptors.
+"""Run a worker, which answers requests over HTTP and gRPC with the model that the server assigns.
 
-Over the control socket come JSON lines: the versions to serve. From the first one on, connections are
-accepted; back go the sequence of each version that is served, and the number of its values. When the server
-is gone the worker ends at once.
+Start it with `python -m trainers.inference_server.worker SETTINGS LISTENING CONTROL`. The last two are
+descriptors. The control socket carries JSON lines with the versions to serve. The worker accepts connections
+from the first version on. It answers with the sequence of each served version and the number of its values.
+When the server ends, the worker ends immediately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Site:
-    """The ports: of HTTP, and of gRPC if there is one."""
+    """The ports of HTTP and, if enabled, of gRPC."""
 
     def __init__(self, answers: Answers, runner: web.AppRunner, listening: socket.socket) -> None:
         self._answers, self._runner = answers, runner
@@ -40,18 +40,18 @@ class _Site:
         self._open = False
 
     async def start(self) -> None:
-        """Once."""
+        """Start listening, once."""
         if self._open:
             return
         self._open = True
         if self._answers.settings.grpc_port is not None:
-            from trainers.inference_server import over_grpc  # late: its extra may not be there
+            from trainers.inference_server import over_grpc  # late, because its extra may be missing
 
             self._grpc = await over_grpc.start(self._answers)
         await self._http.start()
 
     async def stop(self) -> None:
-        """Requests that have begun are answered."""
+        """Stop listening, and answer started requests."""
         if self._open:
             await self._http.stop()
             last = asyncio.create_task(last_requests(self._runner))
@@ -61,14 +61,15 @@ class _Site:
 
 
 async def work(settings: ServeSettings, listening: socket.socket, control: socket.socket) -> None:
-    """Until SIGTERM; requests that have begun are answered."""
+    """Work until SIGTERM, and then answer started requests."""
     answers = Answers(settings, Metrics(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
     runner = await runner_of(answers, settings.grace_s)
     site = _Site(answers, runner, listening)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the server too, which says stop
+    # Ctrl-C also reaches the server, which then stops the workers
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
     lines, writer = await asyncio.open_connection(sock=control, limit=1 << 26)
     versions: asyncio.Queue[ModelVersion] = asyncio.Queue()
     receiving = asyncio.create_task(_receive(lines, versions))
@@ -86,9 +87,10 @@ async def work(settings: ServeSettings, listening: socket.socket, control: socke
 
 async def _receive(lines: asyncio.StreamReader, versions: asyncio.Queue[ModelVersion]) -> None:
     with suppress(OSError):
-        while (line := await lines.readline()).endswith(b"\n"):  # else it was killed in the middle of one
+        # otherwise the server was killed in the middle of a line
+        while (line := await lines.readline()).endswith(b"\n"):
             versions.put_nowait(ModelVersion.decode(line))
-    os._exit(1)  # the server is gone: neither the model nor a request in the middle is waited for
+    os._exit(1)  # the server has ended, so the worker drops the model and running requests
 
 
 async def _follow(
@@ -98,7 +100,7 @@ async def _follow(
     site: _Site,
     stop: asyncio.Event,
 ) -> None:
-    """Serve what the server says. Raises LoadError, OSError."""
+    """Serve the versions from the server. Raises LoadError and OSError."""
     try:
         while True:
             version = await versions.get()
@@ -117,7 +119,7 @@ def main(settings: str, listening: str, control: str) -> None:
     except (FleetError, OSError) as error:
         glog(f"the worker ends: {error}")
         sys.exit(1)
-    os._exit(0)  # nothing is left to do, and to take torch apart takes a second
+    os._exit(0)  # all work is done, and tearing down torch takes a second
 
 
 if __name__ == "__main__":

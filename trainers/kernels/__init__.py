@@ -1,1 +1,1 @@
-"""The wrapper around numba, below everything that is compiled."""
+"""The wrapper around numba, the base of all compiled code."""

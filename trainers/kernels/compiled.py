@@ -1,8 +1,9 @@
-"""`compiled`: functions as machine code by numba, and its cache.
+"""Compile functions to machine code with numba, and manage its cache.
 
-numba caches machine code in NUMBA_CACHE_DIR if that is set, else next to the source if that is writable, else
-in the user's cache folder. It compares only the function's own source file; here it gets all that a kernel
-may call. Contents are compared, not modification times: a file may change while it is being compiled.
+numba caches machine code in NUMBA_CACHE_DIR if it is set, else next to the source if that is writable, else
+in the user's cache directory. By default, numba compares only the function's own source file. Here it gets
+all sources that a kernel may call. Contents are compared instead of modification times, because a file may
+change during compilation.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ Scalar: TypeAlias = Any
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
-# Division by zero gives infinity, as in torch; a test for it would also keep loops from being vectorized.
+# Division by zero gives infinity, as in torch. A test for it would also prevent vectorized loops.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _HERE = Path(__file__).parent
 
 
 def compiled(function: Kernel) -> Kernel:
-    """The function as machine code: compiled at its first call on this machine, loaded at later ones; runs
-    without the GIL. Of several processes that need it at once one compiles it, and the others wait and load
-    it. Without a writable cache folder it is compiled in every process.
+    """Return the function as machine code that runs without the GIL.
+
+    It is compiled at its first call on this node, and loaded at later ones. If several processes need it at
+    the same time, one compiles it, and the others wait and load it. Without a writable cache directory, every
+    process compiles it.
     """
     try:
         kernel: Any = numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # numba found no folder that it can write to
+    except RuntimeError:  # numba found no writable directory
         return cast(Kernel, numba.njit(**_OPTIONS)(function))
     folder = cache_folder(kernel)
     sources = _sources(Path(function.__code__.co_filename).parent)
@@ -60,27 +63,29 @@ def compiled(function: Kernel) -> Kernel:
 
 
 def variant(function: Callable[..., Any], name: str, **others: object) -> Callable[..., Any]:
-    """Compile a function with other values of its global names. One that took a kernel as an argument would
-    not be cached by numba: each process would compile it again.
+    """Compile a function with other values of its global names.
+
+    numba would not cache a function that takes a kernel as an argument, and each process would compile it
+    again.
     """
     made = FunctionType(function.__code__, {**function.__globals__, **others}, name)
-    made.__qualname__ = name  # by which numba names its cache
+    made.__qualname__ = name  # numba names its cache by this
     return compiled(made)
 
 
 def inlined(function: Kernel) -> Kernel:
-    """Make the function a part of each kernel that calls it: a call with arrays costs more than a row."""
+    """Inline the function in each kernel that calls it, because a call with arrays costs more than a row."""
     return cast(Kernel, numba.njit(inline="always", **_OPTIONS)(function))
 
 
 def cache_folder(kernel: Callable[..., object]) -> Path:
-    """Where the machine code of a kernel is cached."""
+    """Return the directory of a kernel's cached machine code."""
     return Path(kernel.stats.cache_path)  # type: ignore[attr-defined]  # numba's
 
 
 @cache
 def _sources(folder: Path) -> str:
-    """Changes with any source in that folder, or of this wrapper."""
+    """Return a digest that changes with any source in that directory or of this wrapper."""
     files = sorted({*folder.glob("*.py"), *_HERE.glob("*.py")})
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
@@ -88,9 +93,9 @@ def _sources(folder: Path) -> str:
 def _compile(
     compile_or_load: Callable[[Any], Any], folder: Path, name: str, sources: str, signature: Any
 ) -> Any:
-    """numba's way to machine code for a signature, in one process at a time.
+    """Compile or load machine code for a signature, in one process at a time.
 
-    There is no deadlock: a kernel waits only for kernels that it calls, never the other way round.
+    There is no deadlock, because a kernel waits only for kernels that it calls.
     """
     with (
         _locked(folder / f"{name}.lock"),
@@ -101,18 +106,19 @@ def _compile(
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Excludes other processes with the same path. The system releases the lock of a dead process."""
+    """Exclude other processes with the same path. The system releases the lock of a dead process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a forked child may have it open too
+            # closing is not enough, because a forked child may also have it open
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 class _Announcer(event.Listener):
-    """Logs the first compilation on this machine, which takes a while."""
+    """Logs the first compilation on this node, which takes a while."""
 
     def __init__(self, folder: Path, sources: str) -> None:
         self._folder = folder
@@ -135,6 +141,6 @@ class _Announcer(event.Listener):
 
 @cache
 def _digest(sources: str) -> str:
-    """Changes with everything that makes numba compile again."""
+    """Return a digest that changes with everything that makes numba compile again."""
     parts = [numba.__version__, platform.python_version(), llvmlite.binding.get_host_cpu_name(), sources]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""The last message of a process, its exit hooks, its stacks."""
+"""The error report of a process, its exit hooks, and its stacks."""

@@ -1,8 +1,7 @@
-"""Hooks that a process of a job installs for its launcher: the error file and the exit code at its end, its
-stacks on a signal.
+"""Install hooks in a process of a job: the error file and exit code at its end, and its stacks on a signal.
 
-Standard library only, and little of it: every script that imports `trainers` runs this, also a reader that
-is started once for every file. The hooks that were there before are called as well.
+The module imports only a small part of the standard library. Every script that imports `trainers` runs it,
+even a reader that starts once for every file. Earlier hooks are called as well.
 """
 
 import atexit
@@ -20,19 +19,21 @@ from typing import Any, NoReturn
 from fleetrun.aliases import Callback, Texts
 from fleetrun.envs.channels import STACKS_SIGNAL, error_file, inside_container, write_dismissed, write_error
 
-# ---- The error file: written for the launcher when a process ends, in torchrun's format
+# ---- The error file for the launcher, in torchrun's format
 
 _failed = False
 
 
 def failed() -> bool:
-    """Whether an uncaught exception, or sys.exit with something else than 0, is ending this process."""
+    """Return True if an uncaught exception, or a nonzero sys.exit, is ending this process."""
     return _failed
 
 
 def install_exit_hooks() -> None:
-    """Chain the hook in front of `sys.excepthook`, and note what `sys.exit` is called with: no hook sees
-    that. Calling it again changes nothing.
+    """Install the hook in front of `sys.excepthook`, and record the argument of `sys.exit`, which hooks do
+    not see.
+
+    Further calls have no effect.
     """
     if getattr(sys.excepthook, "_fleetrun", False):
         return
@@ -49,7 +50,7 @@ def install_exit_hooks() -> None:
             _write_error_file(Path(path), text)
         if helps:
             previous(kind, error, trace)
-        else:  # its cause is not in the script: see FleetError
+        else:  # the cause is not in the script, see FleetError
             sys.stderr.write(f"{message}\n")
 
     leave = sys.exit
@@ -65,8 +66,10 @@ def install_exit_hooks() -> None:
 
 
 def at_exit(finish: Callback) -> None:
-    """Call `finish` when the interpreter exits, as `atexit` does. If it raises, the process has failed: the
-    error is printed and written to the error file, and the exit code is not 0, whatever the script's own is.
+    """Call `finish` when the interpreter exits, as `atexit` does.
+
+    If it raises, the process has failed. The error is printed and written to the error file, and the exit
+    code is not 0, whatever the script returned.
     """
 
     def run() -> None:
@@ -83,9 +86,10 @@ _EXIT_CODE = 1
 
 
 def _fail_at_exit() -> None:
-    """Make the exit code of this process 1, when the interpreter exits already. Python offers only
-    `os._exit`, which would skip the other hooks and lose what is buffered in open files; so C's `exit` calls
-    `_exit(1)`, after Python has finished, and after C's own buffers are written.
+    """Set the exit code of this process to 1 during the interpreter's exit.
+
+    Python offers only `os._exit`, which would skip other hooks and lose buffered output. C's `exit` therefore
+    calls `_exit(1)`, after Python has finished and after C's own buffers are written.
     """
     import ctypes
 
@@ -97,11 +101,11 @@ def _fail_at_exit() -> None:
         sys.stderr.flush()
         os._exit(_EXIT_CODE)
     register(leave, ctypes.c_void_p(_EXIT_CODE), None)
-    register(flush, None, None)  # the last one registered is called first
+    register(flush, None, None)  # functions run in reverse order of registration
 
 
 def leave_dismissed() -> None:
-    """For a server that all its trainers have dismissed: the launcher must not take its end for a failure."""
+    """Mark the end of a dismissed server, so that the launcher does not treat it as a failure."""
     path = error_file(os.environ)
     if path:
         _write_error_file(Path(path), write_dismissed())
@@ -119,15 +123,16 @@ def _write_error_file(path: Path, text: str) -> None:
         sys.stderr.write(f"fleetrun: the last words could not be written to {path}: {problem}\n")
 
 
-# ---- Stacks on request, also while the process is stuck in C code and a debugger may not attach
+# ---- Stacks on request, even if the process is stuck in C code and a debugger may not attach
 
 _STDERR = 2
 
 
 def install_stack_dump(environ: Texts) -> bool:
-    """From now on `NUMBER` writes the stacks of all threads to stderr, which is the log; whether that is so.
+    """Let STACKS_SIGNAL write the stacks of all threads to stderr, which is the log. Return True if it is
+    installed.
 
-    Not where somebody has a handler for it already.
+    An existing handler stays in place.
     """
     if not inside_container(environ) or sys.platform != "linux":
         return False
@@ -136,6 +141,6 @@ def install_stack_dump(environ: Texts) -> bool:
             return False
         os.fstat(_STDERR)
         faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True)
-    except (OSError, ValueError, RuntimeError):  # stderr is closed, or no signal can be had
+    except (OSError, ValueError, RuntimeError):  # stderr is closed, or the signal is unavailable
         return False
     return True

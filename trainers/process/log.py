@@ -1,6 +1,4 @@
-"""Log lines in the shape of glog, as Paddle prints them. Knows the line, and that it goes to stderr; no
-levels, no files.
-"""
+"""Write log lines to stderr in glog's format, as Paddle does, without levels and files."""
 
 import contextlib
 import os
@@ -9,8 +7,9 @@ import time
 
 
 def glog(message: str) -> None:
-    """Write `Immdd hh:mm:ss.micros pid file:line] message` to stderr, where file and line are the caller's. A
-    log that cannot be written (its disk is full) ends nothing.
+    """Write `Immdd hh:mm:ss.micros pid file:line] message` to stderr, with the caller's file and line.
+
+    A failure to write (for example on a full disk) is ignored.
     """
     caller = sys._getframe(1)
     place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"  # noqa: PTH119  # a name

@@ -1,5 +1,7 @@
-"""Reports to the launcher how far a training is: for `fleetrun status`, the line at the bottom of a terminal,
-plots, TensorBoard and Prometheus. Also for scripts that use nothing else of this package:
+"""Report the progress of a training to the launcher.
+
+`fleetrun status`, the status line of a terminal, plots, TensorBoard and Prometheus show it. Scripts can use
+this module without the rest of the package:
 
     from trainers import progress
 
@@ -7,9 +9,9 @@ plots, TensorBoard and Prometheus. Also for scripts that use nothing else of thi
         ...
         progress.step(samples=len(batch), loss=loss)
 
-Every call returns at once, waits for no device, and raises nothing. Outside of fleetrun it does nothing.
-Reports leave twice a second at most, the number of the newest step ten times. Children made by fork or by
-multiprocessing tell nothing: their parent does. Standard library only.
+Every call returns immediately, waits for no device, and raises no errors. Outside fleetrun, calls have no
+effect. Reports are sent at most twice a second, and the number of the newest step ten times. Children by fork
+or multiprocessing report nothing, because their parent does. The module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ __all__ = ["Activity", "Counter", "activity", "heartbeat", "log_scalar", "meter"
 
 meter = Meter(os.environ.get(CONTAINER_VARIABLE, ""), channel_of(os.environ), begun=note_imports)
 take_mark(meter.set_mark)
-"""Of this process."""
+"""The meter of this process."""
 atexit.register(meter.end)
 os.register_at_fork(after_in_child=meter.turn_off)
 take_steps(meter.optimizer_stepped, meter.last_step)
@@ -47,12 +49,12 @@ class Counter:
 
 
 def step(*, samples: int | None = None, loss: Any = None, of: int | None = None, **scalars: Any) -> None:
-    """One more training step is done. For scripts without a fleet optimizer, which counts steps itself; from
-    the first call on it does not.
+    """Report one completed training step, for scripts without a fleet optimizer.
 
-    `samples`: how many examples this process took in this step. `loss` and `scalars` by their names: numbers,
-    or tensors of one value on any device. `of`: the number of the last step, which needs to be said once: the
-    status line then shows the time that is left.
+    A fleet optimizer counts steps itself, and stops counting at the first call. `samples` is the number of
+    examples that this process used in this step. `loss` and the named `scalars` are numbers, or tensors of
+    one value on any device. `of` is the number of the last step. Pass it once, and the status line shows the
+    remaining time.
     """
     meter.step(samples, loss, scalars, of)
 
@@ -65,32 +67,35 @@ def report(
     of: int | None = None,
     **scalars: Any,
 ) -> None:
-    """Report on the step that is done. `step`: its number, when the script counts steps itself.
-    `samples`: examples since the last call. `loss`, `of`, `scalars`: as for `step`.
+    """Report on the completed step.
+
+    `step` is its number, if the script counts steps itself. `samples` are examples since the last call.
+    `loss`, `of` and `scalars` work as in `step`.
     """
     meter.report(step, samples, loss, scalars, of)
 
 
 def log_scalar(name: str, value: Any) -> None:
-    """A number, or a tensor of one value, under a name of at most 100 letters. The last value of each name
-    goes with the next report; up to 200 names.
+    """Log a number, or a tensor of one value, under a name of at most 100 characters.
+
+    The next report sends the last value of each name, for up to 200 names.
     """
     meter.log_scalar(name, value)
 
 
 def heartbeat() -> None:
-    """This process is alive, though it makes no step: `--hang_timeout` starts again."""
+    """Report that this process is alive without a step, which restarts the time of `--hang_timeout`."""
     meter.heartbeat()
 
 
 def activity(what: str, of: float | None = None) -> Activity:
-    """What this process does while it makes no steps, in a few words:
+    """Report the work of this process between steps, in a few words:
 
         with progress.activity("indexing", of=len(files)) as indexing:
             for file in files:
                 ...
                 indexing.advance()
 
-    `of`: how many parts there are. Each `advance()` is a sign of life.
+    `of` is the number of parts. Each `advance()` counts as activity for `--hang_timeout`.
     """
     return meter.activity(what, of)

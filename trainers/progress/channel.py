@@ -1,4 +1,4 @@
-"""The datagram socket through which a process reports its progress to the launcher. Sending never blocks."""
+"""Send progress reports to the launcher through a datagram socket. Sending never blocks."""
 
 from __future__ import annotations
 
@@ -16,29 +16,34 @@ _PIECE = 0.05  # seconds
 
 
 class Channel:
-    """To the socket of this path. Opens itself, and again when the launcher's end was not there."""
+    """A channel to the socket at this path. It opens itself, and again after the launcher's end was
+    missing.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
 
     def send(self, datagram: bytes) -> bool:
-        """Whether it was sent. A report that a full, missing or dead socket does not take is lost."""
+        """Send a datagram, and return True if it was sent. A full, missing or dead socket loses the
+        report.
+        """
         try:
             if self._socket is None:
                 self._socket = _connected(self._path)
             self._socket.send(datagram)
         except BlockingIOError:
-            return False  # the launcher is busy, or stopped; the connection is good
+            return False  # the launcher is busy or stopped, and the connection is still good
         except OSError:
             self.close()
             return False
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Until the launcher takes something again; False when it has not, or is gone.
+        """Wait until the launcher accepts datagrams again. Return False if it does not, or has ended.
 
-        In short pieces: the kernel does not wake a sender every time that the receiver makes room.
+        It waits in short pieces, because the kernel does not wake a sender every time that the receiver makes
+        room.
         """
         if self._socket is None:
             return False
@@ -58,20 +63,21 @@ class Channel:
 
 
 def channel_of(environ: Texts) -> Channel | None:
-    """None where no launcher listens."""
+    """Return the channel, or None without a launcher."""
     path = environ.get(PROGRESS_VARIABLE, "")
     return Channel(path) if path and environ.get(CONTAINER_VARIABLE) else None
 
 
 def is_child() -> bool:
-    """Whether this process was made by multiprocessing: a DataLoader's worker reports nothing."""
+    """Return True if multiprocessing made this process, because DataLoader workers report nothing."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
 
 def _connected(path: str) -> socket.socket:
-    """Through a descriptor of the folder: a socket's address has 108 bytes at most, a path has more. Raises
-    OSError, PermissionError too for a folder of somebody else.
+    """Connect through a descriptor of the directory, because a socket's address has at most 108 bytes.
+
+    Raises OSError, and PermissionError for a directory of another user.
     """
     parent, name = os.path.split(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)

@@ -1,9 +1,9 @@
-"""The progress of this process: counts steps and samples, and reports them to the launcher twice a second.
+"""Count the steps and samples of this process, and report them to the launcher twice a second.
 
-Nothing here waits, raises into a training, or needs torch. What a script reports itself has precedence over
-what is counted for it: once a script reports its steps or its samples, those that optimizers and
-loops count are ignored. Where neither counts, the steps of torch's own optimizers are taken. An `Activity`
-is something that takes long and is not a step: a load, a save, a wait.
+The meter never waits, never raises errors into a training, and does not need torch. A script's own reports
+have priority over counters. Once a script reports its steps or samples, the counts of optimizers and loops
+are ignored. Without either, the meter counts the steps of torch's own optimizers. An `Activity` is long work
+that is not a step, such as a load, a save or a wait.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from trainers.progress.values import Reader, kept, whole
 
 
 class Activity:
-    """`with activity("loading tables", of=10) as loading: ... loading.advance()`"""
+    """Work between steps. Use `with activity("loading tables", of=10) as loading: ... loading.advance()`."""
 
     def __init__(self, meter: Meter, what: str, of: float | None = None) -> None:
         self.what = valid_name(what, LONGEST_ACTIVITY)
         self.of = of
         self.done: float | None = None if of is None else 0
         self.told = False
-        """Whether the launcher got it."""
+        """True if the launcher received it."""
         self._meter = meter
 
     def advance(self, parts: float = 1) -> None:
-        """So many parts more are done."""
+        """Add `parts` completed parts."""
         self.at((self.done or 0) + parts)
 
     def at(self, done: float) -> None:
-        """So many parts are done."""
+        """Set the number of completed parts."""
         self.done = done
         self._meter.gets_on()
 
     def fields(self) -> Document:
-        """As a report says it."""
+        """Return the activity in the form of a report."""
         return {"what": self.what, "done": _amount(self.done), "of": _amount(self.of)}
 
     def __enter__(self) -> Activity:
@@ -65,7 +65,9 @@ def _named(tables: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[st
 
 
 def _amount(number: object) -> float | None:
-    """None unless it is a number of parts. NumPy's numbers, which JSON does not have, become plain ones."""
+    """Return a valid number of parts as a plain number, because JSON lacks NumPy's, or None for
+    anything else.
+    """
     if not isinstance(number, Real):
         return None
     try:
@@ -80,21 +82,23 @@ def _amount(number: object) -> float | None:
 # ---- The meter
 
 PERIOD = 0.5
-"""Seconds between two reports; an activity's begin and end may come between, and where it has come to."""
+"""Seconds between two reports. Starts, ends and progress of activities may come between."""
 STEP_PERIOD = 0.1
-"""Seconds between two reports of the step alone: the status line shows the newest one."""
+"""Seconds between two reports of the step alone, for the status line."""
 MOST_NAMES = 200
-"""Of scalars; further ones are not taken."""
-_ARRIVING = 1.0  # seconds that it waits for the last values of a device, which may be stuck
+"""Number of scalar names. Further names are ignored."""
+_ARRIVING = 1.0  # seconds to wait for the last values of a device, which may be stuck
 _PAUSE = 0.002
-_LAST = 5.0  # seconds that a process waits at its end for a launcher that is busy or stopped
-_AT_ONCE = 10  # activities in a row that are all reported
+_LAST = 5.0  # seconds to wait, at the end of the process, for a busy or stopped launcher
+_AT_ONCE = 10  # consecutive activities that are all reported
 _LOSS = ""  # next to the names of scalars, which are never empty
 
 
 class Meter:
-    """`mark`: the id of this process. Without a channel there is no launcher, and all of this costs
-    nothing. `begun` is called at the first step; where there are none, when the work begins.
+    """The progress of a process with the id `mark`.
+
+    Without a channel there is no launcher, and the calls cost nothing. `begun` is called at the first step,
+    or at the start of the work in a process without steps.
     """
 
     def __init__(
@@ -135,10 +139,10 @@ class Meter:
         self._activities: list[Activity] = []
 
     def set_mark(self, mark: str) -> None:
-        """This process is another one than it was made for."""
+        """Change the id of this process, in a standby."""
         self._mark = mark
 
-    # ---- what scripts say
+    # ---- reports of scripts
 
     def step(
         self,
@@ -147,7 +151,7 @@ class Meter:
         scalars: Fields | None = None,
         of: Any = None,
     ) -> None:
-        """One more step is done."""
+        """Report one completed step."""
         if self._channel is not None:
             self._expect(of)
             self._said = (self._before + self._counted if self._said is None else self._said) + 1
@@ -162,7 +166,7 @@ class Meter:
         scalars: Fields | None = None,
         of: Any = None,
     ) -> None:
-        """The number of the step that is done, and what is said of it; how many steps there will be."""
+        """Report the number of the completed step, its values, and the number of all steps."""
         if self._channel is not None:
             self._expect(of)
             if step is not None and (number := whole(step)) is not None:
@@ -183,10 +187,10 @@ class Meter:
     def activity(self, what: str, of: float | None = None) -> Activity:
         return Activity(self, what, of)
 
-    # ---- what the runtime counts
+    # ---- counts of the runtime
 
     def counted(self, steps: int) -> None:
-        """A counter is there now. Of several the one that has come furthest is right."""
+        """Record the steps of a counter. Among several counters, the highest is right."""
         if self._channel is not None:
             if steps > self._counted:
                 self._counted = steps
@@ -196,11 +200,11 @@ class Meter:
             self._beat()
 
     def has_counter(self) -> None:
-        """Steps will be `counted`."""
+        """Note that a counter will report steps by `counted`."""
         self._has_counter = True
 
     def optimizer_stepped(self, number: int) -> None:
-        """An optimizer of torch has taken its step of this number."""
+        """Record a step of one of torch's optimizers, with its number."""
         if self._channel is not None and self._said is None and not self._has_counter:
             if self._resumed is not None:
                 self._ahead, self._resumed = max(0, self._resumed + 1 - number), None
@@ -210,26 +214,30 @@ class Meter:
             self._beat()
 
     def seen(self, samples: int) -> None:
-        """So many more examples were trained with, as an executor or a loop knows."""
+        """Count examples used in training, as reported by an executor or a loop."""
         self._seen += samples
 
     def drawn(self, samples: int) -> None:
-        """So many more were given out by a loader: of less weight, since their use is unknown."""
+        """Count examples that a loader returned. They have less weight, because their use is unknown."""
         self._drawn += samples
 
     def has_loss(self, loss: Any) -> None:
-        """Of the step that is about to be counted."""
+        """Set the loss of the step that is about to be counted."""
         if self._channel is not None:
             self._given[_LOSS] = kept(loss)
 
     def resumed(self, step: int) -> None:
-        """The next step follows this one, also where an optimizer of torch counts from 1 again."""
+        """Set the number of the resumed step. The next step follows it, even if torch's optimizers count from
+        1 again.
+        """
         self._before = step - self._counted
         self._resumed = step
 
     def saved(self, step: int) -> None:
-        """There is a checkpoint of this step: so far it has come where nobody counts steps, or counts them
-        from elsewhere; then the next one follows it. A script that tells the numbers of its steps is right.
+        """Record a checkpoint of this step.
+
+        If steps are not counted, or are counted from another start, the training has reached this step, and
+        the next one follows it. A script's own step numbers have priority.
         """
         if self._channel is not None and not self._saved:
             self._saved = self._news = True
@@ -251,17 +259,18 @@ class Meter:
         return self._optimized
 
     def last_step(self) -> tuple[int, float, float | None] | None:
-        """The number of the last step, how many seconds ago it ended, and how many it took, None for the
-        first one; None before it. Another thread asks.
+        """Return the number of the last step, the seconds since its end, and its duration in seconds.
+
+        The duration of the first step is None. The result is None before it. Another thread calls this.
         """
         ended = self._ended
         return None if ended is None else (self.steps, self._clock() - ended, self._took)
 
-    # ---- what a parameter server says
+    # ---- numbers of a parameter server
 
     @property
     def listened_to(self) -> bool:
-        """Whether there is a launcher."""
+        """True if there is a launcher."""
         return self._channel is not None
 
     def tables(
@@ -270,8 +279,9 @@ class Meter:
         tables: Mapping[str, Mapping[str, float]],
         hot: Mapping[str, Mapping[str, float]],
     ) -> bool:
-        """Numbers of this server, and of its tables by their names; hot keys of some tables. Whether all of
-        them were sent.
+        """Send numbers of this server, numbers of its tables by name, and hot keys of some tables.
+
+        Return True if all of them were sent.
         """
         if self._channel is None or not self._lock.acquire(blocking=False):
             return False
@@ -292,7 +302,7 @@ class Meter:
     def begins(self, activity: Activity) -> None:
         self._activities.append(activity)
         now = self._clock()
-        if now >= self._next_activity:  # of short ones in every step, two a second
+        if now >= self._next_activity:  # for short activities in every step, this allows two reports a second
             self._next_activity = max(self._next_activity, now - _AT_ONCE * PERIOD) + PERIOD
             self._send()
 
@@ -306,20 +316,23 @@ class Meter:
             self._send()
 
     def begins_to_serve(self) -> None:
-        """This process makes no steps; its work begins now."""
+        """Note that this process makes no steps, and that its work starts now."""
         if self._channel is not None:
             self._begun()
             self._beat()
 
-    # ---- telling
+    # ---- sending
 
     def flush(self) -> None:
-        """Tell now what has not been reported."""
+        """Send unreported values now."""
         if self._news or self._given or self._reader.waits:
             self._send()
 
     def end(self) -> None:
-        """The process ends: its last words are worth a moment, when all processes of a job end at once."""
+        """Send the last values at the end of the process, and wait a moment if the launcher is busy.
+
+        Often, all processes of a job end at the same time.
+        """
         self.flush()
         if self._channel is None:
             return
@@ -328,19 +341,19 @@ class Meter:
         last = self._clock() + _LAST
         while self._news and (left := last - self._clock()) > 0 and self._channel.wait(left):
             self.flush()
-        if self._news:  # it may have been this process that stood still
+        if self._news:  # this process itself may have been suspended
             self.flush()
         self._channel.close()
 
     def _let_values_arrive(self) -> None:
-        """The last loss stays on its device until asked for: without this the last but one would be told."""
+        """Wait for values on devices. Otherwise the report would contain the last loss but one."""
         last = self._clock() + _ARRIVING
         while (self._given or self._reader.waits) and self._clock() < last:
             time.sleep(_PAUSE)
             self.flush()
 
     def turn_off(self) -> None:
-        """Report nothing from now on: in a forked child, which is another process."""
+        """Stop reporting, in a forked child, which is another process."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -374,7 +387,7 @@ class Meter:
                 return
             known = self._names[str(name)] = valid_name(name, LONGEST_NAME)
             if len(self._names) == MOST_NAMES:
-                with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stderr
+                with contextlib.suppress(OSError, ValueError):  # a full disk, or a closed stderr
                     glog(f"progress: {MOST_NAMES} scalars have been logged; further names are not taken")
         self._given[known] = kept(value)
         self._news = True
@@ -387,7 +400,7 @@ class Meter:
             self._send(step_alone=True)
 
     def _send(self, *, step_alone: bool = False) -> None:
-        # Another thread is at it, or this one, which a signal handler has interrupted: let it go.
+        # Another thread holds the lock, or this thread in a signal handler, so skip this report.
         if self._channel is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -398,7 +411,8 @@ class Meter:
                 self.turn_off()
             elif step_alone:
                 said = self._report_with(**self._state())
-                all(map(self._channel.send, encode_reports(said, {})))  # the next one says it too
+                # the next report contains the step too
+                all(map(self._channel.send, encode_reports(said, {})))
             else:
                 self._say(self._channel)
         finally:
@@ -421,13 +435,13 @@ class Meter:
                 self._given.setdefault(name, number)
 
     def _report_with(self, **more: Any) -> Document:
-        """Return what every report has, and these fields."""
+        """Return the fields of every report, with `more` added."""
         doing = self._activities[-1:]
         activity = doing[0].fields() if doing else None
         return {"mark": self._mark, **more, "time": self._wall(), "activity": activity}
 
     def _state(self) -> dict[str, int]:
-        """Only what was counted."""
+        """Return the counted values."""
         state = {"step": self.steps} if self._said is not None or self.steps else {}
         samples = self._samples if self._samples is not None else self._seen or self._drawn
         of = {} if self._of is None else {"of": self._of}

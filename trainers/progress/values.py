@@ -1,5 +1,6 @@
-"""Numbers out of whatever a script has: floats, arrays, tensors. Nothing here waits for a device: a value on
-one is copied asynchronously to pinned memory, and read once it has arrived.
+"""Read numbers from a script's values, such as floats, arrays and tensors, without waiting for a device.
+
+A value on a device is copied asynchronously to pinned memory, and read once it has arrived.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fleetrun.aliases import Document
 _LARGEST = 1 << 62
 
 _WRONG = (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError)
-"""What objects raise that are asked for their number and have none."""
+"""Exceptions of objects that cannot be converted to a number."""
 
 
 class Event(Protocol):
@@ -21,11 +22,11 @@ class Event(Protocol):
 
 
 Waiting = list[tuple[str, Any, Event]]
-"""(name, the copy in memory, the event after which it is there)"""
+"""(name, the copy in memory, the event after which it is complete)"""
 
 
 def kept(value: Any) -> Any:
-    """The value without what it was computed from: a loss would hold a whole graph."""
+    """Return the value without its graph, because a loss would hold the whole graph in memory."""
     try:
         return value.detach() if hasattr(value, "detach") else value
     except _WRONG:
@@ -33,7 +34,7 @@ def kept(value: Any) -> Any:
 
 
 def whole(value: Any) -> int | None:
-    """A count, from 0 on; None for what is none, and for what one would have to wait for."""
+    """Return a count from 0 on, or None for other values and for values on a device."""
     if type(value) is not int and device_of(value) is not None:
         return None
     try:
@@ -44,22 +45,24 @@ def whole(value: Any) -> int | None:
 
 
 class Accelerator:
-    """By its module: `torch.cuda`, `torch.xpu`, `torch.mps`, or one that another package has put there. What
-    it has no events for (XLA) is not fetched: nothing says when it has arrived.
+    """A device by its module: `torch.cuda`, `torch.xpu`, `torch.mps`, or another package's module.
+
+    Values on a device without events (XLA) are not fetched, because their arrival cannot be detected.
     """
 
     def __init__(self, module: Any) -> None:
         self._module = module
 
     def capturing(self) -> bool:
-        """Whether operations are being captured into a graph, to be run later and more than once. Never
-        starts the device.
+        """Return True while operations are captured into a graph, which runs later and repeatedly.
+
+        The call never starts the device.
         """
         is_capturing = getattr(self._module, "is_current_stream_capturing", None)
         return is_capturing is not None and bool(self._module.is_initialized() and is_capturing())
 
     def fetch(self, tensor: Any) -> tuple[Any, Event]:
-        """Return a copy that is there after the event. Raises RuntimeError."""
+        """Return a copy that is complete after the event. Raises RuntimeError for a device without events."""
         module = self._module
         if not hasattr(module, "Event"):
             raise RuntimeError("it has no events")
@@ -68,18 +71,18 @@ class Accelerator:
         event = module.Event()
         if hasattr(module, "current_stream"):
             event.record(module.current_stream(tensor.device))
-        else:  # it has one only
+        else:  # the device has only one stream
             event.record()
         return copy, event
 
     @staticmethod
     def memory(tensor: Any) -> Any:
-        """Pinned memory for one such number, which the device writes asynchronously."""
+        """Return pinned memory for one number, which the device writes asynchronously."""
         return sys.modules["torch"].empty((), dtype=tensor.dtype, pin_memory=True)
 
 
 def device_of(value: Any) -> Accelerator | None:
-    """None for what is in memory, or no tensor of one value."""
+    """Return the device of a tensor with one value, or None for a value in memory or another type."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or not _plain(value):
         return None
@@ -88,7 +91,7 @@ def device_of(value: Any) -> Accelerator | None:
 
 
 class Reader:
-    """Of one process."""
+    """Reads the values of one process."""
 
     def __init__(self, device_of: Callable[[Any], Accelerator | None] = device_of) -> None:
         self._device_of = device_of
@@ -97,12 +100,14 @@ class Reader:
 
     @property
     def waits(self) -> bool:
-        """Whether something is on its way from a device."""
+        """True if values are on their way from a device."""
         return bool(self._waiting)
 
     def read(self, given: Document) -> dict[str, float]:
-        """The numbers that are there: of `given`, and of those that came from a device since the last call.
-        What is taken out of `given` is read, under way, or not a number; what stays waits for its turn.
+        """Return the available numbers, from `given` and from devices since the last call.
+
+        Values removed from `given` are read, on their way, or invalid. The remaining values wait for their
+        turn.
         """
         numbers = self._arrived()
         for name in list(given):
@@ -118,39 +123,39 @@ class Reader:
         return numbers
 
     def _arrived(self) -> dict[str, float]:
-        """All of what was sent for, or nothing yet."""
-        if any(
-            each.capturing() for each in self._devices
-        ):  # asking for an event then would break the capture
+        """Return all fetched values, or an empty dict while one is missing."""
+        if any(each.capturing() for each in self._devices):  # querying an event would break the capture
             return {}
         try:
             if not all(event.query() for _, _, event in self._waiting):
                 return {}
             numbers = {name: float(copy) for name, copy, _ in self._waiting}
-        except RuntimeError:  # the device's own error: the training gets it too
+        except RuntimeError:  # an error of the device, which the training gets too
             numbers = {}
         self._waiting, self._devices = [], []
         return numbers
 
     def _send_for(self, given: Document) -> None:
-        """What cannot be fetched is left out."""
+        """Fetch values from devices. Values that cannot be fetched are left out."""
         for name, tensor in list(given.items()):
             device = self._device_of(tensor)
             if device is None:
-                continue  # another thread has just said it
-            if device.capturing():  # into a graph, which would copy at each replay
+                continue  # another thread has just replaced it
+            if device.capturing():  # the graph would repeat the copy at each replay
                 continue
             del given[name]
             try:
                 copy, event = device.fetch(tensor)
-            except RuntimeError:  # of another kind than those before it, or the device's own error
+            except RuntimeError:  # an unsupported device, or an error of the device
                 continue
             self._waiting.append((name, copy, event))
             self._devices.append(device)
 
 
 def _number(value: Any) -> float | None:
-    """None unless it is a single number. A DTensor is not: its value would be a collective call."""
+    """Return a single number, or None. For a DTensor it is None, because reading it would be a
+    collective call.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and not _plain(value):
         return None
@@ -161,7 +166,7 @@ def _number(value: Any) -> float | None:
 
 
 def _item(value: Any) -> Any:
-    """The one element of an array or a tensor; anything else itself."""
+    """Return the only element of an array or tensor, or the value itself."""
     return value.item() if hasattr(value, "item") else value
 
 

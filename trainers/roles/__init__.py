@@ -1,1 +1,1 @@
-"""The role of a process in its job; each source of it is a role maker."""
+"""The role of a process in its job, found by a role maker."""

@@ -1,12 +1,12 @@
-"""This process's place in the job, out of its environment. Knows the variables of each launcher.
+"""Find this process's identity in the job from the environment variables of each launcher.
 
-`identity_of` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
-of mpirun, or nothing at all (a process on its own). `current_identity` asks `fleet.init` first, where a
-script has called it.
+`identity_of` reads fleetrun's contract, or the variables of torchrun, Paddle's launchers or mpirun. Without
+any of them, the process is on its own. `current_identity` uses the result of `fleet.init` first, if a script
+has called it.
 
-Paddle's launchers, servers: TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT. Trainers:
-PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS. Where they contradict each other, the
-error says so.
+Servers of Paddle's launchers have TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT.
+Trainers have PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM and PADDLE_TRAINER_ENDPOINTS. An error reports variables
+that contradict each other.
 """
 
 from __future__ import annotations
@@ -22,23 +22,19 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import EVALUATOR, Identity
 from trainers.roles.parsing import Variables, apart, endpoints, position
 
-# ---- This process's place out of the variables of Paddle's own launchers, and of platforms that start
-# Paddle's jobs. Knows their names; where they contradict each other it says so.
-#
-# Servers: TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT. Trainers: PADDLE_TRAINER_ID,
-# PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS.
+# ---- The identity from the variables of Paddle's launchers, and of platforms that start Paddle's jobs
 
 _PADDLE_SERVERS, _PADDLE_TRAINERS = "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS"
 PADDLES_LAUNCHER = "Paddle's launcher"
 
 
 def has_paddles_variables(environ: Environ) -> bool:
-    """Whether somebody has started this process as one of Paddle's."""
+    """Return True if this process was started as one of Paddle's."""
     return bool(environ.get("TRAINING_ROLE") or environ.get("PADDLE_TRAINER_ID"))
 
 
 def paddle_identity(environ: Environ) -> Identity:
-    """Raises UsageError for variables that are missing, malformed or contradict each other."""
+    """Return the identity. Raises UsageError for variables that are missing, malformed or contradictory."""
     found = Variables(environ, "TRAINING_ROLE or PADDLE_TRAINER_ID is; Paddle's launchers set all of them")
     servers = endpoints(_PADDLE_SERVERS, found.listed(_PADDLE_SERVERS))
     trainers = endpoints(_PADDLE_TRAINERS, found.listed(_PADDLE_TRAINERS))
@@ -109,23 +105,22 @@ def _server_index(found: Variables, servers: Strings) -> int:
 
 
 def _paddle_master(found: Variables, trainers: Strings, count: int) -> str:
-    """Where trainers meet: PADDLE_MASTER, else the first of them; None when neither is set."""
+    """Return PADDLE_MASTER, where trainers meet, else the first trainer's endpoint, else an empty string.
+
+    With a single trainer and no TRAINING_ROLE, the result is empty.
+    """
     told = endpoints("PADDLE_MASTER", found.listed("PADDLE_MASTER"))
     master = (told or trainers or ("",))[0]
     return master if count > 1 or found.environ.get("TRAINING_ROLE") else ""
 
 
-# ---- This process's place in the job, out of its environment. Knows where each launcher keeps it; leaves
-# what to do with it to others.
-#
-# `identity_of` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
-# of mpirun, or nothing at all (a process on its own).
+# ---- The identity from the variables of any launcher
 
 MpiProcess = mpi.MpiProcess
 
 
 class Starter(Enum):
-    """What started this process, by its environment. The value is for messages."""
+    """The launcher that started this process, by its environment. The value is for messages."""
 
     FLEETRUN = "fleetrun"
     PADDLE = PADDLES_LAUNCHER
@@ -135,7 +130,7 @@ class Starter(Enum):
 
 
 def starter(environ: Environ) -> Starter:
-    """The nearest one: mpirun may have started a torchrun, and that this process.
+    """Return the nearest launcher, because mpirun may have started a torchrun, which started this process.
 
     Raises UsageError for malformed variables of mpirun.
     """
@@ -149,8 +144,9 @@ def starter(environ: Environ) -> Starter:
 
 
 def identity_of(environ: Environ) -> Identity:
-    """Identity out of environment variables. Raises UsageError naming the variable that is missing or
-    malformed.
+    """Return the identity from environment variables.
+
+    Raises UsageError with the name of a missing or malformed variable.
     """
     read = {
         Starter.FLEETRUN: _of_fleetrun,
@@ -163,7 +159,9 @@ def identity_of(environ: Environ) -> Identity:
 
 
 def mpi_process(environ: Environ) -> MpiProcess | None:
-    """The process of an mpirun of several; None elsewhere. Raises UsageError for malformed variables."""
+    """Return the process of an mpirun with several processes, else None. Raises UsageError for malformed
+    variables.
+    """
     try:
         process = mpi.read(environ)
     except mpi.MpiError as error:
@@ -172,7 +170,7 @@ def mpi_process(environ: Environ) -> MpiProcess | None:
 
 
 def mpi_master(process: MpiProcess, environ: Environ) -> str:
-    """`host:port` where the processes of an mpirun can meet."""
+    """Return `host:port` where the processes of an mpirun can meet. Raises UsageError if it is unknown."""
     if environ.get("PADDLE_MASTER"):
         return endpoints("PADDLE_MASTER", [environ["PADDLE_MASTER"]])[0]
     master = process.master
@@ -189,7 +187,7 @@ def _of_nobody(environ: Environ) -> Identity:
 
 
 def _of_mpi(environ: Environ) -> Identity:
-    """`mpirun -n 4 python train.py`, without fleetrun."""
+    """Return the identity for `mpirun -n 4 python train.py`, without fleetrun."""
     process = mpi_process(environ)
     if process is None:
         raise AssertionError("no process of mpirun")
@@ -250,7 +248,7 @@ def _of_fleetrun(environ: Environ) -> Identity:
 
 
 def _of_evaluator(member: contract.Member) -> Identity:
-    """A process on its own: it has no rank among the trainers, and no server waits for it."""
+    """Return a process on its own, without a rank among the trainers. Servers do not wait for it."""
     return Identity(
         device=_first_gpu(member),
         restart_count=member.restart_count,
@@ -263,8 +261,8 @@ def _first_gpu(member: contract.Member) -> int | None:
     return member.devices[0] if member.devices and member.device_kind == "gpu" else None
 
 
-# ---- The identity of this process, for functions that are called without a Fleet: what `fleet.init` found
-# out, else what the environment says.
+# ---- The identity of this process for functions without a Fleet, from `fleet.init`, else from the
+# environment
 
 IdentitySource = Callable[[], Identity | None]
 
@@ -272,8 +270,9 @@ _identity_sources: list[IdentitySource] = []
 
 
 def ask_first(source: IdentitySource) -> IdentitySource | None:
-    """From now on `source` is asked before the environment, and no longer the one that is given back. It
-    answers None while it does not know.
+    """Use `source` before the environment, in place of the returned former source.
+
+    `source` returns None while it has no identity.
     """
     former = _identity_sources.pop() if _identity_sources else None
     _identity_sources.append(source)

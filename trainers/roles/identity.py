@@ -1,4 +1,4 @@
-"""The identity of a process in its job. The role makers find it out."""
+"""Define the identity of a process in its job, which role makers find."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fleetrun.frozen import frozen_by_name
 from trainers.errors import UsageError
 
 EVALUATOR = "an evaluator of fleetrun"
-"""The source of a process that evaluates a training without being part of it."""
+"""The source of a process that evaluates a training without taking part in it."""
 
 
 class Role(IntEnum):
-    """What a process is in a job with parameter servers; Paddle's numbers."""
+    """The role of a process in a job with parameter servers, with Paddle's numbers."""
 
     WORKER = 1
     SERVER = 2
@@ -22,11 +22,11 @@ class Role(IntEnum):
 
 @frozen_by_name
 class Identity:
-    """One process of the job. The default is a process on its own: rank 0 of 1.
+    """One process of the job. The default is a process on its own, rank 0 of 1.
 
-    `index` counts within the role; `trainers` and `servers` are `host:port` in rank order, `trainers` is
-    empty where the environment does not say. `source` says what started this process, for messages.
-    `scratch` is a folder for what this launch keeps on this machine.
+    `index` counts within the role. `trainers` and `servers` are `host:port` in rank order. `trainers` is
+    empty if the environment does not contain it. `source` names the launcher for messages. `scratch` is a
+    directory for data of this run on this node.
     """
 
     index: int = 0
@@ -48,9 +48,7 @@ class Identity:
         return not self.master and self.worker_num == 1
 
     def meeting(self) -> str:
-        """`host:port` where workers meet for what they do among themselves. Raises UsageError when that is
-        unknown.
-        """
+        """Return `host:port` where workers meet. Raises UsageError if it is unknown."""
         if not self.master:
             raise UsageError(
                 f"the {self.worker_num} workers of this job have to meet, and {self.source} does not say "
@@ -62,8 +60,9 @@ class Identity:
 
 @runtime_checkable
 class RoleMaker(Protocol):
-    """Anything that knows this process's identity. One that also has `is_collective` (a bool) decides by it
-    which kind of training `fleet.init` begins.
+    """An object that finds this process's identity.
+
+    An optional attribute `is_collective` (a bool) sets the kind of training that `fleet.init` starts.
     """
 
     def identity(self) -> Identity: ...

@@ -1,10 +1,9 @@
-"""Role makers: each is a way to find out this process's identity, and `settle` chooses one for
-`fleet.init`.
+"""Define role makers, which find this process's identity. `settle` chooses one for `fleet.init`.
 
-PaddleCloudRoleMaker reads the environment, UserDefinedRoleMaker takes what the script says, and
-MPISymmetricRoleMaker makes every second process of an mpirun a server. The last calls no MPI library: every
-process writes to a store at the first of them where it will listen, and reads what the others wrote;
-Paddle's MPISymetricRoleMaker asks mpi4py for that.
+PaddleCloudRoleMaker reads the environment. UserDefinedRoleMaker takes the script's arguments.
+MPISymmetricRoleMaker makes every second process of an mpirun a server, without an MPI library. Each process
+writes its endpoint to a store at the first process, and reads the others'. Paddle's MPISymetricRoleMaker uses
+mpi4py for this.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from trainers.roles.environment import (
 from trainers.roles.identity import EVALUATOR, Identity, Role, RoleMaker
 from trainers.roles.parsing import Variables, apart, endpoints, position
 
-# ---- For processes of a launcher: everything is in the environment.
+# ---- The role maker for processes of a launcher, from the environment
 
 
 class PaddleCloudRoleMaker:
-    """For processes of fleetrun, torchrun, mpirun (collective) and Paddle's launchers.
+    """The role maker for processes of fleetrun, torchrun, mpirun (collective) and Paddle's launchers.
 
-    `is_collective` says which kind of training the job is for. `environ` replaces the process's environment.
-    `fleet.init` takes this one when it is given none.
+    `is_collective` sets the kind of training. `environ` replaces the process's environment. `fleet.init` uses
+    this role maker by default.
     """
 
     def __init__(self, is_collective: bool = False, *, environ: Environ | None = None) -> None:
@@ -47,24 +46,22 @@ class PaddleCloudRoleMaker:
         self._environ = os.environ if environ is None else environ
 
     def identity(self) -> Identity:
-        """Raises UsageError naming the variable that is missing, malformed or contradicts another."""
+        """Return the identity. Raises UsageError with the name of a missing, malformed or contradictory
+        variable.
+        """
         return identity_of(self._environ)
 
 
-# ---- The role maker of `mpirun -n 4 python train.py`: on every machine each second process is a server.
-# Knows how the processes find each other; leaves mpirun's variables to `environment`.
-#
-# No MPI library is called. Every process says in a store at the first of them where it will listen, and reads
-# what the others have said: Paddle's MPISymetricRoleMaker asks mpi4py for that.
+# ---- The role maker of `mpirun -n 4 python train.py`: every second process of each node is a server
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 _ANYWHERE = ("192.0.2.1", 9)
-"""A documentation address (RFC 5737) to which nothing is sent: it tells the source address of a route."""
+"""A documentation address (RFC 5737) that receives no packets. It shows the source address of a route."""
 
 
 @frozen
 class Card:
-    """What a process says about itself."""
+    """The role and endpoint that a process publishes."""
 
     is_server: bool
     endpoint: str
@@ -79,12 +76,11 @@ class Card:
 
 
 class MPISymmetricRoleMaker:
-    """A server and a worker alternate on each machine, a server first, as in Paddle: so many of one as of the
-    other. They are counted in the order of their ranks. `fleet.init()` under mpirun takes this one when it is
-    given none.
+    """The role maker of mpirun. Servers and workers alternate on each node, servers first, in equal numbers.
 
-    On several machines PADDLE_MASTER=host:port says where they meet when mpirun's variables do not, and
-    POD_IP under which address the others reach this machine when that cannot be told.
+    They are counted in the order of their ranks, as in Paddle. `fleet.init()` under mpirun uses this role
+    maker by default. On several nodes, set PADDLE_MASTER=host:port if mpirun's variables do not contain a
+    meeting point. Set POD_IP if the address of this node cannot be detected.
     """
 
     is_collective = False
@@ -94,8 +90,9 @@ class MPISymmetricRoleMaker:
         self._identity: Identity | None = None
 
     def identity(self) -> Identity:
-        """Waits until all processes are there, the first time. Raises UsageError for a number of processes
-        that cannot be halved, FleetError when they do not meet within 5 minutes.
+        """Return the identity. The first call waits for all processes.
+
+        Raises UsageError for an odd number of processes, and FleetError if they do not meet within 5 minutes.
         """
         if self._identity is None:
             self._identity = self._found()
@@ -119,12 +116,15 @@ class MPISymmetricRoleMaker:
                 f"the {process.size} processes of mpirun did not meet at {master}: {error}. "
                 "Set PADDLE_MASTER=host:port to a free port of the machine of the first"
             ) from error
-        holder.detach()  # open for the life of the process: closing it would free the port
+        holder.detach()  # stays open for the life of the process, because closing it would free the port
         return placed(process, cards, self._environ.get("PADDLE_DISTRI_BACKEND"))
 
 
 def is_server(process: MpiProcess) -> bool:
-    """The first, third, ... process of a machine; of the job, where the machine's are not counted."""
+    """Return True for the first, third, ... process of a node, or of the job if nodes do not count theirs.
+
+    Raises UsageError for an odd number of processes.
+    """
     number, what, count = process.local_rank, "on this machine", process.local_size
     if not count:
         number, what, count = process.rank, "in all", process.size
@@ -137,7 +137,7 @@ def is_server(process: MpiProcess) -> bool:
 
 
 def placed(process: MpiProcess, cards: Sequence[Card], backend: str | None = None) -> Identity:
-    """The identity of one process out of what all have said, in the order of their ranks."""
+    """Return the identity of one process from the cards of all processes, in rank order."""
     mine = cards[process.rank]
     trainers = tuple(card.endpoint for card in cards if not card.is_server)
     servers = tuple(card.endpoint for card in cards if card.is_server)
@@ -156,20 +156,22 @@ def placed(process: MpiProcess, cards: Sequence[Card], backend: str | None = Non
 
 
 def _exchanged(process: MpiProcess, master: str, own: Card) -> list[Card]:
-    """What all processes say, in the order of their ranks."""
+    """Exchange the cards of all processes, and return them in rank order."""
     host, port = split_endpoint(master)
     store = TCPStore(host, port, process.size, process.rank == 0, _TIMEOUT)
-    job = PrefixStore(f"roles/{process.job}", store)  # another mpirun may have taken the same port
+    job = PrefixStore(f"roles/{process.job}", store)  # another mpirun may use the same port
     job.set(str(process.rank), str(own))
     cards = [Card.parse(job.get(str(rank)).decode()) for rank in range(process.size)]
     job.set(f"left/{process.rank}", "")
-    if process.rank == 0:  # the store goes with this process's reference to it: not before all have read
+    if process.rank == 0:  # the store ends with this process's reference, so it waits until all have read
         job.wait([f"left/{rank}" for rank in range(process.size)], _TIMEOUT)
     return cards
 
 
 def _reserve_port() -> socket.socket:
-    """Holds a port that the kernel gives to no other process while it is open; servers can still bind it."""
+    """Reserve a port that the kernel gives to no other process while it is open. Servers can still
+    bind it.
+    """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("", 0))
@@ -177,7 +179,7 @@ def _reserve_port() -> socket.socket:
 
 
 def own_host(process: MpiProcess, master: str, environ: Environ) -> str:
-    """The address under which the others reach this machine."""
+    """Return the address of this node for the others. Raises UsageError if it cannot be detected."""
     if environ.get("POD_IP"):
         return environ["POD_IP"]
     if process.one_host:
@@ -192,7 +194,7 @@ def own_host(process: MpiProcess, master: str, environ: Environ) -> str:
 
 
 def _source_address(host: str, port: int) -> str | None:
-    """The address that packets to a place would have as their source; None where there is no route."""
+    """Return the source address of packets to a place, or None without a route."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -202,14 +204,14 @@ def _source_address(host: str, port: int) -> str | None:
         return None
 
 
-# ---- Which role maker decides: the script's, or the one that the environment calls for
+# ---- The choice between the script's role maker and the one for the environment
 
 
 def settle(role_maker: RoleMaker | None, is_collective: bool, environ: Environ) -> tuple[bool, Identity]:
-    """Whether the job is collective, and the identity of this process.
+    """Return True if the job is collective, and the identity of this process.
 
-    Raises UsageError for an object that is not a role maker, and when it, `is_collective` and the way in
-    which the job was started contradict each other.
+    Raises UsageError for an object that is not a role maker. It also raises it if the role maker,
+    `is_collective` and the way of starting the job contradict each other.
     """
     flag("fleet.init is_collective", is_collective)
     chosen = choose(is_collective, environ) if role_maker is None else _checked(role_maker)
@@ -225,9 +227,9 @@ def settle(role_maker: RoleMaker | None, is_collective: bool, environ: Environ) 
 
 
 def choose(is_collective: bool, environ: Environ) -> RoleMaker:
-    """What `fleet.init` takes when it is given no role maker.
+    """Return the default role maker of `fleet.init`.
 
-    mpirun alone names no servers: there, a job that is not collective makes them itself, as Paddle's fleet
+    mpirun assigns no servers. A job that is not collective therefore assigns them itself, as Paddle's fleet
     does.
     """
     if not is_collective and starter(environ) is Starter.MPIRUN:
@@ -272,21 +274,22 @@ def _check_launch(is_collective: bool, identity: Identity) -> None:
         )
 
 
-# ---- For processes started by hand: the script gives rank and endpoints.
+# ---- The role maker for processes started by hand, with rank and endpoints from the script
 
 _WHO = "UserDefinedRoleMaker"
 
 
 class UserDefinedRoleMaker:
-    """Process `current_id` of its role. Servers and workers are counted on their own, from 0 each.
+    """The role maker for process `current_id` of its role. Servers and workers are counted separately, from
+    0.
 
-    All processes of a job give the same lists: `server_endpoints` are `host:port` of every server, which
-    binds its own; `worker_endpoints`, those of the workers, are needed for collective training of several
-    (the first is where they meet), and with servers only for what workers do among themselves, as
-    `global_shuffle`. `worker_num` may be left out when they are given.
+    All processes of a job give the same lists. `server_endpoints` are `host:port` of every server, and each
+    server binds its own. `worker_endpoints` are those for workers. They are needed for collective training of
+    several workers, who meet at the first. With servers, they are needed only for exchanges between workers,
+    such as `global_shuffle`. You may leave out `worker_num` if you give them.
 
-    Raises UsageError at once for what cannot be: an id out of range, an endpoint that is malformed or there
-    twice, a server in a collective job, and so on.
+    Raises UsageError immediately for invalid arguments, such as an id out of range, a malformed or repeated
+    endpoint, or a server in a collective job.
     """
 
     def __init__(
@@ -311,8 +314,9 @@ class UserDefinedRoleMaker:
         self._environ = os.environ if environ is None else environ
 
     def identity(self) -> Identity:
-        """The identity that was given. The variables PADDLE_DISTRI_BACKEND, FLAGS_selected_gpus and
-        PADDLE_RESTART_COUNT say the rest.
+        """Return the given identity.
+
+        PADDLE_DISTRI_BACKEND, FLAGS_selected_gpus and PADDLE_RESTART_COUNT add the rest.
         """
         told = Variables(self._environ, "it is needed")
         here = self._servers if self._role is Role.SERVER else self._workers

@@ -1,4 +1,4 @@
-"""Typed look-ups in an environment and lists of endpoints; the errors name the variable or the list."""
+"""Parse environment variables and lists of endpoints, with errors that name the variable or the list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from trainers.errors import UsageError
 
 
 class Variables:
-    """Raises UsageError for what is missing or malformed. `why` ends the sentence `X is not set, but ...`."""
+    """Typed look-ups. They raise UsageError for a missing or malformed variable.
+
+    `why` ends the sentence `X is not set, but ...`.
+    """
 
     def __init__(self, environ: Environ, why: str) -> None:
         self.environ = environ
@@ -25,17 +28,17 @@ class Variables:
         return value
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A whole number from 0 on. With a default the variable need not be set."""
+        """Return a whole number from 0 on. With a default, the variable may be unset."""
         if default is not None and name not in self.environ:
             return default
         return _whole(name, self.text(name))
 
     def listed(self, name: str) -> list[str]:
-        """The parts between commas; empty when the variable is not set."""
+        """Return the parts between commas, or an empty list if the variable is unset."""
         return [each for each in self.environ.get(name, "").replace(" ", "").split(",") if each]
 
     def first(self, name: str) -> int | None:
-        """The first of whole numbers between commas; None when the variable is not set."""
+        """Return the first of whole numbers between commas, or None if the variable is unset."""
         listed = self.listed(name)
         return _whole(name, listed[0]) if listed else None
 
@@ -46,14 +49,16 @@ def _whole(name: str, value: str) -> int:
     return int(value)
 
 
-# ---- Lists of endpoints that somebody wrote by hand: checked before anything is connected.
+# ---- Lists of endpoints written by hand, checked before any connection
 
 MOST_PORTS = 65_535
 
 
 def endpoints(name: str, given: Sequence[str] | None) -> Strings:
-    """The same as a tuple; None is empty. Raises UsageError, which names the list, for anything but a list of
-    `host:port` (`[address]:port` for IPv6), and for an endpoint that is in it twice.
+    """Return the endpoints as a tuple, empty for None.
+
+    Raises UsageError, which names the list, unless it is a list of `host:port` (`[address]:port` for IPv6)
+    without repetitions.
     """
     if given is None:
         return ()
@@ -69,14 +74,14 @@ def endpoints(name: str, given: Sequence[str] | None) -> Strings:
 
 
 def apart(servers: Sequence[str], workers: Sequence[str], names: tuple[str, str]) -> None:
-    """Raises UsageError when an endpoint is in both lists."""
+    """Raise UsageError if an endpoint is in both lists."""
     both = sorted(set(servers) & set(workers))
     if both:
         raise UsageError(f"{both[0]!r} is in {names[0]} and in {names[1]}; each process has its own")
 
 
 def position(own: str, among: Sequence[str]) -> int:
-    """How many endpoints before this one are on its host: the process's number on its machine."""
+    """Return the number of the process on its node, the count of earlier endpoints on its host."""
     host = split_endpoint(own)[0]
     return [each for each in among if split_endpoint(each)[0] == host].index(own)
 

@@ -1,6 +1,7 @@
-"""`fleetrun::rows`: an operation of programs whose tables are outside of them, in files that a server of
-requests maps and changes. A program has a number in place of each table; whoever runs it says which tables
-those are.
+"""Define `fleetrun::rows`, an operation for programs whose tables are in separate files.
+
+A server of requests maps and changes these files. A program has a number in place of each table. The caller
+of the program maps these numbers to tables.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from torch import Tensor
 
 
 class RowTable(Protocol):
-    """What has rows for ids."""
+    """A table with rows for ids."""
 
     def rows(self, ids: Tensor) -> Tensor:
-        """(n, dim) for ids (n,) int64."""
+        """Return (n, dim) rows for ids (n,) int64."""
 
 
 TABLES: dict[int, RowTable] = {}
-"""By the numbers that programs are given."""
+"""Tables by the numbers in programs."""
 
 _LIBRARY = torch.library.Library("fleetrun", "DEF")  # type: ignore[no-untyped-call]  # torch's
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -28,7 +29,9 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 
 def _rows(ids: Tensor, table: Tensor, dim: int, dtype: torch.dtype, limit: int) -> Tensor:
-    """(..., dim) for ids (...). Raises IndexError for an id outside of [0, limit), unless that is -1."""
+    """Return (..., dim) rows for ids (...). Raises IndexError for an id outside [0, limit), unless `limit` is
+    -1.
+    """
     flat = ids.reshape(-1).to(torch.int64)
     if limit >= 0 and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < limit:
         raise IndexError(f"an id is outside of the {limit} rows of its table")
@@ -44,8 +47,9 @@ torch.library.register_fake("fleetrun::rows", _shape, lib=_LIBRARY)
 
 
 class RowsElsewhere(torch.nn.Module):
-    """An embedding whose rows are in the table `name`. `limit`: how many ids there are, None: any int64;
-    `padding` (an id) reads as zeros.
+    """An embedding whose rows are in the table `name`.
+
+    `limit` is the number of ids, or None for any int64. The id `padding` reads as zeros.
     """
 
     table: Tensor

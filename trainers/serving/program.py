@@ -1,12 +1,12 @@
-"""Programs: a model's forward pass by torch.export, without its weights. `bundle` has the files.
+"""Export a model's forward pass by torch.export, without its weights. `bundle` writes the files.
 
     outputs = program.module()(weights, inputs)
 
-`weights` is a tuple of tensors, `inputs` another; which they are, and in which order, is stored next to the
-program. So the weights can be in a file of a plain format, and be replaced without the program.
+`weights` and `inputs` are tuples of tensors. Their names and order are stored next to the program. The
+weights can therefore be in a file of a plain format, and you can replace them without the program.
 
-EmbeddingBag is replaced by operations of which torch.export can tell the shapes: its own computes the
-number of bags by an arange over all ids, which fixes a program to the batch that it was exported with.
+EmbeddingBag is replaced by operations whose shapes torch.export can derive. The original computes the number
+of bags by an arange over all ids. This would fix a program to the batch of the export.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from fleetrun.aliases import Document, Fields
 from fleetrun.frozen import frozen
 from trainers.errors import NotSupportedError, UsageError
 
-# ---- EmbeddingBag in operations of which torch.export can tell the shapes. Its own says how many bags there
-# are by an arange over all ids, which fixes a program to the batch that it was exported with.
+# ---- EmbeddingBag in operations whose shapes torch.export can derive
 
 
 class Bags(Module):
-    """An EmbeddingBag in evaluation: the same arguments, the same answers. `rows`: what looks up (..., dim)
-    for ids (...), where it is not the bag's own weight.
+    """An EmbeddingBag in evaluation, with the same arguments and results.
+
+    `rows` looks up (..., dim) for ids (...), if the bag's own weight is not used.
     """
 
     weight: Parameter | None
@@ -70,14 +70,12 @@ class Bags(Module):
         offsets: Tensor | None,
         weights: Tensor | None,
     ) -> Tensor:
-        """Bags of flat ids, each from its offset to the next one."""
+        """Combine bags of flat ids, each from its offset to the next one."""
         if offsets is None:
             raise UsageError("an EmbeddingBag needs ids (batch, ids of a bag), or flat ids and offsets")
         places = torch.arange(rows.shape[0], device=rows.device)
         fit = (offsets == offsets.cummax(0).values) & (offsets <= rows.shape[0])
-        if (
-            self._last and self._mode != "sum"
-        ):  # torch takes ids after the last offset for some of the last bag's
+        if self._last and self._mode != "sum":  # torch adds some ids after the last offset to the last bag
             fit = fit & (offsets[-1:] == rows.shape[0])
         torch._assert_async(
             fit.all() & (offsets[:1] == 0).all(),
@@ -86,7 +84,7 @@ class Bags(Module):
         )
         bag = torch.searchsorted(offsets.to(torch.int64), places, right=True)
         count = offsets.shape[0] - int(self._last)
-        empty = rows.new_zeros(offsets.shape[0] + 1, rows.shape[1])  # 0: of no bag
+        empty = rows.new_zeros(offsets.shape[0] + 1, rows.shape[1])  # bag 0 collects ids outside every bag
         if self._mode == "max":
             lowest = torch.where(kept[:, None], rows, -math.inf)
             spread = bag[:, None].expand(-1, rows.shape[1])
@@ -126,13 +124,7 @@ _COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# ---- Programs: a model's forward pass by torch.export, without its weights. Knows how a program is called;
-# leaves files to `bundle`.
-#
-# outputs = program.module()(weights, inputs)
-#
-# `weights` is a tuple of tensors, `inputs` another; which they are, and in which order, is stored next to the
-# program. So the weights can be in a file of a plain format, and be replaced without the program.
+# ---- Programs: a model's forward pass without its weights
 
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 Tensors = dict[str, Tensor]
@@ -140,8 +132,10 @@ Tensors = dict[str, Tensor]
 
 @frozen
 class Program:
-    """`file`: what torch.export.load reads. `weights`: their values by name, in order. `inputs`: for each its
-    name, type and shape, None where any size will do.
+    """An exported program.
+
+    `file` is the content for torch.export.load. `weights` maps names to values, in order. `inputs` holds the
+    name, type and shape of each input, with None for any size.
     """
 
     file: bytes
@@ -155,12 +149,12 @@ def program_of(
     dynamic_shapes: object = None,
     stand_ins: Mapping[Module, Module] | None = None,
 ) -> Program:
-    """The model as it evaluates (`eval()`, no gradients), on the CPU; the original is not changed.
+    """Export the model as it evaluates (`eval()`, no gradients), on the CPU. The original does not change.
 
-    `stand_ins`: modules of it, and what takes their place. `dynamic_shapes`: as torch.export's for the
-    inputs, in a tuple; None: any size of the first dimension. Raises UsageError for inputs that are not
-    tensors, NotSupportedError for a model that fixes the size of a batch, and what torch.export raises for
-    one that cannot be exported.
+    `stand_ins` maps modules of the model to their replacements. `dynamic_shapes` is torch.export's argument
+    for the inputs, in a tuple. None accepts any size of the first dimension. Raises UsageError for inputs
+    that are not tensors, NotSupportedError for a model that fixes the size of a batch, and torch.export's
+    errors.
     """
     names, tensors = _named(model, example)
     plain = _copied(model, stand_ins or {})
@@ -169,7 +163,7 @@ def program_of(
     inputs = tuple(each.detach().cpu() for each in tensors)
     free = dynamic_shapes is None
     if free and all(each.dim() and each.shape[0] == 1 for each in inputs):
-        inputs = tuple(torch.cat([each, each]) for each in inputs)  # torch takes a size of 1 for a constant
+        inputs = tuple(torch.cat([each, each]) for each in inputs)  # torch treats a size of 1 as a constant
     positional = 0 if isinstance(example, Mapping) else len(names)
     stateless = _Stateless(plain, list(values), positional, names)
     shapes = tuple(_first_is_free(each) if free else {} for each in inputs)
@@ -190,7 +184,7 @@ class _Stateless(Module):
 
     def __init__(self, model: Module, weights: list[str], positional: int, names: list[str]) -> None:
         super().__init__()
-        self.__dict__["model"] = model  # no submodule: else its weights were the program's own
+        self.__dict__["model"] = model  # not a submodule, because its weights would then be the program's own
         self._weights, self._positional, self._names = weights, positional, names
 
     def forward(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Any:
@@ -201,7 +195,7 @@ class _Stateless(Module):
 
 
 def _named(model: Module, example: Inputs) -> tuple[list[str], list[Tensor]]:
-    """The inputs, and the names that `forward` has for them."""
+    """Return the inputs, and their names in `forward`. Raises UsageError for other values than tensors."""
     if isinstance(example, Mapping):
         names, tensors = list(example), list(example.values())
     else:
@@ -222,7 +216,7 @@ def _named(model: Module, example: Inputs) -> tuple[list[str], list[Tensor]]:
 
 
 def _copied(model: Module, stand_ins: Mapping[Module, Module]) -> Module:
-    """Other modules with the same tensors, in eval mode."""
+    """Copy the modules in eval mode, with the same tensors."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         other = stand_ins.get(module, module)
@@ -240,7 +234,7 @@ def _first_is_free(tensor: Tensor) -> dict[int, Any]:
 
 
 def _placeholders(exported: torch.export.ExportedProgram, count: int) -> list[Tensor]:
-    """What the program thinks its last `count` inputs look like."""
+    """Return the program's view of its last `count` inputs."""
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     return [node.meta["val"] for node in nodes[-count:]]
 
@@ -267,7 +261,7 @@ def _expect_free(found: Sequence[Fields], inputs: Sequence[Tensor]) -> None:
 
 
 def _file_of(exported: torch.export.ExportedProgram) -> bytes:
-    exported._example_inputs = None  # the user's data has no place in it, and torch keeps it as pickle
+    exported._example_inputs = None  # remove the user's data, which torch keeps as pickle
     file = io.BytesIO()
     torch.export.save(exported, file)
     content = file.getvalue()
@@ -280,9 +274,11 @@ def _file_of(exported: torch.export.ExportedProgram) -> bytes:
 
 
 def dangers(file: bytes) -> list[str]:
-    """What in a program's file could run code when torch loads it: members that an export of plain tensors
-    does not have, constants that are unpickled, and text in the graph that torch would evaluate, import or
-    call. Raises ValueError for a file that is not a program.
+    """Return the parts of a program's file that could run code when torch loads it.
+
+    Such parts are members that an export of plain tensors does not have, constants that are unpickled, and
+    text in the graph that torch would evaluate, import or call. Raises ValueError for a file that is not a
+    program.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
@@ -305,8 +301,10 @@ def dangers(file: bytes) -> list[str]:
 
 
 def _code_in(value: object, key: str = "") -> Iterator[str]:
-    """Text below `value` that is no expression of sizes or name of an operator, where torch takes it for one,
-    and keys with which torch's tree specs import modules. Tree specs are JSON inside of strings.
+    """Yield suspect text and keys below `value`.
+
+    Suspect is text that torch evaluates, and that is not an expression of sizes or an operator's name. So are
+    keys by which torch's tree specs import modules. Tree specs are JSON inside strings.
     """
     if isinstance(value, str):
         if key in _GRAMMARS and not _GRAMMARS[key].fullmatch(value):

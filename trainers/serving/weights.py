@@ -1,8 +1,7 @@
-"""A model's whole state in one file, its optimizer's in another. Knows names and types; leaves files to
-`bundle`.
+"""Save a model's whole state in one file, and its optimizer's in another. `bundle` writes the files.
 
-    state-weights-5c3e9a01.safetensors      by the names of model.state_dict()
-    state-optimizer-5c3e9a01.safetensors    what is tensors of it; the rest is in state.json
+state-weights-5c3e9a01.safetensors      by the names of model.state_dict()
+state-optimizer-5c3e9a01.safetensors    its tensors; the rest is in state.json
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Tensors = dict[str, Tensor]
 
 
 def safetensors(tensors: Mapping[str, Tensor]) -> tuple[str, Sequence[Buffer]]:
-    """Suffix and content of a file. Raises NotSupportedError for a type that the format has no name for."""
+    """Return suffix and content of a file. Raises NotSupportedError for a type that the format lacks."""
     for name, tensor in tensors.items():
         if tensor.dtype not in EVERY_TYPE:
             raise NotSupportedError(f"{name} is {tensor.dtype}, which safetensors files cannot hold")
@@ -37,7 +36,10 @@ def safetensors(tensors: Mapping[str, Tensor]) -> tuple[str, Sequence[Buffer]]:
 
 
 def is_divided(model: Module) -> bool:
-    """Whether ranks have parts of it. Between forward and backward FSDP2 has whole parameters in place."""
+    """Return True if ranks hold parts of the model.
+
+    Between forward and backward, FSDP2 has whole parameters in place, so the class is checked too.
+    """
     return isinstance(model, Sharded) or any(is_sharded(parameter) for parameter in model.parameters())
 
 
@@ -48,8 +50,9 @@ def save_state(
     *,
     first: bool,
 ) -> None:
-    """The first rank writes; a sharded model is put together there, for which all ranks must call this.
-    Raises SaveError; the former state counts then.
+    """Save the state from the first rank. A sharded model is collected there, so all ranks must call this.
+
+    Raises SaveError, and the former state then stays valid.
     """
     plain = bare(model)
     sharded = is_divided(plain)
@@ -68,7 +71,9 @@ def save_state(
 
 
 def load_state(where: Where, model: Module, optimizer: Optimizer | None) -> None:
-    """Raises LoadError for what is damaged, or of another model; then neither has changed."""
+    """Load the state. Raises LoadError for damaged files, or another model. Model and optimizer then do not
+    change.
+    """
     plain = bare(model)
     bundle = read_bundle(where, KIND, ("weights",) if optimizer is None else ("weights", "optimizer"))
     weights = _unpacked(bundle, "weights")
@@ -92,7 +97,7 @@ def _unpacked(bundle: Bundle, part: str) -> Tensors:
 
 
 def _like(here: Tensor, whole: Tensor) -> Tensor:
-    """This rank's part, where ranks have parts."""
+    """Return this rank's part, if ranks hold parts."""
     if not is_sharded(here):
         return whole
     from torch.distributed.tensor import DTensor, distribute_tensor

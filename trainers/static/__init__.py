@@ -1,8 +1,8 @@
-"""Static style: a train step declared once, and an executor that feeds it and fetches from it.
+"""Train in static style: declare a step once, then feed it and fetch values by an executor.
 
-A style, not an emulation: nothing is recorded and no graph is built. A `Program` names what Paddle's programs
-have (feeds, a loss, an optimizer, values to fetch) around an ordinary torch model; `Executor.run` checks the
-feeds, runs the step and gives back numpy arrays.
+Static style is no emulation, because nothing is recorded and no graph is built. A `Program` adds the parts of
+Paddle's programs (feeds, a loss, an optimizer, values to fetch) to an ordinary torch model. `Executor.run`
+checks the feeds, runs the step and returns numpy arrays.
 
     x = static.data("x", [None, 64], "float32")
     y = static.data("y", [None], "int64")

@@ -1,5 +1,6 @@
-"""Executor: feeds a program and fetches from it. Knows devices, numpy and data sets; leaves the step to the
-program and what is printed to `data.loop`.
+"""Feed a program and fetch its values, with devices, numpy and data sets.
+
+The program makes the step, and `data.loop` prints.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from trainers.errors import UsageError
 from trainers.static.program import Data, Fed, Program, Values
 
 Feed: TypeAlias = Fields | Sequence[Any]
-"""Values by the names of the feeds, or in the order of the program's feeds, as a DataLoader gives them."""
+"""Values by the names of the feeds, or in the order of the program's feeds, as from a DataLoader."""
 Feeds: TypeAlias = Mapping[str, Fed]
 Prefetch: TypeAlias = Callable[[Iterable[Feeds]], Iterable[Feeds]]
-"""Gives out the same feeds in the same order, and looks ahead."""
+"""Yields the same feeds in the same order, and looks ahead."""
 
 
 class Executor:
-    """Runs programs on a device: torch's, or its name; by default wherever the program's model is."""
+    """Runs programs on a torch device or its name, by default on the device of the program's model."""
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._device = None if device is None else torch.device(device)
@@ -42,13 +43,14 @@ class Executor:
         *,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """One step of the program. Gives back what it computed under the names of `fetch_list`, in that
-        order: as numpy arrays (bfloat16, which numpy lacks, as float32), or as tensors on the device.
+        """Run one step of the program, and return the values of `fetch_list` in order.
 
-        In a job of several trainers each is fed its own examples and fetches its own values.
+        The values are numpy arrays, or tensors on the device with `return_numpy=False`. bfloat16, which numpy
+        lacks, becomes float32. In a job of several trainers, each one feeds its own examples and fetches its
+        own values.
 
-        Raises UsageError, before anything is trained, for feeds that are not as declared and for names that
-        the network does not give.
+        Raises UsageError for feeds that differ from their declaration, before training. Also raises it for
+        names that the network does not return.
         """
         if isinstance(fetch_list, str):
             raise UsageError(f"fetch_list is a list of names, not {fetch_list!r}")
@@ -69,13 +71,12 @@ class Executor:
         prefetch: Prefetch | None = None,
         **printing: Unpack[loop.Printing],
     ) -> loop.Result:
-        """One pass over a data set, a step of the program for each batch; each feed takes the slots of its
-        name. What is printed: see `trainers.data.loop.train_from_dataset`.
+        """Make one pass over a data set, with a step of the program for each batch.
 
-        `prefetch` sees the feeds of batches ahead of their step; on parameter servers:
-        `lambda feeds: fleet.prefetch(feeds, lambda feed: feed["ids"])`.
-
-        Raises UsageError for a program without an optimizer, and as `run` does.
+        Each feed takes the slots of its name. For printing, see `trainers.data.loop.train_from_dataset`.
+        `prefetch` receives the feeds of batches before their step. With parameter servers, use `lambda feeds:
+        fleet.prefetch(feeds, lambda feed: feed["ids"])`. Raises UsageError for a program without an
+        optimizer, and as `run` does.
         """
         if isinstance(program, Program) and program.optimizer is None:
             raise UsageError(
@@ -95,14 +96,14 @@ class Executor:
         prefetch: Prefetch | None = None,
         **printing: Unpack[loop.Printing],
     ) -> loop.Result:
-        """The same without training, in evaluation mode: `program.clone(for_test=True)` is what runs."""
+        """Make one pass in evaluation mode, without training, with `program.clone(for_test=True)`."""
         device = self._place(program)
         feeding = _Feeding(program.clone(for_test=True), device, prefetch, printing.get("fetch_list", ()))
         with torch.no_grad():
             return loop.train_from_dataset(feeding.step, dataset, prefetch=feeding.ahead, **printing)
 
     def _place(self, program: Program) -> torch.device:
-        """Where the feeds go. Raises UsageError when the model is elsewhere."""
+        """Return the device of the feeds. Raises UsageError if the model is on another device."""
         if not isinstance(program, Program):
             raise UsageError(f"the executor was given {program!r} to run; make a static.Program(...)")
         first = next((each for each in program.model.parameters() if not each.is_meta), None)
@@ -117,7 +118,7 @@ class Executor:
 
 
 class _Feeding:
-    """A data set's batches as feeds of a program, made when somebody asks for them ahead."""
+    """A data set's batches as feeds of a program, made ahead on request."""
 
     def __init__(
         self, program: Program, device: torch.device, prefetch: Prefetch | None, fetch_list: Sequence[str]
@@ -129,7 +130,7 @@ class _Feeding:
         self._feeds: Feeds = {}
 
     def ahead(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; the feeds of the one that is given out are at hand for `step`."""
+        """Yield the same batches. The feeds of the yielded batch are ready for `step`."""
         coming: deque[Batch] = deque()
 
         def feeds() -> Iterator[Feeds]:
@@ -155,7 +156,7 @@ class _Feeding:
 
 
 def _examples(moved: Feeds) -> int:
-    """How many the first feed has."""
+    """Return the number of examples in the first feed."""
     first = next(iter(moved.values()), None)
     if isinstance(first, Bag):
         return len(first.offsets) - 1
@@ -163,7 +164,7 @@ def _examples(moved: Feeds) -> int:
 
 
 def _by_name(feeds: Sequence[Data], feed: Feed) -> Fields:
-    """Raises UsageError unless exactly the declared feeds were given."""
+    """Return the feeds by name. Raises UsageError unless they are exactly the declared ones."""
     names = [each.name for each in feeds]
     if isinstance(feed, Mapping):
         missing = [name for name in names if name not in feed]
@@ -184,12 +185,12 @@ def _by_name(feeds: Sequence[Data], feed: Feed) -> Fields:
 def _moved(fed: Fed, device: torch.device) -> Fed:
     if isinstance(fed, Bag):
         return Bag(fed.values.to(device), fed.offsets.to(device))
-    # Which matters for pinned memory only; towards the CPU nothing would wait for the values.
+    # This matters only for pinned memory. On the way to the CPU, the call would not wait for the values.
     return fed.to(device, non_blocking=device.type == "cuda")
 
 
 def _array(tensor: Tensor) -> Any:
-    """Of its own memory: the next step may change what was fetched."""
+    """Return an array with its own memory, because the next step may change the fetched tensor."""
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
     return tensor.numpy(force=True).copy()

@@ -1,8 +1,7 @@
-"""Program: a step of training or testing, declared once, and the feeds that it is given.
+"""Declare a step of training or testing once, as a program with its feeds.
 
-A feed is declared by name, shape and type, and its values are checked before anything is computed. A
-program knows its model, loss, optimizer and what can be fetched. Leaves devices, data sets and numpy to the
-executor.
+A feed has a name, shape and type, and its values are checked before any computation. A program has a model, a
+loss, an optimizer, and values to fetch. The executor handles devices, data sets and numpy.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainers.optimizer import DistributedOptimizer
 # ---- Feeds
 
 Fed = Tensor | Bag
-"""The value of a feed; a Bag for one with lod_level=1."""
+"""The value of a feed, a Bag for lod_level=1."""
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -43,7 +42,7 @@ _DTYPES = {
 
 @frozen
 class Data:
-    """A feed as it was declared: see `data`."""
+    """A declared feed. See `data`."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -57,10 +56,10 @@ class Data:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The slots of a data set's line that this feed takes: data sets ask for them in `use_var`.
+        """The slots of a data set's line for this feed, which data sets request in `use_var`.
 
-        Raises UsageError for a feed that no line of text can hold: of another type than int64 and float32, or
-        of more than one dimension without a size.
+        Raises UsageError for a feed that a line of text cannot hold, because of its type (not int64 or
+        float32), or of several dimensions without a size.
         """
         if any(size is None for size in self.shape[1:]) or self.shape[:1] != (None,):
             raise UsageError(
@@ -79,10 +78,11 @@ class Data:
         return math.prod(size or 1 for size in self.shape[1:])
 
     def checked(self, value: Any) -> Fed:
-        """A value to feed as tensor: an array or a tensor of the declared type, or numbers, which become it.
+        """Return a value to feed as a tensor.
 
-        It shares the memory of what was given where torch can. Raises UsageError naming the feed, what was
-        given and what was declared.
+        The value is an array or tensor of the declared type, or numbers, which are converted. The tensor
+        shares memory with the value if torch can. Raises UsageError with the feed, the given value and the
+        declaration.
         """
         if self.lod_level:
             return self._bag(value)
@@ -98,9 +98,9 @@ class Data:
         return tensor
 
     def of(self, batch: Batch) -> Fed:
-        """This feed's part of a data set's batch, (examples, ...) in the declared shape.
+        """Return this feed's part of a data set's batch, (examples, ...) in the declared shape.
 
-        Raises UsageError when the batch has no such slot, or one of another length or type.
+        Raises UsageError if the batch lacks the slot, or has another length or type.
         """
         if self.lod_level:
             return self._bag(batch.bag(self.joins[0]))
@@ -129,12 +129,12 @@ def data(
     *,
     joins: Sequence[str] = (),
 ) -> Data:
-    """Declare a feed. `shape`: None (or Paddle's -1) is any size, such as that of the batch. `dtype`: of
-    torch, or its name. `lod_level=1`: any number of values per example, as a `Bag`; its shape is [None, 1].
-    `joins`: of a data set's batch the feed takes these slots side by side; by default the one slot that has
-    its name.
+    """Declare a feed.
 
-    Raises UsageError for what cannot be declared.
+    In `shape`, None (or Paddle's -1) accepts any size, such as the batch size. `dtype` is torch's type or its
+    name. `lod_level=1` accepts any number of values per example, as a `Bag` of shape [None, 1]. `joins` are
+    slots of a data set's batch that the feed takes side by side, by default the slot with its name. Raises
+    UsageError for an invalid declaration.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"static.data has name {name!r}; a feed is found by its name")
@@ -160,7 +160,7 @@ def _is_size(size: object) -> bool:
 
 def _tensor(value: Any, feed: Data) -> Tensor:
     if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()  # torch has no tensors that may not be written to
+        value = value.copy()  # torch has no read-only tensors
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as problem:
@@ -189,24 +189,23 @@ def _name(dtype: torch.dtype) -> str:
 # ---- Program
 
 Values: TypeAlias = Mapping[str, Tensor | float]
-"""What a network computes, by the names under which it can be fetched."""
+"""The results of a network, by the names for fetching."""
 Network: TypeAlias = Callable[..., Values]
-"""`network(model, **feeds)`: the computation of one step, losses and metrics included."""
+"""`network(model, **feeds)` computes one step, including losses and metrics."""
 
 
 class Program:
-    """One step of training, or without `optimizer` one of testing.
+    """One step of training, or without `optimizer` one step of testing.
 
-    `model`: what `fleet.distributed_model` gave back, or any torch module. `feeds`: what it is given, made by
-    `static.data`. `network(model, x=..., y=...)` gets each feed by its name and gives back a dict of what can
-    be fetched. `loss`: the name in it of what `optimizer` (of `fleet.distributed_optimizer`, or torch's own)
-    minimizes: one value. `compile`: run the network through torch.compile, with inductor (True) or the
-    backend of this name.
+    `model` comes from `fleet.distributed_model`, or is any torch module. `feeds` are its inputs, from
+    `static.data`. `network(model, x=..., y=...)` receives each feed by name, and returns a dict of values to
+    fetch. `loss` is the name of the single value to minimize. `optimizer` comes from
+    `fleet.distributed_optimizer`, or is one of torch's. `compile` runs the network through torch.compile,
+    with inductor (True) or the named backend.
 
-    A step of training puts the model into training mode and leaves it there. A step of testing has no
-    gradients, is in evaluation mode, and leaves every module in the mode that it found.
-
-    Raises UsageError for feeds, loss or optimizer that do not belong together.
+    A training step sets the model to training mode and leaves it there. A test step has no gradients, runs in
+    evaluation mode, and restores the mode of every module. Raises UsageError for feeds, loss or optimizer
+    that do not fit together.
     """
 
     def __init__(
@@ -230,7 +229,7 @@ class Program:
             self._network = _Compiled(network, "inductor" if compile is True else compile)
 
     def clone(self, for_test: bool = False) -> Program:
-        """A program of the same model, feeds and network; `for_test`: without the optimizer."""
+        """Return a program with the same model, feeds and network. `for_test` removes the optimizer."""
         cloned = object.__new__(Program)
         cloned.__dict__.update(self.__dict__)
         if for_test:
@@ -238,9 +237,9 @@ class Program:
         return cloned
 
     def step(self, feed: Mapping[str, Fed], fetch_list: Sequence[str] = ()) -> Values:
-        """One step with tensors of the declared types on the model's device, and all that the network gave.
+        """Run one step with tensors of the declared types on the model's device, and return all results.
 
-        A name in `fetch_list` that it did not give is a UsageError before anything is trained.
+        Raises UsageError, before training, if a name in `fetch_list` is missing from the results.
         """
         if self.optimizer is None:
             with torch.no_grad(), _evaluating(self.model):
@@ -280,7 +279,7 @@ class Program:
 
     @staticmethod
     def _minimize(loss: Tensor, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()  # of other programs and of the script
+        optimizer.zero_grad()  # clears gradients of other programs and of the script
         if isinstance(optimizer, DistributedOptimizer):
             optimizer.minimize(loss)
         else:
@@ -294,10 +293,10 @@ class Program:
 
 
 class _Compiled:
-    """A network through torch.compile, from its first call on."""
+    """A network that torch.compile compiles at its first call."""
 
     def __init__(self, network: Network, backend: str) -> None:
-        from trainers.collective.modules import check_compiler  # late: few programs are compiled
+        from trainers.collective.modules import check_compiler  # late, because few programs are compiled
 
         check_compiler(backend, "static.Program(compile=True)")
         self._network = torch.compile(network, backend=backend)
@@ -307,20 +306,22 @@ class _Compiled:
         if not self._called:
             self._called = True
             for module in model.modules():
-                # Embeddings on parameter servers: sockets and kernels, in which there is nothing to compile.
+                # Embeddings on parameter servers consist of sockets and kernels, which cannot be compiled.
                 if "forward" in vars(module):
                     module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
         return self._network(model, **feed)
 
 
 def _detached(value: Tensor | float) -> Tensor | float:
-    """Keeping it does not keep what it was computed from."""
+    """Detach a value, so that keeping it does not keep the tensors behind it."""
     return value.detach() if isinstance(value, Tensor) else value
 
 
 @contextlib.contextmanager
 def _evaluating(model: Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module is in its own again: some may be frozen on purpose."""
+    """Set evaluation mode, and restore the mode of each module afterwards, because some may be frozen on
+    purpose.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,8 +1,7 @@
-"""Models for click logs, and what they share: hidden layers, and a lookup of unbounded ids in a table of
-fixed size.
+"""Define models for click logs, with hidden layers and a lookup of unbounded ids in a table of fixed size.
 
-Wide & deep (Cheng et al.: Wide & Deep Learning for Recommender Systems, 2016) and DeepFM (Guo et al.:
-DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, 2017).
+The models are Wide & Deep (Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016) and DeepFM
+(Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017).
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-# ---- What click models share: hidden layers, and a lookup of unbounded ids in a table of fixed size.
+# ---- Shared parts: hidden layers, and a lookup of unbounded ids in a table of fixed size
 
 
 def linear(inputs: int, outputs: int) -> torch.nn.Linear:
-    """Weights normal with standard deviation 1 / sqrt(inputs), biases zero."""
+    """Return a linear layer with normal weights of standard deviation 1 / sqrt(inputs), and zero biases."""
     layer = torch.nn.Linear(inputs, outputs)
     torch.nn.init.normal_(layer.weight, std=inputs**-0.5)
     torch.nn.init.zeros_(layer.bias)
@@ -25,7 +24,7 @@ def linear(inputs: int, outputs: int) -> torch.nn.Linear:
 
 
 def perceptron(inputs: int, hidden: Iterable[int]) -> torch.nn.Sequential:
-    """(batch, inputs) -> (batch, 1): hidden layers with ReLU, then one linear unit."""
+    """Return (batch, inputs) -> (batch, 1): hidden layers with ReLU, then one linear unit."""
     layers: list[Module] = []
     for units in hidden:
         layers += [linear(inputs, units), torch.nn.ReLU()]
@@ -34,11 +33,11 @@ def perceptron(inputs: int, hidden: Iterable[int]) -> torch.nn.Sequential:
 
 
 class FoldedEmbedding(Module):
-    """(...) int64 ids of any size -> (..., dim): id 0 is zeros, any other shares one of `rows` - 1 rows.
+    """Maps (...) int64 ids of any size to (..., dim). Id 0 gives zeros, and other ids share `rows` - 1 rows.
 
-    An nn.Embedding(sparse=True) underneath, so that models for unbounded ids train in one process too; ids
-    that meet in a row cost accuracy, and rows that no id meets cost memory. Parameter servers need neither:
-    see trainers.ps.SparseEmbedding.
+    It uses an nn.Embedding(sparse=True), so models for unbounded ids also train in one process. Ids that
+    share a row cost accuracy, and unused rows cost memory. Parameter servers avoid both (see
+    trainers.ps.SparseEmbedding).
     """
 
     def __init__(self, rows: int, dim: int) -> None:
@@ -54,15 +53,15 @@ class FoldedEmbedding(Module):
         return looked_up
 
 
-# ---- Wide & deep (Cheng et al.: Wide & Deep Learning for Recommender Systems, 2016) for click logs.
+# ---- Wide & Deep
 
 
 class WideDeep(Module):
-    """logit = wide(dense) + deep([rows of the ids, dense]): a linear unit, and a perceptron on everything.
+    """logit = wide(dense) + deep([rows of the ids, dense]), a linear unit and a perceptron on all inputs.
 
-    `embedding` maps (batch, slots) int64 ids to (batch, slots, dim) and serves all slots:
-    trainers.ps.SparseEmbedding(dim, padding_idx=0) on parameter servers, FoldedEmbedding(rows, dim) or an
-    nn.Embedding(sparse=True) elsewhere too.
+    `embedding` maps (batch, slots) int64 ids to (batch, slots, dim) for all slots. Use
+    trainers.ps.SparseEmbedding(dim, padding_idx=0) on parameter servers. FoldedEmbedding(rows, dim) and
+    nn.Embedding(sparse=True) work everywhere.
     """
 
     def __init__(
@@ -80,21 +79,21 @@ class WideDeep(Module):
         self.deep = perceptron(slots * dim + dense, hidden)
 
     def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
-        """(batch, slots) int64 and (batch, dense) float32 -> (batch,) logits of a click."""
+        """Map (batch, slots) int64 and (batch, dense) float32 to (batch,) logits of a click."""
         rows = self.embedding(ids).flatten(1)
         logits: Tensor = self.wide(dense) + self.deep(torch.cat([rows, dense], dim=1))
         return logits.squeeze(1)
 
 
-# ---- DeepFM (Guo et al.: DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, 2017).
+# ---- DeepFM
 
 
 class DeepFM(Module):
     """logit = first order + pairwise products + deep, the last two on the same factors.
 
-    Every field, a slot or a dense feature, has a weight and a vector of `dim` - 1 factors; a dense feature's
-    are multiplied by its value. `embedding` maps (batch, slots) int64 ids to (batch, slots, dim), the weight
-    first in each row, and serves all slots, as in WideDeep.
+    Every field, a slot or a dense feature, has a weight and a vector of `dim` - 1 factors. The factors of a
+    dense feature are multiplied by its value. `embedding` maps (batch, slots) int64 ids to (batch, slots,
+    dim) for all slots, as in WideDeep, with the weight first in each row.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class DeepFM(Module):
         self.deep = perceptron((slots + dense) * (dim - 1), hidden)
 
     def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
-        """(batch, slots) int64 and (batch, dense) float32 -> (batch,) logits of a click."""
+        """Map (batch, slots) int64 and (batch, dense) float32 to (batch,) logits of a click."""
         rows = self.embedding(ids)
         fields = torch.cat([rows[..., 1:], dense.unsqueeze(2) * self.factors], dim=1)
         first = rows[..., 0].sum(1) + self.first(dense).squeeze(1)
@@ -122,7 +121,8 @@ class DeepFM(Module):
 
 
 def pairs(fields: Tensor) -> Tensor:
-    """(batch, fields, factors) -> (batch,): the sum of the inner products of all pairs of fields, by
-    ((sum v)^2 - sum v^2) / 2 (Rendle: Factorization Machines, 2010, lemma 3.1).
+    """Return the sum of the inner products of all pairs of fields, (batch, fields, factors) -> (batch,).
+
+    The formula is ((sum v)^2 - sum v^2) / 2 (Rendle, "Factorization Machines", 2010, lemma 3.1).
     """
     return (fields.sum(1).square() - fields.square().sum(1)).sum(1) / 2

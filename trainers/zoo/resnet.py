@@ -1,5 +1,7 @@
-"""Residual networks (He et al.: Deep Residual Learning for Image Recognition, 2015) in the variant v1.5: a
-bottleneck that halves the picture does so in its 3 x 3 convolution, not in the 1 x 1 before it.
+"""Define residual networks (He et al., "Deep Residual Learning for Image Recognition", 2015), variant v1.5.
+
+In this variant, a bottleneck that halves the picture does so in its 3 x 3 convolution, and not in the 1 x 1
+before it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 from trainers.errors import UsageError
 
-SMALLEST = 32  # pixels: the picture is halved five times
+SMALLEST = 32  # pixels, because the picture is halved five times
 
 _STAGES = {
     18: (2, 2, 2, 2),
@@ -22,13 +24,13 @@ _FIRST_WITH_BOTTLENECKS = 50
 
 
 class ResNet(nn.Module):
-    """(batch, 3, H, W) float32 pictures, H and W of at least 32 -> (batch, class_dim) logits.
+    """Maps (batch, 3, H, W) float32 pictures, with H and W of at least 32, to (batch, class_dim) logits.
 
-    `layers` is 18, 34, 50, 101 or 152 (table 1 of the paper); `width` the channels of the first stage, 64 in
-    the paper. Convolutions are drawn as in He et al., Delving Deep into Rectifiers, 2015, and every block
-    begins as the identity, as in Goyal et al., Accurate, Large Minibatch SGD, 2017: otherwise the loss rises
-    tenfold before it falls, at the rate of 0.1 that these networks are trained with. Raises UsageError for
-    another depth, and `forward` for smaller pictures.
+    `layers` is 18, 34, 50, 101 or 152 (table 1 of the paper). `width` is the number of channels in the first
+    stage, 64 in the paper. Convolutions are initialised as in He et al., "Delving Deep into Rectifiers",
+    2015. Every block starts as the identity, as in Goyal et al., "Accurate, Large Minibatch SGD", 2017.
+    Otherwise the loss rises tenfold before it falls, at the usual rate of 0.1. Raises UsageError for another
+    depth, and in `forward` for smaller pictures.
     """
 
     def __init__(self, layers: int = 50, class_dim: int = 102, width: int = 64) -> None:
@@ -64,8 +66,9 @@ class ResNet(nn.Module):
 
 
 class _Residual(nn.Module):
-    """relu(body(x) + x); where the body changes the shape, x goes through a 1 x 1 convolution. The body
-    gives zeros at first.
+    """relu(body(x) + x), where the body returns zeros at first.
+
+    If the body changes the shape, x passes through a 1 x 1 convolution.
     """
 
     expansion = 1
@@ -73,7 +76,8 @@ class _Residual(nn.Module):
     def __init__(self, body: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.body = body
-        nn.init.zeros_([*body.parameters()][-2])  # the last normalisation's factors; after them, its offsets
+        # the factors of the last normalisation, whose offsets follow them
+        nn.init.zeros_([*body.parameters()][-2])
         same = stride == 1 and inputs == outputs
         self.shortcut = (
             nn.Identity() if same else nn.Sequential(*_convolution(inputs, outputs, kernel=1, stride=stride))
@@ -96,7 +100,9 @@ class Basic(_Residual):
 
 
 class Bottleneck(_Residual):
-    """1 x 1 to fewer channels, 3 x 3 among them, 1 x 1 to four times as many."""
+    """A 1 x 1 convolution to fewer channels, a 3 x 3 one among them, and a 1 x 1 one to four times as
+    many.
+    """
 
     expansion = 4
 
@@ -113,7 +119,7 @@ class Bottleneck(_Residual):
 
 
 def _convolution(inputs: int, outputs: int, *, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
-    """No bias: the normalisation after it has one."""
+    """Return a convolution and its normalisation, which has the bias."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
     return convolution, nn.BatchNorm2d(outputs)
 

@@ -1,1 +1,1 @@
-"""Options, variables and job files, resolved into one value."""
+"""Options, environment variables and job files, resolved into one value."""

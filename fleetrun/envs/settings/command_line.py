@@ -1,5 +1,6 @@
-"""The command line: options, the script, and the script's own arguments. Each option becomes a `Choice`: its
-value and where it was set. The rules between options are in `resolve`.
+"""Read the command line: options, the script, and the script's own arguments.
+
+Each option becomes a `Choice` with its value and its origin. `resolve` checks the rules between options.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SUGGESTED = tuple(word for option in _ALL for word in (option.name, *option.ali
 
 
 class Source(IntEnum):
-    """Where an option was set, the weakest first."""
+    """Where an option was set, weakest source first."""
 
     ENGINE = 0
     FILE = 1
@@ -48,8 +49,10 @@ class Source(IntEnum):
 
 @frozen
 class Choice:
-    """`origin` is `--worker_num` as typed, `PADDLE_TRAINER_NUM` or `job.toml:7`; `alias` is the spelling
-    without dashes.
+    """An option with its value and its origin.
+
+    `origin` is `--worker_num` as on the command line, `PADDLE_TRAINER_NUM`, or `job.toml:7`. `alias` is the
+    spelling without dashes.
     """
 
     option: Option
@@ -68,7 +71,7 @@ class Choice:
         return self.source is Source.FILE
 
     def __str__(self) -> str:
-        """As the user wrote it, to quote in a message."""
+        """Return the option as the user wrote it, to quote in a message."""
         if self.option.secret:
             return f"{self.alias} ({self.origin})" if self.from_file else self.origin
         if self.from_file:
@@ -80,7 +83,7 @@ class Choice:
 
     @property
     def word(self) -> str:
-        """The same as one word of a command line, whatever its source."""
+        """The option as one word of a command line, for every source."""
         if self.option.takes is not Takes.VALUE:
             return self.option.flag if self.value is True else f"{self.option.flag}=0"
         if self.option.name == "devices" or not isinstance(self.value, str):
@@ -90,22 +93,20 @@ class Choice:
 
 @frozen
 class EngineValue:
-    """The value that an engine gives to an option: a text as it would be typed, and the variable that holds
-    it.
-    """
+    """The value that a scheduler gives to an option: its text, and the environment variable that holds it."""
 
     text: str
     origin: str
 
 
 Choices = dict[str, Choice]
-"""By the option's name; an option that was not set is absent."""
+"""Maps the option's name to its choice. Options that were not set are absent."""
 
 
 def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
-    """The value of a text, with `prefix` added in front if it is missing.
+    """Parse a text, after adding `prefix` in front if it is missing.
 
-    Raises UsageError, which names `origin`: the spelling or the variable.
+    Raises UsageError, which names `origin`, the spelling or the environment variable.
     """
     try:
         return option.parse(prefix + text.strip().removeprefix(prefix))
@@ -124,7 +125,9 @@ def _short(text: str) -> str:
 
 @frozen
 class CommandLine:
-    """What was typed. With an `action`, the first of `options.ACTIONS` on the line, nothing else matters."""
+    """The parts of a command line. `action` is the first of `options.ACTIONS`. If it is set, the rest is
+    ignored.
+    """
 
     options: tuple[Choice, ...] = ()
     script: str | None = None
@@ -132,12 +135,12 @@ class CommandLine:
     action: Choice | None = None
 
     def last(self, name: str) -> Choice | None:
-        """The option of this name; of several the last."""
+        """Return the last option with this name."""
         return next((each for each in reversed(self.options) if each.option.name == name), None)
 
 
 def read(argv: Sequence[str]) -> CommandLine:
-    """Split a command line. Options end at the first word that is not one; the rest belongs to the script.
+    """Split a command line. Options end at the first other word, and the rest belongs to the script.
 
     Raises UsageError for an unknown option, and for a missing, surplus or invalid value.
     """
@@ -157,7 +160,7 @@ def read(argv: Sequence[str]) -> CommandLine:
 
 
 def _written_out(spelling: str, short: Option, given: str) -> Iterator[Choice]:
-    """What `-q` and the like stand for."""
+    """Yield the options that a shorthand such as `-q` stands for."""
     if short.name in SHORTHANDS and parsed(short, spelling, given):
         for name, text in SHORT_FOR[short.name]:
             option = OPTIONS[name]
@@ -171,9 +174,11 @@ def _typed(spelling: str, option: Option, text: str) -> Choice:
 
 
 def _take(words: list[str]) -> tuple[str, Option, str]:
-    """Remove the first option and its value from `words`: its spelling, the option, the text of its value."""
+    """Remove the first option and its value from `words`. Return its spelling, the option, and the value's
+    text.
+    """
     spelling, equals, text = words.pop(0).partition("=")
-    if spelling[:2] in ("-r", "-t") and spelling[2:3].isdigit():  # as torchrun takes it: -t3
+    if spelling[:2] in ("-r", "-t") and spelling[2:3].isdigit():  # as torchrun accepts it: -t3
         spelling, equals, text = spelling[:2], "=", spelling[2:]
     option = _find(spelling)
     if not equals:
@@ -184,7 +189,7 @@ def _take(words: list[str]) -> tuple[str, Option, str]:
 
 
 def without_secret_options(argv: Sequence[str]) -> list[str]:
-    """The words of a command line without the values of secret options, wherever these are."""
+    """Return the words of a command line with the values of secret options hidden, wherever they are."""
     words: list[str] = []
     hides = False
     for word in argv:

@@ -1,8 +1,8 @@
-"""Reading job files: from TOML on disk, with the files that it includes, to options as texts, environments
-and roles. Every error names file, line and key.
+"""Read job files, from TOML with included files to options as texts, environments and roles.
 
-The steps, in the order of the file: `read_documents` reads TOML, `merged` makes one set of entries of all
-documents and checks the keys, `Filling` fills in variables, and `load_job_file` checks the types of values.
+The steps follow the order of the file. `read_documents` reads TOML. `merged` combines the entries of all
+documents and checks the keys. `Filling` fills in variables. `load_job_file` checks the types of values. Every
+error names file, line and key.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fleetrun.envs.variables import JOB_FILE
 from fleetrun.errors import UsageError
 from fleetrun.frozen import frozen
 
-# ---- Documents: regular files of a bounded size, TOML, with those that they include
+# ---- Documents: regular TOML files of a limited size, with the files that they include
 
 LARGEST = 256 << 10
 MOST_FILES = 32
@@ -55,7 +55,7 @@ MOST_FILES = 32
 
 @frozen
 class TomlDocument:
-    """One file: `name` for messages, its folder, its content, and the line of each key."""
+    """One file, with its `name` for messages, its directory, its content, and the line of each key."""
 
     name: str
     folder: Path
@@ -63,19 +63,19 @@ class TomlDocument:
     lines: dict[Strings, int] = field(repr=False)
 
     def where(self, path: Strings) -> str:
-        """`job.toml:7`."""
+        """Return the place of a key, such as `job.toml:7`."""
         return f"{printable_name(self.name)}:{nearest_line(self.lines, path)}"
 
 
 def printable_name(name: str) -> str:
-    """A name that comes from a file, with control characters escaped."""
+    """Return a name from a file with control characters escaped."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def read_documents(name: str, origin: str = "--config") -> list[TomlDocument]:
-    """The file and all that it includes, the weakest first: a file overrides those that it includes, and of
-    these a later one overrides an earlier one.
+    """Read the file and all included files, weakest first.
 
+    A file overrides the files that it includes. Among included files, a later file overrides an earlier one.
     Raises UsageError, which names the file, and the line if possible.
     """
     found: list[TomlDocument] = []
@@ -110,7 +110,7 @@ def _included(document: TomlDocument) -> list[str]:
 
 
 def read_document(name: str, origin: str = "--config") -> TomlDocument:
-    """One file. Raises UsageError."""
+    """Read one file. Raises UsageError."""
     return _document(name, _text(name, origin), origin)
 
 
@@ -119,7 +119,7 @@ def _document(name: str, text: str, origin: str) -> TomlDocument:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(_invalid_toml(printable_name(name), str(error), text)) from None
-    except (RecursionError, ValueError) as error:  # nested brackets; a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # nested brackets, or a number of thousands of digits
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise UsageError(f"{origin} {printable_name(name)} cannot be read: {why}") from None
     return TomlDocument(name, Path(name).absolute().parent, tree, key_lines(text))
@@ -171,7 +171,7 @@ def _bytes(fd: int, what: str) -> bytes:
     return data
 
 
-# ---- Keys: which ones exist, suggestions for wrong ones, and the entries of all documents merged
+# ---- Keys: valid keys, suggestions for wrong ones, and the merged entries of all documents
 
 _COMMAND_LINE_ONLY = {
     "config": "is for the command line only; a job file has include",
@@ -189,7 +189,7 @@ Key = Strings
 
 @frozen
 class Entry:
-    """One value, with its document and the path of its key there."""
+    """One value, with its document and the path of its key in the document."""
 
     value: Any
     document: TomlDocument
@@ -204,12 +204,14 @@ class Entry:
         return printable_name(".".join(self.path))
 
     def wrong(self, what: str, hint: str | None = None) -> UsageError:
-        """`job.toml:7: roles.server.count WHAT`."""
+        """Return an error with the text `job.toml:7: roles.server.count WHAT`."""
         return UsageError(f"{self.where}: {self.name} {what}", hint=hint)
 
 
 def merged(documents: Iterable[TomlDocument]) -> dict[Key, Entry]:
-    """The entries of all documents; a later one overrides. Raises UsageError for an unknown key."""
+    """Return the entries of all documents, where a later document overrides. Raises UsageError for unknown
+    keys.
+    """
     found: dict[Key, Entry] = {}
     for document in documents:
         own: dict[Key, Entry] = {}
@@ -312,27 +314,27 @@ def _role(entry: Entry, role: Role) -> Iterator[tuple[Key, Entry]]:
         yield ("role", role, word), entry
 
 
-# ---- `${NAME}` in strings: from the environment, else from [variables]; `${here}` is the folder of the file.
-# `$${` stands for `${`.
+# ---- `${NAME}` in strings comes from the environment, else from [variables]. `${here}` is the file's
+# directory. `$${` stands for `${`.
 
 HERE = "here"
 LONGEST = 100_000
-"""Characters of one text, filled in: more cannot be one word of a command line."""
+"""Characters of one text after filling in variables. A longer text cannot be one word of a command line."""
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def escaped(text: str) -> str:
-    """Written for a job file, where `${` starts a variable."""
+    """Return a text as a job file needs it, where `${` starts a variable."""
     return text.replace("${", "$${")
 
 
 class Filling:
-    """Fills in the variables of one job."""
+    """Fill in the variables of one job."""
 
     def __init__(self, entries: Mapping[Key, Entry], environ: Environ) -> None:
-        """Raises UsageError for a variable that cannot be one."""
+        """Check the variables of the job file. Raises UsageError for an invalid name or value."""
         self._own = {key[1]: entry for key, entry in entries.items() if key[0] == "variable"}
         self._environ = environ
         for name, entry in self._own.items():
@@ -344,7 +346,7 @@ class Filling:
                 raise entry.wrong("must be a string or a number")
 
     def filled(self, entry: Entry) -> Any:
-        """The value of an entry, with variables filled in. Raises UsageError."""
+        """Return the value of an entry with variables filled in. Raises UsageError."""
         return self._value(entry.value, entry, ())
 
     def _value(self, value: Any, entry: Entry, within: Strings) -> Any:
@@ -392,7 +394,7 @@ class Filling:
 
 
 def plain(value: str | int | float) -> str:
-    """A scalar as a word of a command line."""
+    """Return a scalar as a word of a command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)
@@ -404,14 +406,12 @@ _LARGEST = 1 << 63
 
 
 def load_job_file(name: str, environ: Environ, origin: str = "--config") -> JobFile:
-    """The job file of that name with all that it includes. Raises UsageError, which names file, line and
-    key.
-    """
+    """Load the job file `name` with all included files. Raises UsageError, which names file, line and key."""
     return _Reader(merged(read_documents(name, origin)), environ).job_file()
 
 
 def job_file_of_variable(environ: Environ) -> JobFile:
-    """The one that an engine has put into the environment. Raises UsageError."""
+    """Load the job file that a scheduler put into the environment. Raises UsageError."""
     document = _document(JOB_FILE, environ[JOB_FILE], "variable")
     return _Reader(merged([document]), environ).job_file()
 
@@ -452,7 +452,7 @@ class _Reader:
             raise entry.wrong(str(error)) from None
 
     def _of_roles(self, options: Mapping[str, FileOption]) -> list[FileOption]:
-        """Options that the tables of roles set: numbers of processes, and the trainers' devices."""
+        """Return the options that role tables set: the number of processes, and the trainers' devices."""
         found = []
         for key, entry in self._entries.items():
             if (
@@ -473,7 +473,7 @@ class _Reader:
         return found
 
     def _count_option(self, role: Any, options: Mapping[str, FileOption]) -> str:
-        """The option for the number of processes of a role."""
+        """Return the option for the number of processes of a role."""
         if role is not Role.TRAINER:
             return {Role.SERVER: "server_num", Role.COORDINATOR: "coordinator_num"}.get(
                 role, "heter_worker_num"
@@ -562,8 +562,9 @@ class _Reader:
 
 
 def option_texts(option: Option, value: Any) -> Strings:
-    """A value from a job file, or from Python, as the text that could have been typed; several texts if the
-    option repeats. Raises InvalidValue.
+    """Return a value from a job file or from Python as texts for the command line. Raises InvalidValue.
+
+    The result has several texts if the option repeats.
     """
     if option.repeats and isinstance(value, dict):  # scheduler_option = {partition = "gpu"}
         return tuple(f"{name}={scalar_text(each)}" for name, each in value.items())
@@ -583,7 +584,7 @@ def option_texts(option: Option, value: Any) -> Strings:
 
 
 def scalar_text(value: Any) -> str:
-    """One value as it would be typed. Raises InvalidValue."""
+    """Return one value as text for the command line. Raises InvalidValue."""
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
         raise InvalidValue("is too large a number")
     if not isinstance(value, str | int | float):

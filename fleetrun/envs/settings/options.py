@@ -1,7 +1,8 @@
-"""The options of `fleetrun`, and what only a job file can set. `LaunchSettings` is the value of a launch.
+"""The options of `fleetrun`, and the settings that only a job file can express.
 
-Each option is declared once, as a field of `LaunchSettings`: default, parser, variables, help. `resolve`
-makes the settings from a command line, an environment and a job file; `fleetrun.help` prints the help.
+Each option is declared once, as a field of `LaunchSettings`, with its default, parser, environment variables
+and help. `resolve` builds the settings from a command line, an environment and a job file. `fleetrun.help`
+prints the help.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ANY = frozenset(Mode)
 
 
 class Group(StrEnum):
-    """The sections of `--help`, in this order. The last two are in `fleetrun help`."""
+    """The sections of `--help`, in this order. The last two appear in `fleetrun help`."""
 
     JOB = "What to run"
     PROCESSES = "Processes and devices"
@@ -41,26 +42,27 @@ class Group(StrEnum):
 
 
 PET = "PET_"
-"""How torchrun's variables for its options begin."""
+"""Prefix of torchrun's environment variables for its options."""
 
 
 class Takes(Enum):
-    """Whether an option takes the next word of the command line."""
+    """How an option uses the next word of the command line."""
 
     VALUE = 1
     NOTHING = 2
-    BOOLEAN = 3  # only true, false, 1, 0, ...: `--sort_ip x.py` works, and Paddle's `--sort_ip 1 x.py` too
+    # Takes only true, false, 1, 0, ... Both `--sort_ip x.py` and Paddle's `--sort_ip 1 x.py` therefore work.
+    BOOLEAN = 3
 
 
 @frozen_by_name
 class Option:
-    """One option: its spellings, the variables that can set it, and how its text becomes a value.
+    """One option, with its spellings, its environment variables, and the parser from text to value.
 
-    `paddle` are older spellings of Paddle, which `fleetrun help paddle` lists. `brief` describes it in the
-    short help, if it is there. `modes` are those in which it has an effect; `makes` is the mode of a job that
-    has it and does not state a mode. `joint` is between the texts of one that `repeats`. The value of a
-    `secret` one is neither shown nor recorded nor passed on in a command line. `plugs`: the kind of plug-ins
-    whose names are choices too.
+    `paddle` holds older spellings of Paddle, which `fleetrun help paddle` lists. `brief` describes the option
+    in the short help, and is empty for options that the short help omits. `modes` are the modes in which the
+    option has an effect. `makes` is the mode of a job that has the option and does not set a mode. `joint`
+    joins the texts of an option that `repeats`. The value of a `secret` option is never shown, recorded, or
+    passed on a command line. `plugs` is the kind of plug-ins whose names are also valid choices.
     """
 
     name: str = ""
@@ -86,7 +88,7 @@ class Option:
 
     @property
     def all_choices(self) -> Strings:
-        """With those of other packages."""
+        """The choices, with the names of installed plug-ins."""
         return (*self.choices, *plugins.others(self.plugs)) if self.plugs else self.choices
 
     @property
@@ -95,7 +97,7 @@ class Option:
 
     @property
     def spellings(self) -> Strings:
-        """Without dashes."""
+        """All long spellings, without dashes."""
         return (self.name, *self.aliases, *self.paddle)
 
     @property
@@ -107,7 +109,7 @@ class Option:
 
 
 def option(default: Any, parse: Parser | Strings, metavar: str, **rest: Any) -> Any:
-    """Declare an option as a field, by whose name it is called. `parse` may be the words to choose from."""
+    """Declare an option as a field, which also names it. `parse` may be a tuple of words to choose from."""
     if isinstance(parse, tuple):
         parse, rest = choice(*parse), {"choices": parse, **rest}
     described = Option(default=default, parse=parse, metavar=metavar, **rest)
@@ -115,12 +117,12 @@ def option(default: Any, parse: Parser | Strings, metavar: str, **rest: Any) -> 
 
 
 def switch(default: bool, **rest: Any) -> Any:
-    """An option that is true when given; `takes=Takes.BOOLEAN` lets it take a word too."""
+    """Declare an option that is true when given. `takes=Takes.BOOLEAN` also accepts a word."""
     return option(default, boolean, "", **({"takes": Takes.NOTHING} | rest))
 
 
 def options_of(settings: type[Any]) -> dict[str, Option]:
-    """The options among the fields of a dataclass, by name, in their order."""
+    """Return the options among the fields of a dataclass by name, in field order."""
     return {
         name: replace(said["metadata"]["option"], name=name)
         for name, said in field_arguments(settings).items()
@@ -145,7 +147,7 @@ ACTIONS = _named(
         help="Print the completion script of a shell.",
     ),
 )
-"""Options that do something other than launch."""
+"""Options that replace the run by another action."""
 
 SHORTHANDS = _named(
     _bare(
@@ -165,18 +167,18 @@ SHORT_FOR: Mapping[str, tuple[tuple[str, str], ...]] = {
     "verbose": (("log_level", "DEBUG"),),
     "quiet": (("log_level", "ERROR"), ("display", "plain")),
 }
-"""What each of them sets, unless it is typed itself."""
+"""The options that each shorthand sets. An option on the command line has priority."""
 
 
 def by_spelling(options: Iterable[Option]) -> dict[str, Option]:
-    """Every way to write an option: `two_words` for long ones (see `normal`), `-x` for short ones."""
+    """Return every spelling of each option: `two_words` for long ones (see `normal`), `-x` for short ones."""
     return {
         spelling: option for option in options for spelling in (*option.spellings, option.short) if spelling
     }
 
 
 def normal(word: str) -> str:
-    """`--two-words` and `--two_words` are the same option: `two_words`."""
+    """Return `two_words` for both `--two-words` and `--two_words`."""
     return word.removeprefix("--").replace("-", "_")
 
 
@@ -199,10 +201,10 @@ RETIRED_SCRIPTS: Texts = {
     "ipu": "'ipu' asks Paddle for Graphcore devices; fleetrun does not support them",
     "run_check": "'run_check' is Paddle's self-test; run fleetrun -m trainers.examples.collective_trainer",
 }
-"""Words that Paddle takes in place of a script."""
+"""Words that Paddle accepts in place of a script."""
 
 
-# ---- What a job file can set besides options
+# ---- Settings of a job file besides options
 
 EnvironmentItems = tuple[tuple[str, str], ...]
 """Names and values, in the order of the file."""
@@ -214,11 +216,13 @@ def table_of(role: Role) -> str:
 
 @frozen_by_name
 class RoleSettings:
-    """What is different for the processes of one role. `script` None: the job's; then `args` None
-    means those of the job as well. `threads` is OMP_NUM_THREADS.
+    """The settings that differ for the processes of one role.
 
-    For evaluators only: `count` of them, on every machine (`each`) or on the first; `devices` of each machine
-    for them.
+    If `script` is None, the role runs the job's script. If `args` is None too, the script gets the job's
+    arguments. `threads` is OMP_NUM_THREADS.
+
+    The remaining fields apply only to evaluators. `count` is their number, on every node (`each`) or on the
+    first. `devices` are the devices of each node for evaluators.
     """
 
     role: Role
@@ -235,14 +239,15 @@ class RoleSettings:
 
     @property
     def table(self) -> str:
-        """Its table in a job file: `roles.server`."""
+        """The name of the role's table in a job file, such as `roles.server`."""
         return table_of(self.role)
 
 
 @frozen
 class FileOption:
-    """One option of a job file: `alias` is its name there, `where` its file and line. An option that repeats
-    has several texts.
+    """One option of a job file. `alias` is its name in the file, and `where` is file and line.
+
+    An option that repeats has several texts.
     """
 
     option: Option
@@ -253,8 +258,10 @@ class FileOption:
 
 @frozen_by_name
 class JobFile:
-    """The content of a job file, with its variables filled in. `places` has file and line of what is not an
-    option."""
+    """The content of a job file, with its variables filled in.
+
+    `places` maps every setting that is not an option to its file and line.
+    """
 
     options: tuple[FileOption, ...] = ()
     script: str | None = None
@@ -265,7 +272,7 @@ class JobFile:
 
     @property
     def typable(self) -> bool:
-        """Whether a command line can express all of it."""
+        """True if a command line can express the whole file."""
         return not self.environment and all(
             each == RoleSettings(role=each.role, where=each.where) for each in self.roles
         )
@@ -280,10 +287,10 @@ DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_
 """The spellings of --devices that also name the kind of device."""
 
 NOTIFY = "FLEETRUN_NOTIFY"
-"""The variable of --notify."""
+"""The environment variable of --notify."""
 
 PREFIXES = {"elastic_server": "etcd://", "PADDLE_ELASTIC_SERVER": "etcd://"}
-"""Spellings whose values lack a prefix that the option itself has."""
+"""Spellings whose values lack a prefix of the option, and this prefix."""
 
 _LOSS_VARIABLES = (
     "FLEETRUN_ON_NODE_LOSS",
@@ -307,12 +314,12 @@ _heter = partial(_paddle, modes=HETER, makes=Mode.PS_HETER)
 
 @frozen_by_name
 class LaunchSettings:
-    """Every option under its own name, typed and checked. `None` and empty tuples mean: not given.
+    """Every option under its own name, typed and checked. `None` and empty tuples mean "not given".
 
-    Times are seconds, sizes bytes. Endpoints are `host:port`. In ps modes without endpoint lists,
-    `server_num` and `trainer_num` are numbers; in ps-heter, `heter_devices` has an entry for each stage after
-    the trainers'. `environment` and `roles` come from a job file, and no option can express them. With
-    `script_in_job_file` it names the script too, and other machines get a copy of it.
+    Times are in seconds, and sizes in bytes. Endpoints are `host:port`. In ps modes without endpoint lists,
+    `server_num` and `trainer_num` are numbers. In ps-heter, `heter_devices` has an entry for each stage after
+    the trainers. `environment` and `roles` come from a job file, because options cannot express them. If
+    `script_in_job_file` is True, the job file also names the script, and other nodes get a copy of the file.
     """
 
     script: str
@@ -321,7 +328,7 @@ class LaunchSettings:
     environment: EnvironmentItems = ()
     roles: tuple[RoleSettings, ...] = ()
 
-    # A table, set by hand: one argument per line would make it three times as long.
+    # A table, set by hand, because one argument per line would triple its length.
     # fmt: off
     module: bool = switch(
         False, group=Group.JOB, short="-m", env=("PET_MODULE",), help="SCRIPT is a module, as in python -m.")
@@ -602,17 +609,17 @@ class LaunchSettings:
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
-        """What a job file sets for the processes of this role."""
+        """Return the settings of a job file for the processes of this role."""
         return next((each for each in self.roles if each.role is role), RoleSettings(role=role))
 
 
 OPTIONS = options_of(LaunchSettings)
 
 BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
-"""The option that each variable sets."""
+"""Maps each environment variable to the option that it sets."""
 
 
-# ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them
+# ---- Options that only torchrun has, which `torchrun.translated` converts
 
 _METHODS = ("spawn", "fork", "forkserver")
 _RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
@@ -665,22 +672,22 @@ TORCHRUN: Mapping[str, Option] = {
         ),
     )
 }
-"""The help of each is the second half of a sentence about it."""
+"""The help of each option is the second half of a sentence about it."""
 
 OF_JOBS = (*OPTIONS.values(), *TORCHRUN.values())
-"""All that say something of a job."""
+"""All options that describe a job."""
 
 OWN = (*OPTIONS.values(), *SHORTHANDS.values(), *ACTIONS.values())
-"""All that are not torchrun's alone."""
+"""All options of fleetrun, without the ones that only torchrun has."""
 
 
 @frozen_by_name
 class Resolved:
-    """Settings, and what to tell about them.
+    """Settings, with their origins and remarks.
 
-    `origins` says where a setting came from: `--trainer_num` as it was typed, or `PADDLE_NNODES`; a default
-    is absent. `notices` are one-line remarks for the console. `words` has each of them as one word of a
-    command line; `engine` names those that an engine said.
+    `origins` maps an option to its origin, such as `--trainer_num` as on the command line, or
+    `PADDLE_NNODES`. Options with their default are absent. `notices` are one-line remarks for the console.
+    `words` holds each option as one word of a command line. `engine` names the options that a scheduler set.
     """
 
     settings: LaunchSettings

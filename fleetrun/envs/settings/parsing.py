@@ -1,8 +1,8 @@
-"""From text to value: numbers, words, times, sizes, devices, hosts, ports and endpoints. Knows no option by
-name and no machine; resolves no name and opens no socket.
+"""Parse numbers, words, times, sizes, devices, hosts, ports and endpoints.
 
-A parser takes the text of one option and returns its value, or raises InvalidValue, whose message is
-the second half of a sentence: "--trainer_num is '0'; " + "it must be a whole number from 1 to 4096".
+A parser returns the value of an option's text, or raises InvalidValue. The message of InvalidValue is the
+second half of a sentence, as in "--trainer_num is '0'; " + "it must be a whole number from 1 to 4096".
+Parsers depend only on the text. They do not resolve host names or open sockets.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fleetrun.errors import similar
 Parser = Callable[[str], Any]
 
 PROCESSES_PER_NODE = 4096
-"""More processes than this on one machine is a typing error."""
+"""A larger number of processes on one node is certainly a typing error."""
 
 TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 FALSE_WORDS = frozenset({"0", "false", "f", "no", "n", "off"})
 
-# As text: a pattern takes longer to compile than to import all else here, and few options need one.
+# As text, because compiling a pattern takes longer than all imports of this module, and few options need one.
 _WHOLE = r"[+-]?[0-9]{1,18}"
 _SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(s|m|min|h)?"
 _SIZE = r"(?i)([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*([kmgt]?)(i?b)?"
 _DEVICE = r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
 _VARIABLE = r"[^\W\d][\w.-]*"
 _VARIABLE_PATTERN = (
-    r"[\w.*?\[\]!-]*[A-Za-z_][\w.*?\[\]!-]*"  # not `*` alone: PATH and HOME are each machine's own
+    r"[\w.*?\[\]!-]*[A-Za-z_][\w.*?\[\]!-]*"  # not `*` alone, because each node has its own PATH and HOME
 )
 _JOB_ID = r"(?!\.)[\w.-]{1,128}"
 
@@ -39,7 +39,9 @@ SMALLEST_LOG = 4096
 
 
 class InvalidValue(ValueError):
-    """Not a value of this option. The message says what it must be, `meant` has suggestions."""
+    """The text is not a value of this option. The message states the requirement, and `meant` has
+    suggestions.
+    """
 
     def __init__(self, requirement: str, meant: Strings = ()) -> None:
         super().__init__(requirement)
@@ -55,11 +57,11 @@ _ELSEWHERE = {
     "main_process_ip": ("master",),
     "num_gpus": ("gpus", "nproc_per_node"),
 }
-"""What is meant by options of mpirun, accelerate and deepspeed."""
+"""The likely meaning of options of mpirun, accelerate and deepspeed."""
 
 
 def closest(word: str, words: Iterable[str]) -> Strings:
-    """Suggestions out of `words`, at most two: those that begin with `word`, else similar ones."""
+    """Return at most two suggestions from `words`: words that start with `word`, else similar words."""
     known = tuple(words)
     if len(word) == 1 or word in _ELSEWHERE:
         return tuple(each for each in _ELSEWHERE.get(word, ()) if each in known)
@@ -70,12 +72,12 @@ def closest(word: str, words: Iterable[str]) -> Strings:
 
 
 def parts_of(text: str, joint: str = ",") -> Strings:
-    """The parts of a list, without the blanks around them."""
+    """Return the parts of a list, without surrounding blanks."""
     return tuple(part.strip() for part in text.split(joint))
 
 
 def whole(low: int, high: int | None = None) -> Parser:
-    """A whole number from `low` to `high`, both included."""
+    """Return a parser for a whole number from `low` to `high`, both included."""
     limits = f"of at least {low}" if high is None else f"from {low} to {high}"
 
     def parse(text: str) -> int:
@@ -92,7 +94,7 @@ count_or_none = whole(0, PROCESSES_PER_NODE)
 
 
 def count_or_word(*words: str) -> Parser:
-    """A number of processes, or a word for a number that depends on the machine."""
+    """Return a parser for a number of processes, or for a word whose number depends on the node."""
 
     def parse(text: str) -> int | str:
         if text.lower() in words:
@@ -107,7 +109,7 @@ def count_or_word(*words: str) -> Parser:
 
 
 def choice(*words: str, also: dict[str, str] | None = None) -> Parser:
-    """One of `words` in any case; `also` maps other spellings to one of them."""
+    """Return a parser for one of `words` in any case. `also` maps other spellings to one of them."""
     known = {word.lower(): word for word in words} | (also or {})
 
     def parse(text: str) -> str:
@@ -134,7 +136,7 @@ _node_loss_word = choice(*NodeLoss, also={"-1": "fail", "0": "wait", "1": "shrin
 
 
 def node_loss(text: str) -> NodeLoss:
-    """Paddle has numbers (`--elastic_level`)."""
+    """Parse a word, or one of Paddle's numbers (`--elastic_level`)."""
     try:
         return NodeLoss(_node_loss_word(text))
     except InvalidValue as error:
@@ -149,7 +151,7 @@ def boolean(text: str) -> bool:
 
 
 def seconds(text: str) -> float:
-    """`10`, `1.5`, `30s`, `5m`, `2h`: seconds, more than 0."""
+    """Parse a time longer than 0, such as `10`, `1.5`, `30s`, `5m` or `2h`, into seconds."""
     match = re.fullmatch(_SECONDS, text)
     amount = float(match[1]) * {"m": 60, "min": 60, "h": 3600}.get(match[2], 1) if match else 0.0
     if not amount > 0:
@@ -158,7 +160,7 @@ def seconds(text: str) -> float:
 
 
 def seconds_from(least: float) -> Parser:
-    """A time of at least so many seconds."""
+    """Return a parser for a time of at least `least` seconds."""
 
     def parse(text: str) -> float:
         amount = seconds(text)
@@ -170,20 +172,20 @@ def seconds_from(least: float) -> Parser:
 
 
 def assignment(text: str) -> Strings:
-    """`NAME=VALUE` in a tuple of one, so that several can be added."""
+    """Parse `NAME=VALUE` into a tuple of one, so that repeated options can be added."""
     name, equals, _ = text.partition("=")
     if not (name.strip() and equals):
         raise InvalidValue("it must be NAME=VALUE")
     return (text,)
 
 
-# ---- What plug-ins may add to. What is installed is read for names only that fleetrun does not know itself
+# ---- Names that plug-ins can add. Installed packages are searched only for names outside fleetrun
 
 ENGINES = ("local", *plugins.IN_TREE["schedulers"])
 
 
 def engine(text: str) -> str:
-    """The name of a scheduler."""
+    """Parse the name of a scheduler."""
     if text.lower() in ENGINES:
         return text.lower()
     known = (*ENGINES, *plugins.others("schedulers"))
@@ -197,7 +199,7 @@ Addressed = tuple[str, str]
 
 
 def exports(text: str) -> tuple[Addressed, ...]:
-    """`NAME` or `NAME=ARGUMENT` of an exporter of another package, several on lines of their own."""
+    """Parse `NAME` or `NAME=ARGUMENT` of another package's exporter. Several stand on separate lines."""
     found = []
     for line in text.splitlines():
         name, _, argument = line.strip().partition("=")
@@ -217,7 +219,7 @@ MOMENTS = ("failure", "restart", "hang", "end")
 
 
 def moments(text: str) -> Strings:
-    """`failure,hang`: of `MOMENTS`, in their order."""
+    """Parse a list such as `failure,hang` into entries of `MOMENTS`, in the order of `MOMENTS`."""
     asked = parts_of(text)
     for each in asked:
         if each not in MOMENTS:
@@ -231,8 +233,9 @@ _NOTIFIERS = "it must be https://HOST/PATH, command:WORDS, or NAME:ARGUMENT of a
 
 
 def notifiers(text: str) -> tuple[Addressed, ...]:
-    """A URL, `command:WORDS` or `NAME:ARGUMENT`, several on lines of their own. No message has the text: it
-    may hold a secret.
+    """Parse a URL, `command:WORDS` or `NAME:ARGUMENT`. Several stand on separate lines.
+
+    Error messages leave out the text, because it may contain a secret.
     """
     return tuple(_notifier(line.strip()) for line in text.splitlines() if line.strip())
 
@@ -257,8 +260,11 @@ def _notifier(text: str) -> Addressed:
 
 
 def host_of_url(url: str) -> str:
-    """Host and port of an HTTP URL, without the rest, which may be a secret; empty if it is not one."""
-    from urllib.parse import urlsplit  # late: few launches have a URL
+    """Return host and port of an HTTP URL, or an empty string if the text is not an HTTP URL.
+
+    The rest of the URL may be a secret, so it is left out.
+    """
+    from urllib.parse import urlsplit  # late, because few runs have a URL
 
     try:
         parts = urlsplit(url)
@@ -270,12 +276,12 @@ def host_of_url(url: str) -> str:
 
 
 def written_notifiers(found: tuple[Addressed, ...]) -> str:
-    """To be shown: the hosts of webhooks, and names."""
+    """Return the hosts of webhooks, and other names, for display."""
     return ", ".join(host_of_url(argument) if name == "webhook" else name for name, argument in found)
 
 
 def variables(text: str) -> Strings:
-    """`NAME=VALUE`, or names and patterns of variables joined by commas: `NCCL_*,HF_HOME`."""
+    """Parse `NAME=VALUE`, or names and patterns joined by commas, such as `NCCL_*,HF_HOME`."""
     name, equals, _ = text.partition("=")
     if equals and re.fullmatch(_VARIABLE, name):
         return (text,)
@@ -286,7 +292,7 @@ def variables(text: str) -> Strings:
 
 
 def assignments(text: str) -> tuple[tuple[str, str], ...]:
-    """`a=1,b=2`, which may be empty, and in quotes, which a list in YAML leaves there."""
+    """Parse `a=1,b=2`. The text may be empty, or in quotes, which remain from a list in YAML."""
     pairs = [part.partition("=") for part in text.strip("'\"").split(",") if part.strip()]
     if not all(name.strip() and value.strip() for name, _, value in pairs):
         raise InvalidValue("it must be NAME=VALUE, several joined by commas")
@@ -294,7 +300,7 @@ def assignments(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def number_list(text: str) -> Integers:
-    """`0,2`: each once, ascending; empty text is none."""
+    """Parse `0,2` into unique ascending numbers. Empty text gives an empty tuple."""
     numbers = _numbers(text) if text else ()
     if numbers is None:
         raise InvalidValue("it must be numbers joined by commas, such as 0,2")
@@ -302,7 +308,7 @@ def number_list(text: str) -> Integers:
 
 
 def _numbers(text: str) -> Integers | None:
-    """Numbers joined by commas, each once, ascending. None if the text is anything else."""
+    """Return comma-separated numbers, unique and ascending, or None for any other text."""
     numbers = parts_of(text)
     if not all(each.isascii() and each.isdigit() and len(each) <= 4 for each in numbers):
         return None
@@ -310,8 +316,9 @@ def _numbers(text: str) -> Integers | None:
 
 
 def streams(text: str) -> dict[int, int]:
-    """torchrun's `3` or `0:3,1:1`: by local rank 1 for stdout, 2 for stderr, 3 for both, 0 for none. Rank -1
-    stands for all others.
+    """Parse torchrun's `3` or `0:3,1:1` into a stream number by local rank.
+
+    1 is stdout, 2 is stderr, 3 is both, and 0 is no stream. Rank -1 stands for all other ranks.
     """
     if re.fullmatch(r"[0-3]", text):
         return {-1: int(text)}
@@ -322,7 +329,7 @@ def streams(text: str) -> dict[int, int]:
 
 
 def size(text: str) -> int:
-    """`4096`, `100M`, `1GiB` (powers of 1024) or `100MB` (powers of 1000): bytes."""
+    """Parse `4096`, `100M`, `1GiB` (powers of 1024) or `100MB` (powers of 1000) into bytes."""
     match = re.fullmatch(_SIZE, text)
     if match is None:
         raise InvalidValue("it must be a size in bytes, such as 100M, 1GiB or 500MB")
@@ -334,7 +341,7 @@ def size(text: str) -> int:
 
 
 def anything(text: str) -> str:
-    """Any, as it is."""
+    """Return any text unchanged."""
     return text
 
 
@@ -345,14 +352,14 @@ def nonempty(text: str) -> str:
 
 
 def job_id(text: str) -> str:
-    """A name that can be part of a file name."""
+    """Check a name that can be part of a file name."""
     if not re.fullmatch(_JOB_ID, text):
         raise InvalidValue("it must be a name of letters, digits, '.', '_' and '-', and not start with '.'")
     return text
 
 
 def shell_words(text: str) -> str:
-    """A command line whose quotes are balanced, as it was written."""
+    """Check that the quotes of a command line are balanced, and return it unchanged."""
     import shlex
 
     try:
@@ -365,7 +372,7 @@ def shell_words(text: str) -> str:
 
 
 def device_list(text: str) -> Strings:
-    """`0,1,3` or UUIDs; each once."""
+    """Parse `0,1,3` or UUIDs, without repetitions."""
     devices = parts_of(text)
     if not all(re.fullmatch(_DEVICE, device) for device in devices):
         raise InvalidValue("it must be a comma separated list of device numbers or UUIDs, such as 0,1")
@@ -373,7 +380,7 @@ def device_list(text: str) -> Strings:
 
 
 def unique(items: Strings) -> Strings:
-    """The same items. Raises InvalidValue for one that occurs twice."""
+    """Return the same items. Raises InvalidValue for an item that occurs twice."""
     for position, item in enumerate(items):
         if item in items[:position]:
             raise InvalidValue(f"{item} is listed twice")
@@ -381,7 +388,7 @@ def unique(items: Strings) -> Strings:
 
 
 def stage_counts(text: str) -> Integers:
-    """`2` or `1;2`: the number of processes of each stage."""
+    """Parse `2` or `1;2` into the number of processes of each stage."""
     return _stages(count, text, "1;2")
 
 
@@ -396,12 +403,12 @@ _device_word = choice("cpu", "gpu", "xpu", "npu")
 
 
 def stage_devices(text: str) -> Strings:
-    """`gpu` or `gpu;cpu`: the kind of device of each stage."""
+    """Parse `gpu` or `gpu;cpu` into the device kind of each stage."""
     return _stages(_device_word, text, "gpu;cpu")
 
 
 FollowRule = tuple[Role, Integers | None]
-"""A role, and which of its processes on this node (None: all of them)."""
+"""A role, and its process numbers on this node (None for all)."""
 
 ROLE_WORDS = {
     "trainer": Role.TRAINER,
@@ -412,11 +419,14 @@ ROLE_WORDS = {
     "coordinator": Role.COORDINATOR,
     "evaluator": Role.EVALUATOR,
 }
-"""The names of roles after --follow and in a job file."""
+"""The names of roles for --follow and in a job file."""
 
 
 def follow(text: str) -> tuple[FollowRule, ...]:
-    """`all`, `none`, or roles with or without process numbers: `trainer`, `trainer:0,2`, `trainer:0+ps`."""
+    """Parse `all`, `none`, or roles with optional process numbers.
+
+    Examples are `trainer`, `trainer:0,2` and `trainer:0+ps`.
+    """
     if text == "all":
         return tuple((role, None) for role in Role)
     if text == "none":
@@ -440,7 +450,7 @@ def _follow_rule(text: str) -> FollowRule:
 
 
 def written_follow(rules: tuple[FollowRule, ...]) -> str:
-    """The text that `follow` reads as these rules."""
+    """Return the text that `follow` parses into these rules."""
     if not rules:
         return "none"
     if {role for role, numbers in rules if numbers is None} == set(Role):
@@ -460,7 +470,7 @@ _ENDPOINT = "it must be host:port, such as 10.0.0.1:6170 or [::1]:6170"
 
 
 def host(text: str) -> str:
-    """A host name, an IPv4 or an IPv6 address (with or without brackets), without a port."""
+    """Parse a host name or an IP address (IPv6 with or without brackets), without a port."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if not (_is_ipv6(bare) if ":" in bare else _is_name(bare)):
         raise InvalidValue("it must be a host name or an IP address, without a port")
@@ -475,7 +485,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_ipv6(text: str) -> bool:
-    from ipaddress import IPv6Address  # late: rare, and 2 ms
+    from ipaddress import IPv6Address  # late, because it is rarely needed and takes 2 ms
 
     try:
         IPv6Address(text)
@@ -485,7 +495,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def endpoint(text: str) -> str:
-    """`host:port`; an IPv6 address in brackets."""
+    """Parse `host:port`, with an IPv6 address in brackets."""
     name, _, number = text.rpartition(":")
     bracketed = name.startswith("[") and name.endswith("]")
     if not number.isdecimal() or (":" in name) != bracketed:
@@ -501,17 +511,17 @@ def endpoint(text: str) -> str:
 
 
 def host_list(text: str) -> Strings:
-    """Hosts joined by commas; each once."""
+    """Parse unique hosts, joined by commas."""
     return _listed(host, text)
 
 
 def endpoint_list(text: str) -> Strings:
-    """Endpoints joined by commas; each once. Empty text is an empty list, as in Paddle."""
+    """Parse unique endpoints, joined by commas. Empty text is an empty list, as in Paddle."""
     return _listed(endpoint, text) if text else ()
 
 
 def trainer_list(text: str) -> Strings:
-    """Endpoints, or hosts without ports, which get theirs from `with_ports` as in Paddle."""
+    """Parse endpoints, or hosts without ports. `with_ports` adds the missing ports as Paddle does."""
     trainers = parts_of(text)
     if not text or any(":" in each for each in trainers):
         return endpoint_list(text)
@@ -519,14 +529,14 @@ def trainer_list(text: str) -> Strings:
 
 
 def with_ports(hosts: Strings, first: int) -> Strings:
-    """Give ports from `first` on to hosts that have none."""
+    """Add ports from `first` on to hosts without a port."""
     return tuple(
         text if ":" in text else f"{text}:{number}" for number, text in enumerate(hosts, start=first)
     )
 
 
 def stage_endpoints(text: str) -> tuple[Strings, ...]:
-    """Stages joined by `;`, the endpoints of one stage by `,`."""
+    """Parse stages joined by `;`, each with its endpoints joined by `,`."""
     if not text:
         return ()
     stages = tuple(map(endpoint_list, parts_of(text, ";")))
@@ -537,7 +547,7 @@ def stage_endpoints(text: str) -> tuple[Strings, ...]:
 
 
 def _listed(parse: Parser, text: str) -> Strings:
-    """Entries joined by commas; each once. If there are several, the error says "each entry"."""
+    """Parse unique entries joined by commas. If there are several, the error starts with "each entry"."""
     try:
         return unique(tuple(map(parse, parts_of(text))))
     except InvalidValue as error:
@@ -547,7 +557,7 @@ def _listed(parse: Parser, text: str) -> Strings:
 
 
 def port_range(text: str) -> tuple[int, int]:
-    """`LOW:HIGH`, both included."""
+    """Parse `LOW:HIGH`, both included."""
     low, _, high = text.partition(":")
     try:
         first, last = port(low.strip()), port(high.strip())
@@ -562,7 +572,7 @@ _nodes = whole(1, 65535)
 
 
 def node_range(text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX` machines."""
+    """Parse `N` or `MIN:MAX` nodes."""
     low, colon, high = text.partition(":")
     try:
         least = _nodes(low.strip())
@@ -575,14 +585,16 @@ def node_range(text: str) -> tuple[int, int]:
 
 
 STORE_PORT = 6768
-"""Where machines meet, if no port is given; the port of Paddle's documents."""
+"""Port where nodes meet if you give none. It is the port of Paddle's documents."""
 
 EMBEDDED = "embedded:"
 
 
 def rendezvous_address(text: str) -> str:
-    """`host:port`, `http://host:port` (the same), `etcd://host:port[,host:port][?NAME=VALUE&...]`,
-    `host[:port],host[:port],...`, or `embedded:N`.
+    """Parse the address where nodes meet.
+
+    Valid forms are `host:port`, `http://host:port` (the same),
+    `etcd://host:port[,host:port][?NAME=VALUE&...]`, `host[:port],host[:port],...`, and `embedded:N`.
     """
     scheme, _, rest = text.rpartition("://")
     if scheme not in ("", "http", "etcd"):
@@ -609,7 +621,7 @@ def _with_store_port(text: str) -> str:
 
 
 def _check_majority(machines: int) -> None:
-    """Of an even number half is no majority: one machine more would only be one more to lose."""
+    """Raise InvalidValue unless 3, 5 or 7 nodes serve a store. An even number only adds a node to lose."""
     if machines not in (3, 5, 7):
         raise InvalidValue("3, 5 or 7 machines can serve a store together, or one")
 
@@ -625,19 +637,19 @@ _MOST = 1_000_000
 
 
 def written_ranks(ranks: Iterable[int]) -> str:
-    """`0-2,5-6`, ascending."""
+    """Return ranks as `0-2,5-6`, ascending."""
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in _runs(ranks))
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`0-2, 5, 6`, as a sentence has them."""
+    """Return ranks as `0-2, 5, 6`, for a sentence."""
     return ", ".join(
         f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in _runs(ranks)
     )
 
 
 def _runs(ranks: Iterable[int]) -> list[list[int]]:
-    """Those that follow one another together."""
+    """Return the ranks, grouped into consecutive runs."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -648,7 +660,7 @@ def _runs(ranks: Iterable[int]) -> list[list[int]]:
 
 
 def rank_set(text: str) -> frozenset[int] | None:
-    """None for a malformed text."""
+    """Parse a text such as `0-2,5` into ranks. Return None for a malformed text."""
     found: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)
@@ -660,7 +672,7 @@ def rank_set(text: str) -> frozenset[int] | None:
 
 
 def byte_size(amount: float) -> str:
-    """Bytes as a person writes them, in powers of 1024: `64 MiB`."""
+    """Return bytes in readable form, in powers of 1024, such as `64 MiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if amount < 1024:
             return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
@@ -669,12 +681,12 @@ def byte_size(amount: float) -> str:
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """`h1, h2 and 3 more`: the first of them."""
+    """Return the first `most` names and the number of the others, as `h1, h2 and 3 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def plural(number: int, word: str) -> str:
-    """`1 process`, `2 processes`."""
+    """Return a number with its word, as `1 process` or `2 processes`."""
     ending = "es" if word.endswith(("s", "ch")) else "s"
     return f"{number} {word}{'' if number == 1 else ending}"

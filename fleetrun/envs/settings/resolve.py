@@ -1,5 +1,7 @@
-"""From a command line, an environment and a job file to settings: which source wins, which mode the job has,
-which options go together, and which machines they are for. Pure: reads no file and resolves no name.
+"""Resolve the settings from a command line, an environment and a job file.
+
+The module decides which source has priority, which mode the job has, which options go together, and which
+nodes they apply to. It does not read files or resolve host names.
 """
 
 from __future__ import annotations
@@ -43,16 +45,18 @@ from fleetrun.values import replace
 
 TORCHRUN_PORT = 29500
 _APART = 1000
-"""From --master_port, the trainers', to the port at which machines meet: one of no other job's beside it."""
+"""Distance from --master_port, the trainers' port, to the port where nodes meet. Other jobs rarely use it."""
 FIRST_TRAINER_PORT = 6170
-"""Paddle numbers trainers that were listed without ports from here, plus the number of servers."""
+"""Paddle gives trainers without ports the numbers from here, plus the number of servers."""
 
 EngineValues = Callable[[Texts, Collection[str]], Mapping[str, EngineValue]]
-"""The values that an engine gives to options, from an environment; not for the options named second."""
+"""Returns the values that a scheduler gives to options, from an environment, except for the options named
+second.
+"""
 
 
 def no_engine(environ: Environ, but: Collection[str]) -> Mapping[str, EngineValue]:
-    """For a process that no engine started."""
+    """Return an empty mapping, for a process without a scheduler."""
     return {}
 
 
@@ -62,10 +66,10 @@ def resolve(
     engine_values: EngineValues = no_engine,
     file: JobFile = NOTHING,
 ) -> Resolved:
-    """The settings of a job. A typed option wins over a variable, a variable over the job file, the job file
-    over the engine that started this process (`engine_values`), and the engine over the default.
+    """Return the settings of a job.
 
-    Raises UsageError for an invalid value or combination.
+    The priority, from high to low, is command line, environment variable, job file, scheduler
+    (`engine_values`), default. Raises UsageError for an invalid value or combination.
     """
     readable, notices = _without_leftovers(environ)
     notices += _misplaced(line)
@@ -73,7 +77,7 @@ def resolve(
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
     if any(name in TORCHRUN or choice.origin.startswith(PET) for name, choice in choices.items()):
-        from fleetrun.envs.settings.torchrun import translated  # late: few launches need it
+        from fleetrun.envs.settings.torchrun import translated  # late, because few runs need it
 
         choices, remarks = translated(choices)
         notices += remarks
@@ -125,7 +129,7 @@ _OF_LAUNCHERS = (
 
 
 def _misplaced(line: CommandLine) -> list[str]:
-    """A notice on the first option of a launcher that stands after the script."""
+    """Return a notice on the first option of a launcher that follows the script."""
     words = (word.partition("=")[0] for word in line.script_args if word.startswith("--"))
     found = next((word for word in words if normal(word) in _OF_LAUNCHERS), None)
     if found is None:
@@ -135,11 +139,11 @@ def _misplaced(line: CommandLine) -> list[str]:
     ]
 
 
-# ---- Values by source: command line, environment, job file, and the engine that started this process
+# ---- Values by source: command line, environment, job file, and the scheduler of this process
 
 
 def _one_each(given: Iterable[Choice]) -> Choices:
-    """One choice per option. Of one spelling the last counts; different spellings must agree."""
+    """Return one choice per option. For one spelling the last counts. Different spellings must agree."""
     choices: Choices = {}
     for choice in given:
         name = choice.option.name
@@ -158,7 +162,7 @@ def _combined(earlier: Choice, later: Choice) -> Choice:
 
 
 def _from_environment(environ: Environ, but: Collection[str]) -> Choices:
-    """The first variable of each option that is set and not empty, except for the options in `but`."""
+    """Return the first set and non-empty variable of each option, except for the options in `but`."""
     choices: Choices = {}
     for option in OF_JOBS:
         found = [name for name in option.env if environ.get(name, "").strip()]
@@ -170,7 +174,7 @@ def _from_environment(environ: Environ, but: Collection[str]) -> Choices:
 
 
 def _places(file: JobFile, line: CommandLine) -> dict[str, str]:
-    """Where the job file sets what is not an option, unless it was typed."""
+    """Return where the job file sets script, arguments and tables, unless the command line sets them."""
     typed = ("script", "args") if line.script is not None else ()
     return {name: where for name, where in file.places.items() if name not in typed}
 
@@ -179,7 +183,7 @@ _SCRIPT_OPTIONS = ("module", "no_python")
 
 
 def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
-    """The options of a job file that nothing stronger has set."""
+    """Return the options of a job file, except options that a stronger source has set."""
     choices = []
     for given in options:
         for text in given.texts:
@@ -192,7 +196,7 @@ _LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADD
 
 
 def _without_leftovers(environ: Environ) -> tuple[Texts, list[str]]:
-    """The environment that may be read, and notices about variables that are not."""
+    """Return the environment to read, and notices about ignored variables."""
     outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
         own = contract.without_contract(environ)
@@ -207,22 +211,23 @@ def _without_leftovers(environ: Environ) -> tuple[Texts, list[str]]:
     left = [name for name in _LEFTOVERS if environ.get(name)]
     left += (
         ["WORLD_SIZE"] if environ.get("WORLD_SIZE", "1") not in ("", "1") else []
-    )  # of a scheduler's script
+    )  # from a scheduler's script
     return environ, [f"{name} is set, perhaps by another launcher; it is ignored" for name in left]
 
 
 _PADDLE_CLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
 _PLACEMENT = ("nnodes", "ips", "master", "rank", "master_addr", "standalone", "scheduler")
-"""Options that say where the job runs: if one of them is set, no engine is asked for any of them."""
+"""Options that define where the job runs. If one is set, the scheduler's values for all of them are ignored.
+"""
 
 
 def on_paddle_cloud(environ: Environ) -> bool:
-    """Paddle's rule: all four variables of its cloud are set."""
+    """Return True if all four variables of Paddle's cloud are set, which is Paddle's rule."""
     return all(environ.get(name) for name in _PADDLE_CLOUD)
 
 
 def _engine_choices(choices: Choices, environ: Environ, engine_values: EngineValues) -> Choices:
-    """The values from the engine that started this process, unless the user says where the job runs.
+    """Return the values of the scheduler that started this process, unless the user sets where the job runs.
 
     Raises UsageError for an invalid value.
     """
@@ -245,7 +250,7 @@ def _engine_choices(choices: Choices, environ: Environ, engine_values: EngineVal
 
 
 def _without_spares(nodes: Choice, spares: Choice) -> Choice:
-    """An engine counts all machines that it has started."""
+    """Subtract the spares, because a scheduler counts all nodes that it started."""
     fewest, most = (number - spares.value for number in nodes.value)
     if fewest < 1:
         raise UsageError(f"{spares}: there are {nodes.text} machines ({nodes.origin}), none is left")
@@ -253,9 +258,9 @@ def _without_spares(nodes: Choice, spares: Choice) -> Choice:
 
 
 def _environment(choices: Choices, of_file: EnvironmentItems) -> EnvironmentItems:
-    """The job file's variables with those of --env NAME=VALUE. What is left of --env are names and patterns.
+    """Return the job file's variables together with those from --env NAME=VALUE.
 
-    Raises UsageError.
+    Only names and patterns remain in the --env choice. Raises UsageError.
     """
     given = choices.get("env")
     if given is None:
@@ -269,13 +274,14 @@ def _environment(choices: Choices, of_file: EnvironmentItems) -> EnvironmentItem
 # ---- The mode
 
 _ModeChoice = tuple[Mode, Choice]
-"""A mode, and the choice that asks for it."""
+"""A mode, and the choice that requests it."""
 
 
 def _mode(choices: Choices) -> _ModeChoice | tuple[Mode, None]:
-    """The mode, and the choice that decided it (None: the default).
+    """Return the mode, and the choice that decided it (None for the default).
 
-    What was typed comes first; a variable counts if it fits what was typed, a job file if it fits both.
+    The command line has priority. A variable counts if it fits the command line, and a job file if it fits
+    both.
     """
     typed = [choice for choice in choices.values() if choice.typed]
     from_file = [choice for choice in choices.values() if choice.from_file]
@@ -287,13 +293,13 @@ def _mode(choices: Choices) -> _ModeChoice | tuple[Mode, None]:
 
 
 def _fitting(choices: list[Choice], stronger: list[Choice]) -> list[_ModeChoice]:
-    """The modes that go with all stronger choices."""
+    """Return the modes that fit all stronger choices."""
     asked = _modes_asked_for(choices)
     return [each for each in asked if all(each[0] in other.option.modes for other in stronger)]
 
 
 def _modes_asked_for(choices: list[Choice], only: str | None = None) -> list[_ModeChoice]:
-    """The modes that these choices ask for, the strongest first: --run_mode, then ps-heter, then ps."""
+    """Return the modes that these choices request, strongest first: --run_mode, then ps-heter, then ps."""
     asked = [
         (choice.value if choice.option.name == "run_mode" else choice.option.makes, choice)
         for choice in choices
@@ -303,7 +309,7 @@ def _modes_asked_for(choices: list[Choice], only: str | None = None) -> list[_Mo
     return sorted(found, key=lambda each: (each[1].option.name != "run_mode", each[0] is not Mode.PS_HETER))
 
 
-# ---- Which options go together, whatever the machines
+# ---- Valid combinations of options, for any number of nodes
 
 _EXCLUSIVE = (
     ("standalone", "master"),
@@ -317,9 +323,9 @@ _LISTS = (("servers", "server_num"), ("trainers", "trainer_num"), ("coordinators
 
 
 def _drop_overruled(choices: Choices, mode: Mode, reason: Choice | None) -> list[str]:
-    """Drop what a stronger source overrules; return a notice for each.
+    """Drop choices that a stronger source overrules, and return a notice for each.
 
-    Raises UsageError when two options of the same source exclude each other.
+    Raises UsageError if two options of the same source exclude each other.
     """
     notices = []
     stated = choices.get("run_mode")
@@ -337,13 +343,13 @@ def _drop_overruled(choices: Choices, mode: Mode, reason: Choice | None) -> list
 
 
 def _overruled(choices: Choices, modes: frozenset[Mode], reason: Choice | None) -> bool:
-    """Whether something stronger than a job file made the mode none of these."""
+    """Return True if a source stronger than a job file set a mode outside `modes`."""
     stronger = [choice for choice in choices.values() if choice.source > Source.FILE]
     return (reason is not None and not reason.from_file) or any(not c.option.modes & modes for c in stronger)
 
 
 def _overruling(choices: Choices, stated: Choice) -> Choice | None:
-    """The stronger choice that does not go with the stated mode."""
+    """Return the stronger choice that does not fit the stated mode."""
     stronger = (c for c in choices.values() if c.source > stated.source)
     return next((c for c in stronger if stated.value not in c.option.modes), None)
 
@@ -374,7 +380,7 @@ def _why(mode: Mode, reason: Choice | None) -> str:
 
 
 def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
-    """Raise UsageError for the first combination that is invalid."""
+    """Raise UsageError for the first invalid combination."""
     display = choices.get("display")
     if _on(choices, "json") and not _on(choices, "dry_run") and display and display.value != "json":
         raise UsageError(f"{choices['json']} and {display} exclude each other")
@@ -475,11 +481,11 @@ def _check_stages(choices: Choices, reason: Choice | None) -> None:
         )
 
 
-# ---- Which machines a job is for
+# ---- The nodes of a job
 
 
 def _check_machines(choices: Choices) -> list[str]:
-    """Raise UsageError for an invalid combination; return a notice on what is not needed."""
+    """Raise UsageError for an invalid combination, and return notices on unneeded options."""
     _check_agreement(choices)
     alone = not _several_machines(choices)
     if alone:
@@ -502,7 +508,10 @@ def _check_machines(choices: Choices) -> list[str]:
 
 
 def _several_machines(choices: Choices) -> bool:
-    """Whether the options ask for several machines. Endpoint lists may too, but only the machine can tell."""
+    """Return True if the options request several nodes.
+
+    Endpoint lists may also request several, but only the node itself can detect this.
+    """
     nodes, ips, master = (choices.get(name) for name in ("nnodes", "ips", "master"))
     return bool(
         (nodes and nodes.value != (1, 1))
@@ -564,11 +573,10 @@ _MODES_OF_ROLE = {
 def _roles_for_mode(
     roles: Sequence[RoleSettings], mode: Mode, overruled: bool, typed_script: bool
 ) -> tuple[tuple[RoleSettings, ...], list[str]]:
-    """The roles that exist in this mode, and a notice on each other one. A typed script replaces that of the
-    trainers.
+    """Return the roles that exist in this mode, and a notice on each other role.
 
-    Raises UsageError for a role that the mode does not have, unless something stronger than the file has set
-    the mode (`overruled`).
+    A script on the command line replaces the trainers' script. Raises UsageError for a role that the mode
+    does not have, unless a source stronger than the file set the mode (`overruled`).
     """
     kept: list[RoleSettings] = []
     remarks: list[str] = []
@@ -595,9 +603,10 @@ def _roles_for_mode(
 def _script_of(
     line: CommandLine, file: JobFile, roles: Sequence[RoleSettings], mode: Mode
 ) -> tuple[str, Strings]:
-    """The job's script and its arguments: what was typed, else the file's, else the trainers' own.
+    """Return the job's script and arguments, from the command line, else from the file, else from the
+    trainers' role.
 
-    Raises UsageError when there is none, or a role is left without one.
+    Raises UsageError if the job or a role lacks a script.
     """
     if line.script is not None:
         return line.script, line.script_args
@@ -624,7 +633,7 @@ def _script_of(
 
 
 def _values(choices: Choices, mode: Mode) -> Document:
-    """The value of each field, with those that follow from others filled in."""
+    """Return the value of each field, including values that follow from others."""
     values = {name: choice.value for name, choice in choices.items() if name != "run_mode"}
     if "devices" in choices:
         values["device_kind"] = DEVICE_KINDS.get(choices["devices"].alias, "gpu")
@@ -644,7 +653,9 @@ def _values(choices: Choices, mode: Mode) -> Document:
 
 
 def _implied_values(choices: Choices) -> Document:
-    """What follows from other choices: a range of nodes is elastic, and nodes meet at MASTER_ADDR."""
+    """Return values that follow from other choices. A range of nodes is elastic, and nodes meet at
+    MASTER_ADDR.
+    """
     values: Document = {}
     nodes = choices.get("nnodes")
     if "ips" in choices:
@@ -655,7 +666,7 @@ def _implied_values(choices: Choices) -> Document:
         values["display"] = "json"
     address, port = choices.get("master_addr"), choices.get("master_port")
     if address and _several_machines(choices) and "ips" not in choices:
-        number = port.value if port else TORCHRUN_PORT  # that of the trainers' own store
+        number = port.value if port else TORCHRUN_PORT  # the port of the trainers' own store
         meeting = number - _APART if number > 1023 + _APART else number + _APART
         values["master"] = join_endpoint(address.value, meeting)
         values |= {"master_addr": None, "master_port": number}

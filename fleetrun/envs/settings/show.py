@@ -1,5 +1,7 @@
-"""Settings in other forms: the rows of the banner, the command line that gives them again, what all machines
-of a job must agree on, and the tables that only a job file can hold.
+"""Show settings in other forms.
+
+The forms are the rows of the banner, and the command line for the same run. Others are the values that must
+agree on all nodes, and the tables that only a job file can hold.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ _EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
 
 
 Row = tuple[str, str, str | None]
-"""A name, its value, and where that was set."""
+"""A name, its value, and where it was set."""
 
 
 def banner(resolved: Resolved) -> list[Row]:
-    """Rows (name, value, origin) of the configuration banner, by name.
+    """Return the rows (name, value, origin) of the configuration banner, sorted by name.
 
-    The 22 rows of Paddle's banner are always there and written as Paddle writes them, others when they were
-    given. The origin of a default is None.
+    The 22 rows of Paddle's banner always appear, in Paddle's notation. Other rows appear if you set them. The
+    origin of a default is None.
     """
     return sorted(
         ("elastic_level", _PADDLE_LEVELS[NodeLoss(value)], origin)
@@ -53,11 +55,11 @@ def _rows(resolved: Resolved) -> list[Row]:
 
 
 _NOT_TOLD = frozenset({"job_id", "run_mode", "training_script", "training_script_args", "save"})
-"""The first lines say it, or it does not describe the job."""
+"""The first lines of the job show these rows, or the row does not describe the job."""
 
 
 def changed(resolved: Resolved) -> list[tuple[str, str, str]]:
-    """Those rows of the banner that the job's first lines leave out and that are not defaults."""
+    """Return the rows of the banner that are not defaults and are missing from the job's first lines."""
     return [
         (name, value, origin)
         for name, value, origin in sorted(_rows(resolved))
@@ -70,7 +72,10 @@ def _default(name: str) -> str | None:
 
 
 def _job_file_rows(resolved: Resolved) -> list[Row]:
-    """What only a job file can set. Of environments only names: values may be secret."""
+    """Return rows for settings that only a job file can express.
+
+    Environments appear with names only, because values may be secret.
+    """
     settings = resolved.settings
     rows: list[Row] = []
     if settings.environment:
@@ -109,17 +114,19 @@ def _shown(name: str, value: Any) -> str:
 
 
 FUNCTION = "fleetrun.function"
-"""The module that a launch of a function from Python runs. Its last argument is the function's name."""
+"""The module that runs a Python function given to `fleetrun.run`. Its last argument is the function's
+name.
+"""
 
 
 def program(settings: LaunchSettings) -> str:
-    """The script, or the name of the function."""
+    """Return the script, or the name of the function."""
     is_function = settings.module and settings.script == FUNCTION and settings.script_args
     return settings.script_args[-1] if is_function else settings.script
 
 
 def words(resolved: Resolved, but: Collection[str] = ()) -> Strings:
-    """What to type after `fleetrun` for the same launch, without the options in `but`."""
+    """Return the words after `fleetrun` for the same run, without the options in `but`."""
     given = [word for name, word in resolved.words.items() if name not in but and name != "module"]
     settings = resolved.settings
     if settings.script_in_job_file:
@@ -139,7 +146,7 @@ _AGREED = (
 
 
 def agreed(resolved: Resolved) -> dict[str, str]:
-    """The options that must be the same on all machines of a job, by flag, and the script's name."""
+    """Return the options that must agree on all nodes of a job, by flag, and the script's name."""
     settings = resolved.settings
     texts = {f"--{name}": _shown(name, getattr(settings, name)) for name in _AGREED}
     scripts = {
@@ -153,11 +160,11 @@ def agreed(resolved: Resolved) -> dict[str, str]:
     return {**texts, "the script": settings.script.rpartition("/")[2], **scripts, "roles.evaluator": number}
 
 
-# ---- What only a job file can express, as plain values: for the record, and to write a job file
+# ---- Settings that only a job file can express, as plain values, for the event log and for job files
 
 
 def job_file_parts(settings: LaunchSettings) -> Document:
-    """The tables of a job file; empty when options express everything. Variables are filled in."""
+    """Return the tables of a job file, with variables filled in, or `{}` if options express all settings."""
     found: Document = {}
     if settings.script_in_job_file:
         found |= {"script": settings.script, "args": list(settings.script_args)}

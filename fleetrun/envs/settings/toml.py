@@ -1,4 +1,4 @@
-"""What `tomllib` does not do: write TOML, as far as job files need it, and find the line of each key."""
+"""Write TOML for job files, and find the line of each key. `tomllib` does neither."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def text(value: str) -> str:
-    """A quoted string. Raises UnicodeEncodeError for bytes of a command line that are not valid UTF-8."""
+    """Return a quoted string. Raises UnicodeEncodeError for command-line bytes that are not valid UTF-8."""
     value.encode()
     return (
         '"' + "".join(_ESCAPES.get(char, char if char.isprintable() else _code(char)) for char in value) + '"'
@@ -32,7 +32,7 @@ def key(name: str) -> str:
 
 
 def value(of: Any) -> str:
-    """A string, boolean, number, or a list of these on one line. A float must be finite."""
+    """Return a string, a boolean, a number, or a list of these on one line. Floats must be finite."""
     if isinstance(of, bool):
         return "true" if of else "false"
     if isinstance(of, int | float):
@@ -43,7 +43,7 @@ def value(of: Any) -> str:
 
 
 def table(path: Strings, rows: Fields) -> list[str]:
-    """The lines of a table and of the tables in it."""
+    """Return the lines of a table and of its nested tables."""
     own = {name: each for name, each in rows.items() if not isinstance(each, Mapping)}
     inner = {name: each for name, each in rows.items() if isinstance(each, Mapping)}
     lines = []
@@ -62,12 +62,13 @@ def table(path: Strings, rows: Fields) -> list[str]:
 
 KeyPath = Strings
 
-_DEEPEST = 8  # no key of a job file is deeper
+_DEEPEST = 8  # keys of a job file have at most this depth
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line, from 1, of every key and table header. Keys inside an inline table or an array are left out:
-    their line is that of the key around them.
+    """Return the line, from 1, of every key and table header.
+
+    Keys inside an inline table or an array are left out. Their line is the line of the surrounding key.
     """
     found: dict[KeyPath, int] = {}
     table: KeyPath = ()
@@ -82,12 +83,12 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def nearest_line(found: dict[KeyPath, int], path: KeyPath) -> int:
-    """The line of a key, or of the innermost key around it that has one."""
+    """Return the line of a key, or of the innermost surrounding key that has a line."""
     return next((found[path[:end]] for end in range(len(path), 0, -1) if path[:end] in found), 1)
 
 
 def _path(dotted: str) -> KeyPath:
-    """`a."b.c"` -> ("a", "b.c")."""
+    """Split `a."b.c"` into ("a", "b.c")."""
     tree = tomllib.loads(f"{dotted} = 0")
     path: list[str] = []
     while isinstance(tree, dict):
@@ -108,13 +109,13 @@ _PIECE = re.compile(
     ''',
     re.DOTALL | re.VERBOSE,
 )
-"""A string, a comment, what has no meaning here, or a character that has one."""
+"""A string, a comment, text without meaning here, or a single character with a meaning."""
 
 _DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """The line of each statement, and its key or, in brackets, its table header."""
+    """Yield the line of each statement, and its key. A table header comes in brackets."""
     line = begun = 1
     head, depth, in_value = "", 0, False
     for match in _PIECE.finditer(text.replace("\r\n", "\n") + "\n"):

@@ -1,6 +1,4 @@
-"""torchrun's options under their own names: which of fleetrun's each of them sets, and a line about each that
-has no effect here. Pure.
-"""
+"""Translate torchrun's options into fleetrun's, and collect notices about options without effect here."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from fleetrun.envs.settings.options import OPTIONS, PET, TORCHRUN
 from fleetrun.values import replace
 
 PORTS = {"static": 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
-"""The port of --rdzv_endpoint without one, by --rdzv_backend."""
+"""The default port of --rdzv_endpoint, by --rdzv_backend."""
 
 _SAME = {"rdzv_id": "job_id", "local_addr": "host", "shutdown_timeout": "stop_timeout"}
 _CONFIGURATION = {
@@ -20,21 +18,21 @@ _CONFIGURATION = {
     "timeout": "rdzv_timeout",
     "last_call_timeout": "elastic_timeout",
 }
-"""Keys of --rdzv_conf that have an option here; of two for one option the first wins."""
+"""Keys of --rdzv_conf that have an option here. If two keys set one option, the first has priority."""
 
 _SILENT = ("monitor_interval", "start_method", "event_log_handler", "logs_specs", "signals_to_handle",
            "duplicate_stdout_filters", "duplicate_stderr_filters")  # fmt: skip
 _OF_SEVERAL = ("nnodes", "rank", "master_addr", "master_port")
 _NOT_IN_NAMES = r"[^\w.-]|^\."
-_TRUE = ("1", "true", "t", "yes", "y")  # of torch's get_as_bool
+_TRUE = ("1", "true", "t", "yes", "y")  # as in torch's get_as_bool
 _BOTH = 3
 
 
 def translated(choices: Choices) -> tuple[Choices, list[str]]:
-    """The same choices in fleetrun's options, and a notice on each that has no effect. A choice under an
-    option's own name wins over torchrun's from the same source.
+    """Return the same choices in fleetrun's options, and a notice on each choice without effect.
 
-    Raises UsageError for an invalid value.
+    For equal sources, fleetrun's own option has priority over torchrun's. Raises UsageError for an invalid
+    value.
     """
     translation = _Translation(choices)
     translation.place_alone()
@@ -54,7 +52,7 @@ class _Translation:
         self._given = {name: choice for name, choice in choices.items() if name in TORCHRUN and choice.text}
 
     def _set(self, name: str, text: str, given: Choice) -> None:
-        """Set fleetrun's option, unless it is set by an equally strong source."""
+        """Set fleetrun's option, unless an equally strong source set it."""
         option = OPTIONS[name]
         choice = Choice(option, parsed(option, given.origin, text), given.origin, text, name, given.source)
         other = self.choices.get(name)
@@ -67,15 +65,17 @@ class _Translation:
         self.notices.append(f"{choice} is ignored: {why}")
 
     def _drop(self, name: str, why: str) -> None:
-        """Without a notice where one machine or rank 0 was given."""
+        """Drop a choice. Skip the notice for a choice of one node or rank 0."""
         choice = self.choices.pop(name, None) or self._given.pop(name, None)
         if choice is not None and choice.value not in (0, (1, 1)):
             self._ignore(choice, why)
 
-    # -- Which machines
+    # -- Nodes
 
     def place_alone(self) -> None:
-        """--standalone and a typed --nnodes 1 win over the PET_* variables of a cluster's pod."""
+        """Give --standalone and --nnodes 1 on the command line priority over the PET_* variables of a
+        cluster's pod.
+        """
         alone = self._alone()
         if alone is None:
             return
@@ -92,8 +92,9 @@ class _Translation:
         return nodes if nodes is not None and nodes.value == (1, 1) else None
 
     def rendezvous(self) -> None:
-        """--rdzv_endpoint, read as --rdzv_backend says, becomes --master, or for processes of one machine
-        MASTER_ADDR and MASTER_PORT.
+        """Translate --rdzv_endpoint into --master, according to --rdzv_backend.
+
+        For a job on one node, it becomes MASTER_ADDR and MASTER_PORT.
         """
         backend, endpoint = self._given.pop("rdzv_backend", None), self._given.pop("rdzv_endpoint", None)
         kind = "static" if backend is None else str(backend.value)
@@ -107,7 +108,7 @@ class _Translation:
         if kind.startswith("etcd"):
             self._set("master", f"etcd://{host}:{port}", endpoint)
         elif self._several():
-            if int(port):  # 0: the launcher takes a free one, and shows it
+            if int(port):  # with 0, the launcher takes a free port and prints it
                 self._set("master", f"{host}:{port}", endpoint)
         elif kind == "static":
             self._set("master_addr", host, endpoint)
@@ -120,7 +121,7 @@ class _Translation:
             self._drop("rank", f"{backend} ranks machines by arrival; --rank sets the rank of this one")
 
     def _address_of_pod(self) -> None:
-        """In every mode machines meet at PET_MASTER_ADDR. A pod alone may not find its own name."""
+        """Let nodes meet at PET_MASTER_ADDR in every mode. A pod on its own may not resolve its own name."""
         address = self.choices.get("master_addr")
         if address is None or not _pet(address):
             return
@@ -166,8 +167,10 @@ class _Translation:
     # -- Output
 
     def output(self) -> None:
-        """What torchrun would show: the local ranks of the filter, of those whose output is not redirected
-        or is copied to the console.
+        """Select the output that torchrun would show.
+
+        torchrun shows the local ranks in the filter whose output is not redirected, or is copied to the
+        console.
         """
         redirects, tee, only = (
             self._given.pop(name, None) for name in ("redirects", "tee", "local_ranks_filter")
@@ -199,7 +202,7 @@ class _Translation:
             self.notices.append(f"{given}: without a number of processes all are shown")
         return "trainer"
 
-    # -- What has no effect
+    # -- Options without effect
 
     def rest(self) -> None:
         for name in _SILENT:
@@ -212,7 +215,7 @@ def _pet(choice: Choice) -> bool:
 
 
 def _split(endpoint: str, port: int) -> tuple[str, str]:
-    """Host and port; the port if there is none."""
+    """Return host and port, with `port` as the default."""
     match = re.fullmatch(r"(.+):(\d+)", endpoint)
     if match is None or (endpoint.startswith("[") and endpoint.endswith("]")):
         return endpoint, str(port)

@@ -1,5 +1,7 @@
-"""Writing job files: for `--save`, for `fleetrun init` (a commented template), for `fleetrun again`, and for
-the machines of an engine. `job_file` reads what is written here as the same settings.
+"""Write job files.
+
+They serve `--save`, `fleetrun init` (a commented template), `fleetrun again`, and the nodes of a scheduler.
+`job_file` reads them back as the same settings.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _OF_ONE_MACHINE = frozenset({"rank", "host", "nic"})
 
 
 def document(resolved: Resolved) -> str:
-    """All options of a launch except those set by an engine. Variables are filled in."""
+    """Return a job file with all options of a run, except the scheduler's options. Variables are
+    filled in.
+    """
     settings = resolved.settings
     said = literal(job_file_parts(settings))
     lines = [
@@ -51,7 +55,7 @@ def document(resolved: Resolved) -> str:
 
 
 def tables(said: Fields, head: str) -> str:
-    """A job file of what only job files can express (`show.job_file_parts`)."""
+    """Return a job file with the settings that only job files can express (`show.job_file_parts`)."""
     rows = literal(said)
     lines = [head, *(f"{name} = {toml.value(rows[name])}" for name in ("script", "args") if name in rows)]
     for name in ("environment", "roles"):
@@ -65,14 +69,16 @@ def _words(resolved: Resolved) -> list[str]:
 
 
 def _row(choice: Choice, resolved: Resolved) -> str:
-    """`trainer_num = 2  # --worker_num`; an option of one machine only becomes a comment."""
+    """Return a row such as `trainer_num = 2  # --worker_num`. An option of a single node becomes a
+    comment.
+    """
     name, origin = choice.option.name, resolved.origins.get(choice.option.name, "")
     value: Any = escaped(choice.text)
     if choice.option.takes is not Takes.VALUE:
         value = getattr(resolved.settings, name)
     elif choice.option.joint in choice.text and choice.option.joint != "+":
         value = literal(choice.text.split(choice.option.joint))
-    elif name == "scheduler_option":  # a list, which one text cannot be
+    elif name == "scheduler_option":  # a list, which a single text cannot express
         value = literal(list(resolved.settings.scheduler_option))
     elif isinstance(getattr(resolved.settings, name), int) and choice.text.isdecimal():
         value = int(choice.text)
@@ -87,7 +93,7 @@ def _source(origin: str) -> str:
 
 
 def literal(value: Any) -> Any:
-    """Written for a job file, so that no string in it is taken for a variable."""
+    """Escape a value for a job file, so that its strings stay literal."""
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, list):
@@ -98,7 +104,7 @@ def literal(value: Any) -> Any:
 
 
 def save(resolved: Resolved, name: str) -> None:
-    """Raises UsageError when the file exists or cannot be written."""
+    """Write the job file for --save. Raises UsageError if the file exists or cannot be written."""
     try:
         text = document(resolved)
     except UnicodeEncodeError as error:
@@ -107,14 +113,17 @@ def save(resolved: Resolved, name: str) -> None:
 
 
 def typed(name: str) -> str:
-    """The name of a job file as it is typed after `fleetrun up`."""
-    import shlex  # late: few launches need it
+    """Return the name of a job file as you type it after `fleetrun up`."""
+    import shlex  # late, because few runs need it
 
     return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 
 def create(name: str, text: str, origin: str) -> None:
-    """A new file with this text, for its owner only: environments may hold secrets. Raises UsageError."""
+    """Create a file with this text, readable only by its owner, because environments may hold secrets.
+
+    Raises UsageError.
+    """
     data = text.encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -178,7 +187,7 @@ EXAMPLES: Texts = {
     "sync": '"."',
     "image": '"registry/train:1"',
 }
-"""Values of options that have no default, or one that does not show the syntax."""
+"""Example values for options without a default, or with a default that does not show the syntax."""
 
 _HEAD = """\
 # A job file of fleetrun. Start it with:  fleetrun up FILE [OPTIONS]
@@ -230,7 +239,7 @@ _TABLES = """
 
 
 def template(script: str) -> str:
-    """The job file for this script."""
+    """Return the job file template for this script."""
     lines = [_HEAD, f"script = {toml.text(escaped(script))}", 'args = []  # such as ["--lr", "0.1"]']
     for group in Group:
         options = [
@@ -249,7 +258,7 @@ def _entry(option: Option) -> list[str]:
 
 
 def example(option: Option) -> str:
-    """A value that shows the syntax: the default if it does."""
+    """Return a value that shows the syntax, which may be the default."""
     if option.name in EXAMPLES:
         return EXAMPLES[option.name]
     if option.takes is not Takes.VALUE:
@@ -257,12 +266,14 @@ def example(option: Option) -> str:
     return toml.value(option.default)
 
 
-# ---- fleetrun again: a recorded launch as a command line
+# ---- fleetrun again: a recorded run as a command line
 
 
 @frozen
 class Recorded:
-    """`line` is the command line with all options, `job_file` what only a job file can express."""
+    """A recorded run. `line` holds all options, and `job_file` the settings that only a job file can
+    express.
+    """
 
     line: CommandLine
     cwd: str
@@ -270,7 +281,7 @@ class Recorded:
 
     @classmethod
     def read(cls, event: Fields, where: str) -> Recorded:
-        """From the event `launch`. Raises UsageError for an event that lacks it."""
+        """Read the event `launch`. Raises UsageError if the event is incomplete."""
         argv, cwd, job_file = event.get("argv"), event.get("cwd"), event.get("job_file", {})
         words = isinstance(argv, list) and all(isinstance(word, str) for word in argv)
         if not (words and cwd and isinstance(cwd, str) and isinstance(job_file, dict)):
@@ -281,10 +292,10 @@ class Recorded:
 def again(
     recorded: Recorded, words: Sequence[str], file: Path, environ: Environ
 ) -> tuple[list[str], dict[str, str]]:
-    """The words for the same launch, with the options of `words` in place of its own; and the environment
-    without variables that are options. What only a job file can say is written to `file`.
+    """Return the words for the same run, with the options in `words` replacing its own.
 
-    Raises UsageError.
+    Also return the environment without variables that are options. Settings that only a job file can express
+    are written to `file`. Raises UsageError.
     """
     changed = read(words)
     if changed.action is not None:
@@ -305,15 +316,15 @@ def again(
         _write(file, recorded.job_file)
         options.append(f"--config={file}")
     script = [] if recorded.line.script is None else ["--", recorded.line.script, *recorded.line.script_args]
-    # What no record has, the variables still say: secrets.
+    # Secrets are not in the event log, so their variables stay.
     recorded_ones = [each for each in OF_JOBS if not each.secret]
     variables = {name for option in recorded_ones for name in option.env}
     return [*options, *script], {name: text for name, text in environ.items() if name not in variables}
 
 
 def _for_people(options: Sequence[Choice]) -> list[Choice]:
-    """Without `--display=json`, which was for the program that read it, and the level that a launch from
-    Python adds.
+    """Drop `--display=json`, which served the program that read it, and the log level that
+    `fleetrun.run` adds.
     """
     said = {each.option.name: each.text for each in options}
     if said.get("display") != "json":
@@ -323,7 +334,7 @@ def _for_people(options: Sequence[Choice]) -> list[Choice]:
 
 
 def _write(file: Path, said: Fields) -> None:
-    """Write the job file, unless an earlier `again` has written the same."""
+    """Write the job file, unless an earlier `again` wrote the same text."""
     text = tables(said, "# The job file of this launch, for `fleetrun again`.")
     try:
         if not file.is_symlink() and file.is_file() and file.read_bytes() == text.encode():
@@ -333,9 +344,12 @@ def _write(file: Path, said: Fields) -> None:
     create(str(file), text, "fleetrun again:")
 
 
-# ---- The job file for the machines of an engine: without the options, which are passed as words
+# ---- The job file for the nodes of a scheduler, without the options, which are passed as words
 
 
 def text_to_carry(said: Fields) -> str:
-    """What only a job file can say (`show.job_file_parts`), for `JOB_FILE` there. Empty: nothing."""
+    """Return the settings that only a job file can express (`show.job_file_parts`), as text for `JOB_FILE`.
+
+    The text is empty without such settings.
+    """
     return tables(said, "# What only a job file can say of this launch.") if said else ""
