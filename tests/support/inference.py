@@ -79,7 +79,6 @@ def served(
     log = folder / "serve.log"
     process: Running
     if forker is not None:
-        log.write_bytes(b"")
         process = forked(forker, folder, *words)
     else:
         with log.open("w") as file:
@@ -113,8 +112,9 @@ def forked(forker: Forker, folder: Path, *words: str) -> Forked:
         patched.setattr(os, "execve", become)
         became = CliRunner().invoke(serve.command, words).exception
     assert isinstance(became, _Became), became
-    environ = helper_environment(_environment())
-    return forker.start(became.args[0], environ, folder, folder / "serve.log")
+    log = folder / "serve.log"
+    log.write_bytes(b"")
+    return forker.start(became.args[0], helper_environment(_environment()), folder, log)
 
 
 def not_served(forker: Forker, folder: Path, bundle: str, *words: str) -> str:
@@ -123,10 +123,10 @@ def not_served(forker: Forker, folder: Path, bundle: str, *words: str) -> str:
     server = forked(forker, folder, bundle, f"--cache={folder / 'cache'}", *given)
     log = folder / "serve.log"
     try:
-        assert server.wait(200) == 1, log.read_text()
+        wait_until(lambda: server.poll() is not None or "is served at" in log.read_text(), log.read_text)
+        assert server.poll() == 1, log.read_text()
     finally:
         server.kill()
-    assert "is served at" not in log.read_text()
     return log.read_text()
 
 
