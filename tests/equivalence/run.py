@@ -80,7 +80,11 @@ def examine(program: Program, *, smallest: bool) -> dict[str, Any]:
 # ---- Many programs, in a few processes
 
 
-def _programs(seeds: Iterator[int], until: float, options: argparse.Namespace) -> Iterator[Program]:
+def _programs(
+    number: int, seeds: Iterator[int], until: float, options: argparse.Namespace
+) -> Iterator[Program]:
+    for kind, seed, kept in options.repeat[number :: options.jobs]:
+        yield SUBJECTS[kind].draw(seed).only(kept)
     for seed in seeds:
         for kind in options.kind:
             if time.monotonic() > until:
@@ -156,7 +160,7 @@ def _forked_lane(number: int, until: float, options: argparse.Namespace) -> tupl
         code = 1
         try:
             os.close(read)
-            _lane(_programs(seeds, until, options), options, write)
+            _lane(_programs(number, seeds, until, options), options, write)
             code = 0
         finally:
             os._exit(code)
@@ -233,6 +237,11 @@ def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
 
 
+def _find(text: str) -> tuple[str, int, list[int]]:
+    kind, seed, kept = text.split(":")
+    return kind, int(seed), _numbers(kept)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m tests.equivalence.run", description=__doc__)
     parser.add_argument("--seeds", type=_numbers, help="these seeds: 0:40, or 3,17")
@@ -240,6 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="without --seeds: one seed after another")
     parser.add_argument("--first", type=int, default=None, help="the first of them; by default a random one")
     parser.add_argument("--keep", type=_numbers, help="the blocks that remain, as a find prints them")
+    parser.add_argument(
+        "--repeat", action="append", type=_find, default=[], help="this find as well: KIND:SEED:KEEP"
+    )
     parser.add_argument("--without", default="", help="blocks to leave out of all programs: a,b,c")
     parser.add_argument("--block", action="append", help="only programs with this block")
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")

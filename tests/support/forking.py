@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import io
 import json
 import os
@@ -33,6 +34,8 @@ _START_S = 100.0
 """Seconds. For hangs."""
 _WARM_S = 280.0
 """It imports torch first, which a disk that is busy may take minutes for; tests have 300."""
+_LATER = ("pytest", "encodings.idna", "fleetrun.envs.curve", "fsspec", "trainers.ps.runtime")
+"""What members import only when they need it. Most of them do."""
 
 
 class Forked:
@@ -199,32 +202,29 @@ def _serve() -> list[str] | None:
 
 
 def _warm() -> None:
-    """Import and load, before the first fork, what every member will need."""
-    import numpy as np
+    """Import and load, before the first fork, what every member will need, also compiled kernels, of which
+    each member would read its own from the disk.
+    """
     import torch
 
     from tests.support import training  # noqa: F401
     from trainers import fleet  # noqa: F401
+    from trainers.data.warm import use_columns
     from trainers.ps import SparseEmbedding, read_values  # noqa: F401
-    from trainers.ps.kernels.batch import order_by_server, unique
-    from trainers.ps.tables.rules import SGD, SparseAdam
-    from trainers.ps.tables.sparse import make_table
-    from trainers.ps.tables.spec import TableKind, TableSpec
+    from trainers.ps.kernels.batch import unique
+    from trainers.ps.tables.warm import EVERYTHING
 
+    for name in _LATER:
+        importlib.import_module(name)
     torch.set_num_threads(1)
     weight = torch.nn.Parameter(torch.ones(1))
     for optimizer in (torch.optim.SGD([weight]), torch.optim.Adam([weight])):
         weight.sum().backward()
         optimizer.step()  # the first one imports half of torch
     torch.save(weight, io.BytesIO())
-    keys, rows = torch.arange(3), torch.ones(3, 4)
-    unique(keys)
-    order_by_server(keys, np.arange(2), 2)
-    for rule in (SGD(), SparseAdam()):
-        table = make_table(TableSpec(kind=TableKind.SPARSE, name="warm", size=4, rule=rule))
-        table.assign(keys, rows)
-        table.pull(keys)
-        table.apply(keys, rows, 0.1)
+    unique(torch.arange(3))
+    for use in (*EVERYTHING, use_columns):
+        use()
     gc.freeze()  # no member looks through what all of them share
 
 

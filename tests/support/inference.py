@@ -13,9 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from click.testing import CliRunner
 
+from fleetrun.commands import serve
+from fleetrun.host.interpreter import helper_environment
+from tests.support.cluster import Running
 from tests.support.command import FLEETRUN, environment
+from tests.support.forking import Forked, Forker
 from tests.support.traces import wait_until
 from trainers.inference_server.protocol import DATATYPES
 
@@ -26,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 class Served:
     """A server that serves. `process` is the one that holds the port."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path, port: int, name: str) -> None:
+    def __init__(self, process: Running, log: Path, port: int, name: str) -> None:
         self.process = process
         self.log = log
         self.port = port
@@ -65,19 +71,20 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, bundle: str, *words: str, cache: Path | None = None) -> Iterator[Served]:
-    """`fleetrun serve bundle words` in `folder`, when it says that it serves."""
-    cache = cache or folder / "cache"
+def served(
+    folder: Path, bundle: str, *words: str, cache: Path | None = None, forker: Forker | None = None
+) -> Iterator[Served]:
+    """`fleetrun serve bundle words` in `folder`, when it says that it serves. `forker`: as `forked`."""
+    words = (bundle, "--port=0", f"--cache={cache or folder / 'cache'}", "--name=model", *words)
     log = folder / "serve.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*FLEETRUN, "serve", bundle, "--port=0", f"--cache={cache}", "--name=model", *words],
-            cwd=folder,
-            env=environment({"NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}),
-            stdout=file,
-            stderr=file,
-            text=True,
-        )
+    process: Running
+    if forker is not None:
+        process = forked(forker, folder, *words)
+    else:
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [*FLEETRUN, "serve", *words], cwd=folder, env=_environment(), stdout=file, stderr=file
+            )
     try:
         wait_until(lambda: "is served at" in log.read_text() or process.poll() is not None, log.read_text)
         found = re.search(r"is served at http://127\.0\.0\.1:(\d+)", log.read_text())
@@ -87,6 +94,44 @@ def served(folder: Path, bundle: str, *words: str, cache: Path | None = None) ->
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+class _Became(Exception):
+    """What `fleetrun serve` becomes: a command."""
+
+
+def forked(forker: Forker, folder: Path, *words: str) -> Forked:
+    """`fleetrun serve words`, with its output in serve.log. This process reads the command line, and the
+    forker starts what the command becomes: the server does not import torch again. Its workers do.
+    """
+
+    def become(file: str, command: list[str], environ: dict[str, str]) -> None:
+        raise _Became(command[-3:])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "execve", become)
+        became = CliRunner().invoke(serve.command, words).exception
+    assert isinstance(became, _Became), became
+    log = folder / "serve.log"
+    log.write_bytes(b"")
+    return forker.start(became.args[0], helper_environment(_environment()), folder, log)
+
+
+def not_served(forker: Forker, folder: Path, bundle: str, *words: str) -> str:
+    """What `fleetrun serve bundle words` says. Its exit code is 1."""
+    given = words if any(word.startswith("--port=") for word in words) else (*words, "--port=0")
+    server = forked(forker, folder, bundle, f"--cache={folder / 'cache'}", *given)
+    log = folder / "serve.log"
+    try:
+        wait_until(lambda: server.poll() is not None or "is served at" in log.read_text(), log.read_text)
+        assert server.poll() == 1, log.read_text()
+    finally:
+        server.kill()
+    return log.read_text()
+
+
+def _environment() -> dict[str, str]:
+    return environment({"NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")})
 
 
 def in_json(inputs: Tensors) -> list[dict[str, Any]]:

@@ -159,12 +159,12 @@ LAZY = ["adamw", "rmsprop", "heavy", "uphill"]
 
 
 @torch.sparse.check_sparse_tensor_invariants()
-def train_alone(case: Case, trainers: int) -> TwoTables:
+def train_alone(case: Case, trainers: int, steps: int = STEPS) -> TwoTables:
     """One process with the batches of all trainers."""
     torch.manual_seed(0)
     model = TwoTables()
     optimizers = case.alone(model)
-    for step in range(STEPS):
+    for step in range(steps):
         loss_of(model, step, trainers, None).backward()
         for optimizer in optimizers:
             optimizer.step()

@@ -1,4 +1,6 @@
-"""Train every case, one job after the other in the same processes: `ps_cases OUT MODE CASE...`; see MODES."""
+"""Train every case, one job after the other in the same processes: `ps_cases OUT MODE STEPS CASE...`.
+MODES has the modes.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -7,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.support.training import CASES, STEPS, TwoTables, batch, loss_of
+from tests.support.training import CASES, TwoTables, batch, loss_of
 from trainers.fleet import Fleet
 from trainers.optimizer import DistributedOptimizer
 from trainers.strategy import DistributedStrategy
@@ -35,7 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def train(fleet: Fleet, name: str, out: Path, mode: str) -> None:
+def train(fleet: Fleet, name: str, out: Path, mode: str, steps: int) -> None:
     case = CASES[name]
     fleet.init(is_collective=False)
     strategy = DistributedStrategy()
@@ -50,7 +52,7 @@ def train(fleet: Fleet, name: str, out: Path, mode: str) -> None:
         fleet.run_server()
         return
     file = out / f"{name}.{fleet.worker_index()}.pt"
-    train_here(fleet, model, optimizer, case.decay, file, prefetch=mode.endswith("prefetch"))
+    train_here(fleet, model, optimizer, case.decay, file, steps, prefetch=mode.endswith("prefetch"))
 
 
 def train_here(
@@ -59,13 +61,14 @@ def train_here(
     optimizer: DistributedOptimizer,
     decay: float,
     out: Path,
+    steps: int,
     *,
     prefetch: bool,
 ) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
     fleet.init_worker()
     rank, trainers = fleet.worker_index(), fleet.worker_num()
-    batches: Iterable[Batch] = [batch(step, trainers, rank) for step in range(STEPS)]
+    batches: Iterable[Batch] = [batch(step, trainers, rank) for step in range(steps)]
     if prefetch:  # of one embedding, which is called twice a step; the other fetches as it goes
         batches = fleet.prefetch(batches, lambda batch: {model.words: [batch[0][:, :3], batch[0][:, 3]]})
     for step, (ids, targets) in enumerate(batches):
@@ -95,9 +98,9 @@ def train_here(
 
 
 def main() -> None:
-    out, mode, *names = sys.argv[1:]
+    out, mode, steps, *names = sys.argv[1:]
     for name in names:
-        train(Fleet(), name, Path(out), mode)
+        train(Fleet(), name, Path(out), mode, int(steps))
     print("done", flush=True)
 
 

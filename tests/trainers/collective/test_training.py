@@ -1,8 +1,6 @@
 """Data parallel training by real processes, against one process of plain torch."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 
 from fleetrun.envs import contract
 from tests.support.cluster import PATH, job
+from tests.support.forking import Forker
 from tests.support.training import STEPS, TwoTables, furthest, loss_of
 
 SCRIPT = ["-m", "tests.support.scripts.collective_cases"]
@@ -36,19 +35,21 @@ def train_alone(make: Callable[[TwoTables], torch.optim.Optimizer]) -> dict[str,
     ],
 )
 def test_two_processes_train_as_one_with_all_batches(
-    tmp_path: Path, how: str, make: Callable[[TwoTables], torch.optim.Optimizer]
+    forker: Forker, tmp_path: Path, how: str, make: Callable[[TwoTables], torch.optim.Optimizer]
 ) -> None:
-    with job(tmp_path, trainers=2) as running:
+    """Those of fleet are interpreters of their own, which end as such: without a warning."""
+    started = job(tmp_path, trainers=2) if how == "fleet" else forker.job(tmp_path, trainers=2, servers=0)
+    with started as running:
         running.start_all([*SCRIPT, how, str(tmp_path)])
         running.expect_success()
-        assert [process.output for process in running.processes] == ["", ""]  # no warning at the end either
+        assert [process.output for process in running.processes] == ["", ""]
     wanted = train_alone(make)
     for rank in range(2):
         assert furthest(torch.load(tmp_path / f"{rank}.pt"), wanted) < 1e-5
 
 
 @pytest.mark.slow
-def test_each_backward_pass_exchanges_its_gradients(tmp_path: Path) -> None:
+def test_each_backward_pass_exchanges_its_gradients(forker: Forker, tmp_path: Path) -> None:
     """Torch exchanges only those of one backward pass after a forward pass."""
     torch.manual_seed(0)
     model = TwoTables(sparse=False)
@@ -57,7 +58,7 @@ def test_each_backward_pass_exchanges_its_gradients(tmp_path: Path) -> None:
         (2 * loss_of(model, step, 2, None) + loss_of(model, step + 1, 2, None)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    with job(tmp_path, trainers=2) as running:
+    with forker.job(tmp_path, trainers=2, servers=0) as running:
         running.start_all([*SCRIPT, "passes", str(tmp_path)])
         running.expect_success()
     for rank in range(2):
@@ -65,14 +66,9 @@ def test_each_backward_pass_exchanges_its_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_on_its_own_is_a_group_of_one() -> None:
-    ended = subprocess.run(
-        [sys.executable, *SCRIPT, "alone"],
-        env=contract.without_contract(os.environ) | {"PYTHONPATH": PATH},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.count("belongs to parameter-server training, and this job is collective") == 4
+def test_a_process_on_its_own_is_a_group_of_one(forker: Forker, tmp_path: Path) -> None:
+    environ = contract.without_contract(os.environ) | {"PYTHONPATH": PATH}
+    ended = forker.start([*SCRIPT, "alone"], environ, tmp_path, tmp_path / "log")
+    lines = (tmp_path / "log").read_text().splitlines() if ended.wait(250) == 0 else []
+    assert len(lines) == 4
+    assert all("belongs to parameter-server training, and this job is collective" in line for line in lines)

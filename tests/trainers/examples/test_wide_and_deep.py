@@ -1,13 +1,13 @@
 """The click example by real processes: on files, and on generated rows."""
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ROOT, Job
+from fleetrun.envs import contract
+from tests.support.cluster import PATH, Job
 from tests.support.forking import Forker
 from trainers.examples import click_log
 
@@ -26,11 +26,12 @@ def aucs(running: Job) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_a_folder_without_data_is_named_before_anything_is_connected(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", EXAMPLE, "--data", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 2
-    assert done.stderr.endswith(
+def test_a_folder_without_data_is_named_before_anything_is_connected(forker: Forker, tmp_path: Path) -> None:
+    environ = contract.without_contract(os.environ) | {"PYTHONPATH": PATH}
+    log = tmp_path / "log"
+    ended = forker.start(["-m", EXAMPLE, "--data", str(tmp_path)], environ, tmp_path, log)
+    assert ended.wait(250) == 2
+    assert log.read_text().endswith(
         f"{tmp_path} has no best.json: write it with python -m trainers.examples.click_log {tmp_path}\n"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -16,8 +17,8 @@ import grpc
 import pytest
 import torch
 
-from tests.support.command import FLEETRUN, environment
-from tests.support.inference import Served, Tensors, equal, served
+from tests.support.forking import Forker
+from tests.support.inference import Served, Tensors, equal, not_served, served
 from tests.support.traces import wait_until
 from tests.trainers.inference_server.test_server import Net, batch, computed, save
 from trainers.inference_server.protocol import DATATYPES
@@ -70,14 +71,19 @@ class Client:
         return error.value.code().name, error.value.details()
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder = tmp_path_factory.mktemp("grpc")
+@contextlib.contextmanager
+def serving(forker: Forker, folder: Path, workers: int) -> Iterator[Client]:
     save(folder / "bundle")
-    words = ("--grpc_port=0", "--workers=2", "--max_rows=64", "--max_body=20000", "--threads=1")
-    with served(folder, "bundle", *words) as server:
+    words = ("--grpc_port=0", f"--workers={workers}", "--max_rows=64", "--max_body=20000", "--threads=1")
+    with served(folder, "bundle", *words, forker=forker) as server:
         yield Client(server)
         assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def client(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with serving(forker, tmp_path_factory.mktemp("grpc"), 1) as found:
+        yield found
 
 
 def test_answers_are_those_of_the_model(client: Client) -> None:
@@ -141,21 +147,21 @@ def test_refusals_name_the_field(client: Client) -> None:
     assert 'fleetrun_serve_requests_total{path="infer",status="400"}' in text
 
 
-def test_another_server_cannot_have_the_port(client: Client, tmp_path: Path) -> None:
+def test_another_server_cannot_have_the_port(client: Client, forker: Forker, tmp_path: Path) -> None:
+    """Not even one that lets its own workers share it."""
     port = client.place.rpartition(":")[2]
-    command = [*FLEETRUN, "serve", str(tmp_path), "--port=0", f"--grpc_port={port}"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1
-    assert f"127.0.0.1:{port} (--grpc_port) cannot be served at: Address already in use" in done.stderr
+    said = not_served(forker, tmp_path, str(tmp_path), f"--grpc_port={port}")
+    assert f"127.0.0.1:{port} (--grpc_port) cannot be served at: Address already in use" in said
 
 
-def test_a_killed_worker_is_replaced(client: Client) -> None:
-    (first, _) = client.server.workers()
-    os.kill(first, signal.SIGKILL)
-    log = client.server.log
-    wait_until(lambda: re.search(r"worker \d+ serves version", log.read_text()), log.read_text)
-    for number in range(8):  # each connection has a worker of its own
-        with grpc.insecure_channel(client.place, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            ready = services.GRPCInferenceServiceStub(channel).ServerReady
-            assert ready(messages.ServerReadyRequest(), wait_for_ready=True, timeout=60).ready, number
-    assert equal(client.infer(batch(3))[1], computed(Net(), batch(3)))
+def test_a_killed_worker_is_replaced(forker: Forker, tmp_path: Path) -> None:
+    with serving(forker, tmp_path, 2) as client:
+        (first, _) = client.server.workers()
+        os.kill(first, signal.SIGKILL)
+        log = client.server.log
+        wait_until(lambda: re.search(r"worker \d+ serves version", log.read_text()), log.read_text)
+        for number in range(8):  # each connection has a worker of its own
+            with grpc.insecure_channel(client.place, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                ready = services.GRPCInferenceServiceStub(channel).ServerReady
+                assert ready(messages.ServerReadyRequest(), wait_for_ready=True, timeout=60).ready, number
+        assert equal(client.infer(batch(3))[1], computed(Net(), batch(3)))

@@ -44,11 +44,20 @@ def test_the_smallest_and_the_largest_keys_are_trained_saved_and_read(
         assert saved_rows(tmp_path, name) == {key: [wanted] * dim for key in EXTREMES}
 
 
+@pytest.fixture(scope="module")
+def options(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The folder of a job with each number of servers."""
+    folders = {servers: tmp_path_factory.mktemp("options") for servers in (1, 3)}
+    for servers, folder in folders.items():
+        run(forker, command("options", folder), trainers=1, servers=servers)
+    return folders
+
+
 @pytest.mark.parametrize("servers", [1, 3])
-def test_every_table_follows_its_own_wishes(forker: Forker, tmp_path: Path, servers: int) -> None:
-    run(forker, command("options", tmp_path), trainers=1, servers=servers)
+def test_every_table_follows_its_own_wishes(options: dict[int, Path], servers: int) -> None:
+    folder = options[servers]
     rows = {
-        name: {key: row[0] for key, row in saved_rows(tmp_path, f"tables.{name}.weight").items()}
+        name: {key: row[0] for key, row in saved_rows(folder, f"tables.{name}.weight").items()}
         for name in ("counted", "drawn", "bounded", "plain", "own", "lean")
     }
     assert rows["plain"] == {key: min(key, 39.0) for key in range(1, 41)}, "as every table without its own"
@@ -59,18 +68,13 @@ def test_every_table_follows_its_own_wishes(forker: Forker, tmp_path: Path, serv
     for key, value in rows["own"].items():  # Adagrad's n-th step on gradients of 1 is lr / sqrt(n)
         assert value == pytest.approx(sum(0.5 / n**0.5 for n in range(1, key + 1)), rel=1e-5)
         assert rows["lean"][key] == pytest.approx(value, rel=0.02), "the same, row-wise, in float16"
-    short = saved_rows(tmp_path, "short.weight")
+    short = saved_rows(folder, "short.weight")
     assert {key: row[0] for key, row in short.items()} == {key: min(key, 39.0) for key in range(41)}
 
 
-def test_a_lottery_draws_the_same_keys_on_any_number_of_servers(forker: Forker, tmp_path: Path) -> None:
-    drawn = []
-    for servers in (1, 2):
-        folder = tmp_path / str(servers)
-        folder.mkdir()
-        run(forker, command("options", folder), trainers=1, servers=servers)
-        drawn.append(saved_rows(folder, "tables.drawn.weight"))
-    assert drawn[0] == drawn[1]
+def test_a_lottery_draws_the_same_keys_on_any_number_of_servers(options: dict[int, Path]) -> None:
+    one, three = (saved_rows(folder, "tables.drawn.weight") for folder in options.values())
+    assert one == three
 
 
 def test_shows_and_clicks_decide_who_is_shrunk_away(forker: Forker, tmp_path: Path) -> None:

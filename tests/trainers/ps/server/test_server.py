@@ -112,7 +112,7 @@ def test_the_first_line_is_the_one_of_paddles_servers(capfd: pytest.CaptureFixtu
     assert re.search(line, capfd.readouterr().err, re.MULTILINE)
 
 
-@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_mutated_messages_are_refused_and_change_nothing(
     port: Port, stranger: zmq.Socket[bytes], count: int
 ) -> None:

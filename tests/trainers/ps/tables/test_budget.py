@@ -264,12 +264,13 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize(("bound", "sizes", "statistics"), BOUNDS)
+@pytest.mark.parametrize("steps", [150, 400])
 def test_rows_budget_and_model_agree_after_every_operation(
-    bound: Bound, sizes: tuple[int, ...], statistics: bool
+    steps: int, bound: Bound, sizes: tuple[int, ...], statistics: bool
 ) -> None:
     pair, time, miss = Pair(bound, sizes, statistics=statistics), 1e9, 0.5
     day = cut = None
-    for step in range(400):
+    for step in range(steps):
         if step % 50 == 0:
             miss = float(pair.random.choice([0.0, 0.001, 0.01, 0.05, 0.5, 1.0]))
         number, keys = int(pair.random.integers(len(sizes))), pair.keys(miss)

@@ -60,6 +60,7 @@ def test_readers_of_each_version_find_its_rows_through_growth_removal_and_reuse(
     table = SharedTable(spec, 0, files)
     rows: dict[int, torch.Tensor] = {}
     pool = [key * 0x9E3779B97F4A7C15 % (1 << 64) - (1 << 63) for key in range(9000)]
+    places = {key: place for place, key in enumerate(pool)}
     readers: list[tuple[SharedRows, dict[int, torch.Tensor]]] = []
     for version in range(1, 40):
         gone = torch.tensor(chance.sample(pool, 200))
@@ -81,9 +82,7 @@ def test_readers_of_each_version_find_its_rows_through_growth_removal_and_reuse(
             ids = torch.tensor(pool)
             found = reader.rows(ids)
             expected = initial_rows(spec.rows, ids, dim).to(dtype.dtype)
-            for place, key in enumerate(pool):
-                if key in wanted:
-                    expected[place] = wanted[key]
+            expected[[places[key] for key in wanted]] = torch.stack(list(wanted.values()))
             assert torch.equal(found, expected), (version, reader)
     last, _ = readers[-1]
     other = SharedRows(table.version(39), files.made.__getitem__, readers[0][0])
