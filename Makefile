@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# With it, each of the many processes of a test compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 # torch first and by its exact version: an open range would fetch gigabytes of CUDA packages.
 TORCH = $(shell grep '^torch==' constraints.txt)
 
