@@ -49,6 +49,8 @@ def served_by(answer: Answer, **configs: float) -> Iterator[Client]:
         count = 0
         while stop_there not in dict(poller.poll()):
             route, *frames = router.recv_multipart()
+            if frames == [b""]:  # it begins a connection
+                continue
             for reply in answer(count, decode(frames)):
                 router.send_multipart([route, *encode(reply)])
             count += 1
