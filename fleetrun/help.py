@@ -206,7 +206,7 @@ TOPICS: Mapping[str, str] = {
     "warm-restarts": "warm standby | Restart with torch already imported.",
     "notifications": "notify notifications slack webhook email | Get a message when a job fails.",
     "elastic-training": "elastic checkpoint checkpoints resume preemption | Save checkpoints, and resume.",
-    "memory-checkpoints": "memory-checkpoints in-memory | Checkpoints in memory.",
+    "memory-checkpoints": "in-memory memory-checkpoints | Checkpoints in memory.",
     "doctor": "checks check preflight | Check nodes before a job.",
     "monitoring-a-job": "jobs inspect attach kill | Inspect and stop running jobs.",
     "goodput": "goodput efficiency | The share of time in new steps.",
