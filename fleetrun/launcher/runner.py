@@ -144,7 +144,9 @@ class PodRunner:
         widest = max((len(each.name) for each in followed), default=0)
         for number, each in enumerate(followed):
             emit, live = console.follower(each.name, widest, number, alone=len(followed) == 1)
-            watch.follow(each.log, self.victims.hold(each.name, emit), live=live)
+            if len(spec.containers) > 1 or settings.nnodes[1] > 1:
+                emit = self.victims.hold(each.name, emit)
+            watch.follow(each.log, emit, live=live)
         if settings.log_rotate is not None:
             for each in spec.containers:
                 watch.bound(each.log, settings.log_rotate)

@@ -89,8 +89,7 @@ class Victims(Part):
         named = () if self._verdict is None else self._verdict.ranks
         for name in list(self._held):
             ended = self._ended.get(name)
-            others = self._failed or bool(named)
-            if ended is not None and others and ended.spec.rank not in named:
+            if ended is not None and (self._failed or named) and ended.spec.rank not in named:
                 del self._held[name]
                 self._tell(
                     f"{ended.spec.title} failed because of another; its traceback is in {ended.spec.log}"
