@@ -226,7 +226,7 @@ class Fleet:
     @_asked
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
         """Return the records of a source, batch by batch. Each record counts once in the tables of the
-        parameter servers, even if trainers and servers restart, or if a restart changes the number of
+        parameter servers. This holds through restarts of trainers and servers, also with another number of
         trainers.
 
         `source`: a `MultiSlotFiles`, `ParquetFiles` or `KafkaTopic` of `trainers`. All trainers name the same
@@ -535,7 +535,8 @@ class Fleet:
 
         `neighbour`: also copy to the next node during training, in case a node is lost.
 
-        At its end, save with `save_checkpoint`. Raises CheckpointError if a save to `directory` has failed.
+        At the end of your script, save with `save_checkpoint`. Raises CheckpointError if a save to
+        `directory` has failed.
         """
         runtime = self._collective_for("checkpoint")
         from trainers.checkpoints import checkpoint

@@ -38,10 +38,10 @@ class Runtime:
         """Return the method for this call. Raises UsageError if this kind of process does not support it."""
         if not hasattr(self, call):
             raise self.refusal(call)
-        return getattr(self, call)  # Return the error for a call that this kind of process does not support.
+        return getattr(self, call)  # type: ignore[no-any-return]
 
     def refusal(self, call: str) -> UsageError:
-        """Return the error for a call that this kind of process cannot do."""
+        """Return the error for a call that this kind of process does not support."""
         return UsageError(f"fleet.{call}() {self.refuses}")
 
 

@@ -32,9 +32,9 @@ from trainers.storage.publication import current, listed, publish, sweep, withdr
 #
 # 0  Paddle and here: every row, with optimizer state and statistics.
 # 1  Paddle: for serving, the values of rows that pass base_threshold, delta_threshold and delta_keep_days.
-#    Here: an incremental save. It has every row changed since the last save of mode 0, 1 or 3, with state and
-#    statistics, and the keys of the rows removed since then. A save of mode 0 and its incremental saves load
-#    as one save.
+#    Here: an incremental save, with every row changed since the last save of mode 0, 1 or 3, its state and
+#    statistics. It also has the keys of the rows removed since then. A save of mode 0 and its incremental
+#    saves load as one save.
 # 2  Paddle: values of rows that pass base_threshold and delta_keep_days. Here: the values of every row.
 # 3  Paddle: every row, and then one more unseen day for each. Here: every row. The caller ages statistics.
 # 4  Here: an incremental version in a published directory. It has the values of mode 1, since the version

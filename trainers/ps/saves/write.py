@@ -2,8 +2,8 @@
 continues.
 
 Cuts of tables become pieces, pieces are gathered into shards, and each shard is a file. Memory is bounded,
-because three shards exist at a time. One is filled from a cut, and two are written, so that one is hashed and
-copied to the kernel while another waits for the disk.
+because three shards exist at a time. One is filled from a cut, and two are written. One of these two is
+hashed and copied to the kernel while the other waits for the disk.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str =
 
 
 def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows (n, dim) in 8 bits a value: codes (n, dim) uint8, and the scale and the offset of each row
-    as (n, 2) float32.
+    """Return rows (n, dim) in 8 bits a value: codes (n, dim) uint8, and each row's scale and offset, (n, 2)
+    float32.
 
     A value is offset + scale * code. Codes from 0 to 255 lie between the row's smallest and largest value, as
     in FBGEMM's 8-bit row-wise quantization. The error is at most half a scale, plus the rounding of float32.
