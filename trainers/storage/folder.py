@@ -106,7 +106,7 @@ def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path there. Raises UsageError for an unknown
     file system.
     """
-    import fsspec  # slow to import, and local folders do not need it
+    import fsspec  # slow to import, and local directories do not need it
 
     try:
         files, root = fsspec.core.url_to_fs(url)
