@@ -1,8 +1,8 @@
 """The fleet API: module-level functions that are the methods of one Fleet object.
 
-`init` finds this process's place in the job and makes its runtime: `CollectiveRuntime`, or `ServerRuntime` or
-`TrainerRuntime` of `trainers.ps`. The other calls check their arguments and leave the rest to the runtime. A
-runtime defines the calls that its kind of process can do, and `Runtime` refuses the others.
+`init` finds this process's rank in the job and creates its runtime: `CollectiveRuntime`, or `ServerRuntime`
+or `TrainerRuntime` of `trainers.ps`. The other calls check their arguments and forward to the runtime. A
+runtime defines the calls that its kind of process supports, and `Runtime` refuses the others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def _asked(declared: C) -> C:
-    """Pass a call on to the runtime, which defines it with the same parameters or refuses it."""
+    """Forward a call to the runtime, which defines it with the same parameters or refuses it."""
 
     @functools.wraps(declared)
     def call(self: Fleet, *args: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def _asked(declared: C) -> C:
 
 
 class Fleet:
-    """One process's view of its job. Every method but `init` raises UsageError before `init`."""
+    """One process's view of its job. Every method except `init` raises UsageError before `init`."""
 
     def __init__(self) -> None:
         self._runtime: Runtime | None = None
@@ -80,14 +80,13 @@ class Fleet:
         is_collective: bool = False,
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
     ) -> None:
-        """Find out who this process is and, for a collective job, join the process group.
+        """Identify this process in the job. In a collective job, also join the process group.
 
-        Without a role maker the environment decides: fleetrun, torchrun, Paddle's launchers and mpirun, which
-        alone has no servers: a job under it that is not collective takes MPISymmetricRoleMaker. A role maker
-        that says `is_collective` need not be told again here.
+        Without a role maker, the environment variables of the launcher decide: fleetrun, torchrun, Paddle's
+        launchers or mpirun. mpirun alone starts no servers, so a job under it that is not collective uses
+        MPISymmetricRoleMaker. If a role maker sets `is_collective`, you need not repeat the argument here.
 
-        Raises UsageError when the job was not started for this kind of training, and what the role maker
-        raises.
+        Raises UsageError if the job was not started for this kind of training, and errors of the role maker.
         """
         install_exit_hooks()
         if self._runtime is not None:
@@ -97,45 +96,43 @@ class Fleet:
         wanted.fits(collective)
         self._runtime = _make_runtime(collective, identity, wanted)
 
-    # ---- this process's place in the job
+    # ---- this process's rank in the job
 
     def is_server(self) -> bool:
-        """Whether this process is a parameter server."""
+        """Return True if this process is a parameter server."""
         return self._identity_for("is_server").is_server
 
     def is_worker(self) -> bool:
-        """Whether this process is a trainer."""
+        """Return True if this process is a trainer."""
         return not self._identity_for("is_worker").is_server
 
     def is_first_worker(self) -> bool:
-        """Whether this process is the trainer of rank 0."""
+        """Return True if this process is the trainer of rank 0."""
         identity = self._identity_for("is_first_worker")
         return not identity.is_server and identity.index == 0
 
     def worker_num(self) -> int:
-        """How many trainers the job has: the world size."""
+        """Return the number of trainers, which is the world size."""
         return self._identity_for("worker_num").worker_num
 
     def worker_index(self) -> int:
-        """This trainer's rank, from 0 on. On a server too, as in Paddle, it is the process's index in its own
-        role.
-        """
+        """Return this trainer's rank, starting at 0. On a server, return the server's rank, as in Paddle."""
         return self._identity_for("worker_index").index
 
     def server_num(self) -> int:
-        """How many parameter servers the job has; 0 in a collective job."""
+        """Return the number of parameter servers, or 0 in a collective job."""
         return len(self._identity_for("server_num").servers)
 
     def server_index(self) -> int:
-        """This server's rank, from 0 on. Raises UsageError on a trainer."""
+        """Return this server's rank, starting at 0. Raises UsageError on a trainer."""
         identity = self._identity_for("server_index")
         if not identity.is_server:
             raise UsageError("fleet.server_index() was called on a trainer; ask fleet.is_server() first")
         return identity.index
 
     def worker_endpoints(self, to_string: bool = False) -> str | list[str]:
-        """`host:port` of every trainer in rank order; joined by commas with `to_string`. Raises
-        NotSupportedError under a launcher that does not give them.
+        """Return `host:port` of every trainer in rank order, joined by commas with `to_string`. Raises
+        NotSupportedError if the launcher does not provide the endpoints.
         """
         identity = self._identity_for("worker_endpoints")
         if not identity.trainers:
@@ -143,17 +140,18 @@ class Fleet:
         return ",".join(identity.trainers) if to_string else list(identity.trainers)
 
     def server_endpoints(self, to_string: bool = False) -> str | list[str]:
-        """`host:port` of every server in rank order; joined by commas with `to_string`."""
+        """Return `host:port` of every server in rank order, joined by commas with `to_string`."""
         identity = self._identity_for("server_endpoints")
         return ",".join(identity.servers) if to_string else list(identity.servers)
 
     # ---- model, optimizer, and the loop over a data set
 
     def distributed_model(self, model: Module) -> Module:
-        """The model to train: wrapped for data parallel training (or sharded, as the strategy says), or the
-        same model, whose parameters are on the servers from `init_worker` to `stop_worker`.
+        """Return the model to train. In a collective job, the model is wrapped for data parallel training, or
+        sharded if the strategy requests sharding. With parameter servers, it is the same model, and the
+        servers hold its parameters from `init_worker` to `stop_worker`.
 
-        Raises UsageError for what is not a module, or is wrapped already.
+        Raises UsageError if `model` is not a module, or is already wrapped.
         """
         runtime = self._fitting_runtime("distributed_model")
         if not isinstance(model, Module):
@@ -170,12 +168,12 @@ class Fleet:
         optimizer: Optimizer,
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
     ) -> DistributedOptimizer:
-        """The optimizer to train with: torch's, whose `step` also does what the strategy says, and which has
-        `minimize(loss)`. `strategy` replaces the one given to `init`; in a collective job it must not ask for
-        something else than the model has been wrapped for.
+        """Return the optimizer to train with. It is torch's optimizer with `minimize(loss)` added, and its
+        `step` also applies the strategy. `strategy` replaces the strategy given to `init`. In a collective
+        job, it must agree with the strategy for which the model was wrapped.
 
-        Raises UsageError for what is not an optimizer of torch, NotSupportedError for one that parameter
-        servers do not have.
+        Raises UsageError if `optimizer` is not an optimizer of torch, and NotSupportedError if parameter
+        servers do not support it.
         """
         runtime = self._runtime_for("distributed_optimizer")
         if not isinstance(optimizer, Optimizer):
@@ -183,7 +181,7 @@ class Fleet:
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
         with contextlib.ExitStack() as refused:
-            refused.callback(setattr, runtime, "strategy", runtime.strategy)  # undone if it is refused
+            refused.callback(setattr, runtime, "strategy", runtime.strategy)  # undone after a refusal
             if strategy is not None:
                 runtime.strategy = strategy_of(strategy)
             self._optimizer = self._fitting_runtime("distributed_optimizer").distributed_optimizer(optimizer)
@@ -191,9 +189,9 @@ class Fleet:
         return self._optimizer
 
     def minimize(self, loss: torch.Tensor) -> None:
-        """One training step: gradients of `loss`, a tensor of one value (unless `backward` was called
-        before), the step of the optimizer that `distributed_optimizer` has returned last, and gradients
-        cleared. Raises UsageError before `distributed_optimizer`.
+        """Make one training step. Compute the gradients of `loss`, a tensor of one value, unless you called
+        `backward` before. Then step the last optimizer that `distributed_optimizer` returned, and clear the
+        gradients. Raises UsageError before `distributed_optimizer`.
         """
         self._runtime_for("minimize")
         if self._optimizer is None:
@@ -201,8 +199,8 @@ class Fleet:
         self._optimizer.minimize(loss)
 
     def distributed_scaler(self, scaler: GradScaler) -> GradScaler:
-        """The scaler for a script that scales losses itself: all ranks skip a step in which one of them has
-        found gradients that are not finite. It shares its state with the one given.
+        """Return a scaler for a script that scales losses itself. If one rank finds gradients that are not
+        finite, all ranks skip the step. The returned scaler shares its state with `scaler`.
         """
         runtime = self._runtime_for("distributed_scaler")
         if not isinstance(scaler, GradScaler):
@@ -211,29 +209,36 @@ class Fleet:
 
     @_asked
     def barrier_worker(self) -> None:
-        """Wait until every trainer is here."""
+        """Wait until every trainer has called `barrier_worker`."""
         raise NotImplementedError
 
     @_asked
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
-        """The same batches, while the rows of the next one are already fetched from the servers. Up to two
-        batches are taken from `batches` ahead of the one that is given out.
+        """Yield the same batches, and fetch the rows of the next batch from the servers in advance. Up to two
+        batches are drawn from `batches` ahead of the current batch.
 
-        `ids(batch)` tells with which tensors (the very same objects) the served embeddings will be called:
-        `{module: tensor or tensors}`, or just those when the model has one.
+        `ids(batch)` returns the tensors with which you will call the served embeddings, as `{module: tensor
+        or tensors}`. They must be the same objects. If the model has one served embedding, the tensors alone
+        are enough.
         """
         raise NotImplementedError
 
     @_asked
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> Stream:
-        """The records of a source, batch by batch, each of which counts once in the tables of the parameter
-        servers: through restarts of trainers and servers, and with another number of trainers after one.
+        """Return the records of a source, batch by batch. Each record counts once in the tables of the
+        parameter servers. This holds through restarts of trainers and servers, also with another number of
+        trainers.
 
-        `source`: `MultiSlotFiles`, `ParquetFiles` or `KafkaTopic` of `trainers`; all trainers name the same,
-        and its shards are divided among them. Make one optimizer step for each batch. `batch_size`: records,
-        at most: a batch is of one shard, and of what there is. `follow`: wait for new records, which are
-        looked for every `poll_s` seconds, until the function `until`, which another thread calls, says that
-        no more come (or for ever), or this process is to stop. `queue_size`: batches that may wait.
+        `source`: a `MultiSlotFiles`, `ParquetFiles` or `KafkaTopic` of `trainers`. All trainers name the same
+        source, and its shards are divided among them. Make one optimizer step for each batch.
+
+        `batch_size`: the most records of a batch. A batch comes from one shard and does not wait until it is
+        full.
+
+        `follow`: wait for new records, and look for them every `poll_s` seconds. The stream ends when the
+        function `until` returns True, or when this process must stop. Another thread calls `until`.
+
+        `queue_size`: the most batches that wait in memory.
         """
         raise NotImplementedError
 
@@ -245,15 +250,17 @@ class Fleet:
         ids: Callable[[DataBatch], Ids] | None = None,
         **printing: Unpack[loop.Printing],
     ) -> Result:
-        """One pass over a data set, `step(batch)` for each batch, which has tensors by the names of slots.
-        Returns how many `batches` and `examples` there were, `seconds`, `skipped_lines` that were broken, and
-        in `fetches` what the last step gave: numbers by name.
+        """Make one pass over a data set, and call `step(batch)` for each batch. A batch holds tensors by slot
+        name. Return the numbers of `batches`, `examples` and broken `skipped_lines`, the `seconds`, and as
+        `fetches` the result of the last step: numbers by name.
 
-        Every `print_period` batches (100) the values of `fetch_list`, names of what the step gives, are
-        printed, under the names of `fetch_info` if given. With `ids`, rows are prefetched as by `prefetch`.
-        In a collective job the pass ends for all trainers when one has no more batches; the others log that
-        they leave out the rest. Raises UsageError for a name that the step does not give, and where one has
-        no batch at all.
+        Every `print_period` batches (100), the values of `fetch_list` are printed. `fetch_list` holds names
+        in the result of the step, and `fetch_info` the labels to print. With `ids`, rows are prefetched as in
+        `prefetch`.
+
+        In a collective job, the pass ends for all trainers when one has no more batches. The other trainers
+        log that they leave out the rest. Raises UsageError if the step does not return a name of
+        `fetch_list`, or if a trainer has no batch at all.
         """
         runtime = self._runtime_for("train_from_dataset")
         prefetch: loop.Prefetch | None = None
@@ -271,8 +278,9 @@ class Fleet:
         ids: Callable[[DataBatch], Ids] | None = None,
         **printing: Unpack[loop.Printing],
     ) -> Result:
-        """The same without gradients; call `model.eval()` before it. In a collective job each trainer uses
-        all its batches, unless the model's parameters are sharded: then the pass ends for all with the first.
+        """Make a pass as `train_from_dataset` does, without gradients. Call `model.eval()` before it. In a
+        collective job, each trainer uses all its batches. If the model's parameters are sharded, the pass
+        ends for all trainers with the shortest pass.
         """
         self._runtime_for("infer_from_dataset")
         with torch.no_grad():
@@ -282,66 +290,69 @@ class Fleet:
 
     @_asked
     def init_server(self, dirname: str | None = None, var_names: Sequence[str] | None = None) -> None:
-        """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
-        every server can read.
+        """Bind this server's endpoint. If `dirname` is given, start with the tables saved in this directory,
+        which every server must be able to read.
 
-        `var_names`: load only these tables and parameters, by their names in `model.named_parameters()`, with
-        optimizer state and statistics. All others begin with trainer 0's values, and so do rows of an
-        nn.Embedding that the save does not have. Raises LoadError for a name that the save does not have.
+        `var_names`: load only these tables and parameters, with their optimizer state and statistics. The
+        names are those in `model.named_parameters()`. All others start with trainer 0's values, and so do
+        rows of an nn.Embedding that the saved tables lack. Raises LoadError if the saved tables lack a name.
         """
         raise NotImplementedError
 
     @_asked
     def run_server(self) -> None:
-        """Serve until every trainer has called stop_worker, or SIGTERM."""
+        """Serve until every trainer has called `stop_worker`, or until SIGTERM."""
         raise NotImplementedError
 
     @_asked
     def init_worker(self) -> None:
-        """Connect to the servers; all trainers start from trainer 0's initial values."""
+        """Connect to the servers. All trainers start from trainer 0's initial values."""
         raise NotImplementedError
 
     @_asked
     def publish(self, *, buffers: bool = False) -> int:
-        """Publish a version of all tables for serving now, with everything that this trainer has pushed;
-        returns its number. Needs `strategy.ps_configs` `publish`, by which the servers publish at
-        an interval anyway. In sync training the version is of one step, which other trainers may wait for.
-        `buffers`: those of this trainer's model are in it and in later ones, as float32; so are its dense
-        parameters where no server has them (`strategy.dense = "allreduce"`).
+        """Publish a version of all tables for serving now, with every push of this trainer. Return the number
+        of the version. `strategy.ps_configs` must set `publish`, with which the servers also publish at an
+        interval. In sync training, the version is of one step, and the call may wait for other trainers.
+
+        `buffers`: add the buffers of this trainer's model to this version and later ones, as float32. If no
+        server holds the dense parameters (`strategy.dense = "allreduce"`), this trainer's dense parameters
+        are added too.
         """
         raise NotImplementedError
 
     @_asked
     def shrink(self, policy: ShrinkPolicy | None = None) -> int:
-        """A day has passed: age the statistics of all tables that keep them, remove the rows that are not
-        worth their memory, and forget ids that a CountFilterEntry has not seen for long. For one trainer to
-        call; returns how many rows went.
+        """Age the statistics of all tables that keep them, as after one day. Remove the rows that are not
+        worth their memory, and forget ids that a CountFilterEntry has not seen for long. Call it once a day,
+        from one trainer. Return the number of removed rows.
         """
         raise NotImplementedError
 
     @_asked
     def stop_worker(self) -> None:
-        """Say that this trainer has finished, wait for the others, and bring the trained values into the
-        model. When fleetrun is ending this process (`stop_requested`), it has not finished: it waits for its
-        own pushes only, not for the other trainers.
+        """Finish this trainer, wait for the others, and load the trained values into the model. If fleetrun
+        is ending this process (`stop_requested`), the trainer has not finished. It then waits for its own
+        pushes only, not for the other trainers.
         """
         raise NotImplementedError
 
-    # ---- Saves of models and tables, for serving and for another job. The former save stays in the folder
-    # until the new one is complete. A folder is a path, or a URL that fsspec supports.
+    # ---- Saved models and tables, for serving and for another job. The former files stay in the directory
+    # until the new ones are complete. A directory is a path, or a URL that fsspec supports.
 
     def save_persistables(self, dirname: Where, model: Module | None = None, mode: int = 0) -> None:
-        """Save what has been trained.
+        """Save the trained values.
 
-        With parameter servers: all tables, to a folder that every server can write. One trainer calls it
-        while the others continue training, or all trainers do: they save in turn, and if no table has changed
-        since another trainer saved the same, its save counts for both. mode: 0 everything; 1 the rows changed
-        since the last save, next to it; 2 values only, for serving; 3 as 0, when a day has passed in the
-        tables' statistics.
+        With parameter servers, save all tables to a directory that every server can write. Call it from one
+        trainer while the others continue training, or from all trainers. If all trainers call it, they save
+        in turn. A trainer saves nothing if another trainer saved the same and no table has changed since.
 
-        Collective: the model's whole state, as `save` does without an optimizer.
+        `mode`: 0 saves everything. 1 saves the rows changed since the last save, next to the last save. 2
+        saves only values, for serving. 3 saves everything, after the tables' statistics have aged by one day.
 
-        Raises SaveError or ServerError; the former save stays current then.
+        In a collective job, save the model's whole state, as `save` does without an optimizer.
+
+        Raises SaveError or ServerError. The former saved tables then stay current.
         """
         _check_folder("save_persistables", dirname)
         self._worker_for("save_persistables").save("save_persistables", dirname, model, None, mode)
@@ -354,13 +365,15 @@ class Fleet:
         *,
         mode: int = 0,
     ) -> None:
-        """Save the whole state of a model, and of its optimizer: safetensors files that any number of
-        processes loads, and any tool reads. `fleet.save_checkpoint` saves more, and in parallel.
+        """Save the whole state of a model, and of its optimizer. The result is safetensors files, which any
+        number of processes can load and any tool can read. `fleet.save_checkpoint` saves more state, in
+        parallel.
 
-        Collective: the first trainer writes; the others may call it too, and must where the model is
-        sharded. It is there for all after a `barrier_worker()`. With parameter servers:
-        `save_persistables(dirname, mode)`; the servers have the optimizer's state. Raises SaveError or
-        ServerError.
+        In a collective job, the first trainer writes. The other trainers may call it too. If the model is
+        sharded, all trainers must call it. After a `barrier_worker()`, all trainers can read the files.
+
+        With parameter servers, the call is `save_persistables(dirname, mode)`, because the servers hold the
+        optimizer's state. Raises SaveError or ServerError.
         """
         _check_folder("save", dirname)
         self._worker_for("save").save("save", dirname, model, optimizer, mode)
@@ -371,11 +384,11 @@ class Fleet:
         model: Module | None = None,
         optimizer: Optimizer | None = None,
     ) -> None:
-        """Bring a model, and its optimizer, to the state that `save` or `save_persistables` of a collective
-        job has written. All trainers call it; with parameter servers before init_worker, to begin from these
-        values.
+        """Load the state that `save`, or `save_persistables` of a collective job, has written into a model
+        and its optimizer. Call it on all trainers. With parameter servers, call it before `init_worker` to
+        start from these values.
 
-        Raises LoadError when it is damaged or of another model; nothing has changed then.
+        Raises LoadError if the state is damaged or belongs to another model. Nothing has changed then.
         """
         _check_folder("load", dirname)
         runtime = self._runtime_for("load")
@@ -401,23 +414,28 @@ class Fleet:
         rows: bool = True,
         int8_rows: bool = False,
     ) -> None:
-        """Save a model to be called without fleet, and without its code: `trainers.inference.
-        load_inference_model(dirname)`. A program of torch.export, and its weights next to it in a safetensors
-        file.
+        """Save a model for use without fleet and without its code, with
+        `trainers.inference.load_inference_model(dirname)`. The exported model is a program of torch.export,
+        with its weights next to it in a safetensors file.
 
-        example_inputs: what the model is called with: a tensor, a tuple of tensors, or a dict by the names
-        that `forward` has for them. The program takes batches of any size; `dynamic_shapes`, a tuple with
-        what torch.export takes for each input, says more, and () fixes all.
+        `example_inputs`: the arguments of the model. Give a tensor, a tuple of tensors, or a dict by the
+        argument names of `forward`. The program takes batches of any size. `dynamic_shapes` describes other
+        sizes, as a tuple with torch.export's description for each input. `()` fixes all sizes.
 
-        For one trainer to call, or all; one of them writes. With parameter servers it takes the rows that are
-        there at the moment, which must fit into this process; an id without a row reads as in evaluation.
-        `rows=False`: without them, for `fleetrun serve --follow`, which reads them from a published folder.
-        `int8_rows`: it keeps them in 8 bits, with a scale and an offset for each row, and logs by how much a
-        value is off at most.
-        Without a model it saves the values of all tables, which `trainers.ps.read_values(dirname)` reads.
+        Call it from one trainer, or from all. One trainer writes. With parameter servers, it exports the
+        current rows, which must fit into the memory of this process. An id without a row reads as in
+        evaluation.
 
-        Raises SaveError, NotSupportedError for a model that fixes the size of a batch, and what torch.export
-        raises for one that it cannot export.
+        `rows=False`: leave out the rows, for `fleetrun serve --follow`, which reads them from a published
+        directory.
+
+        `int8_rows`: store the rows in 8 bits, with a scale and an offset for each row, and log the largest
+        error of a value.
+
+        Without a model, it saves the values of all tables, which `trainers.ps.read_values(dirname)` reads.
+
+        Raises SaveError, NotSupportedError if the model fixes the batch size, and errors of torch.export for
+        a model that it cannot export.
         """
         _check_folder("save_inference_model", None if more else dirname)
         runtime = self._worker_for("save_inference_model")
@@ -443,15 +461,17 @@ class Fleet:
 
                 save_program(dirname, model, example_inputs, dynamic_shapes, stand_ins)
 
-    # ---- checkpoints, and the notice to stop
+    # ---- checkpoints, and the request to stop
 
     @_asked
     def resume_step(self) -> int:
-        """How many steps are done already. Collective: the step of the checkpoint that was loaded, 0 when
-        none was. With parameter servers: how many steps of this trainer's place they had when it started; 0,
-        unless it was restarted. A script that skips as many batches continues where it was before the
-        restart. When there are more trainers than before, or fewer: the share of each of what all had done,
-        rounded down.
+        """Return the number of steps that are already done.
+
+        In a collective job, return the step of the loaded checkpoint, or 0 if none was loaded. With parameter
+        servers, return the steps of this trainer's rank that the servers had when it started. The number is 0
+        unless the trainer was restarted. A script that skips as many batches continues where it was before
+        the restart. If the number of trainers has changed, each trainer gets an equal share of all done
+        steps, rounded down.
         """
         raise NotImplementedError
 
@@ -466,15 +486,21 @@ class Fleet:
         async_save: bool = False,
         **state: Any,
     ) -> str | None:
-        """Save model, optimizer and random generators as they are after `step` steps; all ranks call it.
-        When it returns its path, `directory/step-XXXXXXXX` is complete and durable; the newest `keep` stay.
+        """Save model, optimizer and random generators after `step` steps. Call it on all ranks. When it
+        returns the path `directory/step-XXXXXXXX`, the checkpoint is complete and durable. The newest `keep`
+        checkpoints stay.
 
-        state: by any name, small dicts, and objects with `state_dict` and `load_state_dict` (a sampler, a
-        learning rate schedule). `directory`: a path, the same folder on every machine, or a URL of fsspec.
-        async_save: only copy everything now, into memory of this machine, and return None; the copy is
-        written beside the training. The next save, load or wait_checkpoint waits for it, and so does the end
-        of the process. Raises CheckpointError, then the former checkpoints are as they were; a save in the
-        background that failed lets the next of these calls raise it, on all ranks.
+        `directory`: a path, the same directory on every node, or a URL that fsspec supports.
+
+        `async_save`: only copy everything into this node's memory now, and return None. The copy is written
+        during training. The next save, load or `wait_checkpoint`, and the end of the process, wait for the
+        write.
+
+        `state`: more state under names of your choice. Give small dicts, or objects with `state_dict` and
+        `load_state_dict`, such as a sampler or a learning rate schedule.
+
+        Raises CheckpointError, and the former checkpoints stay unchanged. If a save in the background failed,
+        the next of these calls raises the error on all ranks.
         """
         runtime = self._collective_for("save_checkpoint")
         from trainers.checkpoints import checkpoint
@@ -497,15 +523,20 @@ class Fleet:
         neighbour: bool = False,
         **state: Any,
     ) -> None:
-        """Keep what `save_checkpoint` saves in memory of this machine, where it outlives the process: one
-        copy, after which training continues. All ranks call it, with a later step than the last.
+        """Keep the state that `save_checkpoint` saves in this node's memory, where it outlives the process.
+        Training continues after one copy. Call it on all ranks, with a later step than the last.
 
-        A restart under the same launcher, with as many ranks, loads the newest version that all ranks have
-        (`load_checkpoint` of the same directory); without one the newest in `directory`, which is saved
-        beside the training, when the last such save is complete and began `every` seconds ago (None: never).
-        neighbour: a copy goes to the next machine too, beside the training, for the loss of a machine.
-        At its end a script saves what it has by `save_checkpoint`. Raises CheckpointError for such a save
-        that has failed.
+        After a restart under the same launcher with as many ranks, `load_checkpoint` of the same directory
+        loads the newest version that all ranks have. Without such a version, it loads the newest checkpoint
+        in `directory`.
+
+        `every`: also save to `directory` during training, if the last such save is complete and started at
+        least this many seconds ago. None: never.
+
+        `neighbour`: also copy to the next node during training, in case a node is lost.
+
+        At the end of your script, save with `save_checkpoint`. Raises CheckpointError if a save to
+        `directory` has failed.
         """
         runtime = self._collective_for("checkpoint")
         from trainers.checkpoints import checkpoint
@@ -516,8 +547,9 @@ class Fleet:
         )  # fmt: skip
 
     def wait_checkpoint(self) -> str | None:
-        """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable; its path, None
-        when there is nothing to wait for; all ranks call it. Raises CheckpointError when it has failed.
+        """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable. Return its
+        path, or None without such a save. Call it on all ranks. Raises CheckpointError if the save has
+        failed.
         """
         self._collective_for("wait_checkpoint")
         from trainers.checkpoints import checkpoint
@@ -532,11 +564,12 @@ class Fleet:
         optimizer: Optimizer | None = None,
         **state: Any,
     ) -> int | None:
-        """Bring model, optimizer and `state`, dicts in place, to the newest complete checkpoint; all ranks
-        call it, and there may be more or fewer than when it was saved. Its step, or None when there is none.
+        """Load the newest complete checkpoint into model, optimizer and `state`. Dicts change in place.
+        Return the step, or None if no checkpoint exists. Call it on all ranks. The number of ranks may differ
+        from the number at the save.
 
-        A damaged checkpoint is skipped for the one before. Raises CheckpointError when all are damaged,
-        or when it is of another model.
+        A damaged checkpoint is skipped in favor of the one before. Raises CheckpointError if all are damaged,
+        or if the checkpoint belongs to another model.
         """
         runtime = self._collective_for("load_checkpoint")
         from trainers.checkpoints import checkpoint
@@ -550,20 +583,23 @@ class Fleet:
     load_latest = load_checkpoint
 
     def stop_requested(self, *, sync: bool = True, signals: Collection[int] = ()) -> Notice | None:
-        """Why and until when this process is to stop, once it is: save, and leave.
+        """Return a Notice with the reason and the deadline if this process should stop, else None. When you
+        get a Notice, save and exit.
 
-        From the first call on SIGTERM no longer ends the process: it is asked to ask again. `signals` are
-        more that mean "stop": SIGUSR1, where Slurm sends it ahead of its time limit. In a collective job all
-        ranks call it equally often and get the same answer at the same call, through a small all_reduce;
-        without `sync` each hears of its own signal only, and must not leave alone. When the launcher says
-        that other ranks are gone, a collective job's process still ends at once: it could save nothing.
+        From the first call on, SIGTERM no longer ends the process, so call it regularly. `signals` are
+        further signals that mean "stop", such as SIGUSR1, which Slurm can send ahead of its time limit.
+
+        In a collective job, call it equally often on all ranks. All ranks then get the same answer at the
+        same call, through a small all_reduce. Without `sync`, each rank sees only its own signal, and must
+        not exit alone. If the launcher reports that other ranks have ended, a process of a collective job
+        still ends immediately, because it could save nothing.
         """
         runtime = self._runtime_for("stop_requested")
         self._signals.listen((signal.SIGTERM, *signals), with_others=runtime.is_collective)
         notice = self._signals.notice()
         return runtime.agree_to_stop(notice) if sync and isinstance(runtime, CollectiveRuntime) else notice
 
-    # ---- values that trainers exchange; both are there before `init`, and raise UsageError until then
+    # ---- values that trainers exchange. Both exist before `init`, and raise UsageError until then.
 
     @functools.cached_property
     def util(self) -> Util:
@@ -574,7 +610,7 @@ class Fleet:
         return DistributedMetrics(self.util)
 
     def known_identity(self) -> Identity | None:
-        """This process's identity; None before `fleet.init`."""
+        """This process's identity, or None before `fleet.init`."""
         return None if self._runtime is None else self._runtime.identity
 
     def _identity_for(self, call: str) -> Identity:
@@ -586,7 +622,7 @@ class Fleet:
         return self._runtime
 
     def _fitting_runtime(self, call: str) -> Runtime:
-        """The runtime; its strategy is checked again, as a script may have changed it."""
+        """Return the runtime, and check its strategy again, because a script may have changed it."""
         runtime = self._runtime_for(call)
         runtime.strategy.fits(runtime.is_collective)
         return runtime
@@ -610,7 +646,7 @@ class Fleet:
 def _make_runtime(is_collective: bool, identity: Identity, strategy: DistributedStrategy) -> Runtime:
     if is_collective:
         return CollectiveRuntime(identity, strategy)
-    # Late: its kernels take a third of a second to load, which a collective job need not wait for.
+    # Imported late. Its kernels take a third of a second to load, and a collective job does not need them.
     if identity.is_server:
         from trainers.ps.server_runtime import ServerRuntime
 
@@ -621,7 +657,7 @@ def _make_runtime(is_collective: bool, identity: Identity, strategy: Distributed
 
 
 def _check_folder(call: str, dirname: Any) -> None:
-    """Paddle's calls take an executor, and more arguments."""
+    """Raise UsageError unless `dirname` is a path. Paddle's calls take an executor and more arguments."""
     if not isinstance(dirname, str | os.PathLike):
         example = ", example_inputs" if call == "save_inference_model" else ""
         raise UsageError(
@@ -630,7 +666,7 @@ def _check_folder(call: str, dirname: Any) -> None:
         )
 
 
-MPISymetricRoleMaker = MPISymmetricRoleMaker  # as Paddle spells it
+MPISymetricRoleMaker = MPISymmetricRoleMaker  # Paddle's spelling
 
 _fleet = Fleet()
 ask_first(_fleet.known_identity)

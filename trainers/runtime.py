@@ -1,5 +1,5 @@
-"""The base of the runtimes, which refuses the calls that a kind of process cannot do. Also the types and
-checks of arguments that the runtimes share.
+"""The base of the runtimes, which refuses the calls that a kind of process does not support. Also the types
+and argument checks that the runtimes share.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from trainers.strategy import DistributedStrategy
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
 Ids: TypeAlias = Tensors | Mapping[Module, Tensors]
-"""The tensors with which embeddings will be called: for each module, or of the only one."""
+"""The tensors with which embeddings will be called, by module. One embedding needs no module."""
 
 StandIns: TypeAlias = dict[Module, Module]
-"""Ordinary modules with the current values, for modules whose values are on servers."""
+"""Ordinary modules with the current values, in place of modules whose values are on servers."""
 
 
 class Runtime:
-    """The calls of `trainers.fleet` in this process. A kind of process defines the calls that it can do."""
+    """The calls of `trainers.fleet` in this process. Each kind of process defines those that it supports."""
 
     is_collective = is_server = False
     refuses: str
-    """Why it cannot do the others: the end of a sentence that begins with the call."""
+    """The reason for a refusal, which completes a sentence that starts with the call."""
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.identity = identity
         self.strategy = strategy
 
     def ask(self, call: str) -> Callable[..., Any]:
-        """Return the method that does this call. Raise UsageError if this kind of process cannot do it."""
+        """Return the method for this call. Raises UsageError if this kind of process does not support it."""
         if not hasattr(self, call):
             raise self.refusal(call)
         return getattr(self, call)  # type: ignore[no-any-return]
 
     def refusal(self, call: str) -> UsageError:
-        """Return the error for a call that this kind of process cannot do."""
+        """Return the error for a call that this kind of process does not support."""
         return UsageError(f"fleet.{call}() {self.refuses}")
 
 
 def check_model(call: str, model: Any) -> Module:
-    """Raises UsageError for anything but a torch module."""
+    """Return `model`. Raises UsageError unless it is a torch module."""
     if not isinstance(model, Module):
         what = "no model" if model is None else f"{model!r} as the model"
         raise UsageError(
@@ -57,15 +57,15 @@ def check_model(call: str, model: Any) -> Module:
 
 
 def check_optimizer(optimizer: Any) -> Optimizer | None:
-    """Raises UsageError for anything but a torch optimizer or None."""
+    """Return `optimizer`. Raises UsageError unless it is a torch optimizer or None."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UsageError(f"the optimizer must be one of torch's or fleet's, not {optimizer!r}")
     return optimizer
 
 
 def ids_by_module(ids: Ids, served: Sequence[Module]) -> Mapping[Module, Sequence[Tensor]]:
-    """The ids by module, also where a script names no module. Raises UsageError for a module that is not
-    served, and for tensors without a module when several are served.
+    """Return the ids by module, also if the script names no module. Raises UsageError for a module that is
+    not served, and for tensors without a module if several modules are served.
     """
     if not isinstance(ids, Mapping):
         if len(served) != 1:

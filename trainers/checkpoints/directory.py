@@ -1,18 +1,18 @@
-"""Directories of checkpoints: which checkpoints exist, which are damaged, which are removed.
+"""Find, publish and remove the checkpoints of a directory, and detect damaged checkpoints.
 
-On a file system of this machine a checkpoint becomes visible by a rename, which is all or nothing:
+On a file system of this node, a checkpoint becomes visible by a rename, which is all or nothing:
 
     DIR/step-00000120/               complete: renamed after all files in it were fsynced
     DIR/step-00000140.5c3e9a01.tmp/  being written, or left by a save that was interrupted
 
-On s3://, gs://, hdfs:// and whatever else fsspec reaches there is no rename to rely on, and a file may be
-visible before it is complete:
+On s3://, gs://, hdfs:// and other URLs of fsspec, no reliable rename exists, and a file may be visible before
+it is complete:
 
     URL/step-00000120.5c3e9a01/      complete as soon as it has a whole manifest, which is written last
-    URL/step-00000140.97d0e3f2/      without one: being written, or left by a save that was interrupted
+    URL/step-00000140.97d0e3f2/      without a manifest: being written, or left by a save that was interrupted
 
-Both have the same files. You may copy a checkpoint from one to the other, so a URL may have names without the
-id.
+Both have the same files. You may copy a checkpoint from a directory to a URL and back, so a URL may have
+names without the id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainers.storage.folder import LocalFolder, RemoteFolder, Where, sync_folde
 
 
 class _Directory:
-    """Checkpoints by their names, and files in them by theirs. Every method raises OSError."""
+    """Checkpoints by their names, and files in them by their names. Every method raises OSError."""
 
     suffix = ""
     """The end of the name of a checkpoint that is being written."""
@@ -54,13 +54,13 @@ class _Directory:
         return sorted(self._names(True), key=lambda name: (step_of(name), name), reverse=True)
 
     def interrupted(self) -> list[str]:
-        """Return the names of saves that did not end, including one that is being written."""
+        """Return the names of unfinished saves, including a save in progress."""
         return sorted(self._names(False))
 
     def begin(self, step: int) -> str:
-        """Return a new name to write under, which is not a checkpoint yet. The name is unique: an earlier
-        process of this job that still writes, on a machine that was thought dead, writes elsewhere. Remove
-        what is `interrupted`.
+        """Remove all `interrupted` saves, and return a new name to write under. The name is not a checkpoint
+        yet. It is unique, because an earlier process of this job may still write on a node that was
+        considered dead.
         """
         for name in self.interrupted():
             with suppress(OSError):
@@ -70,18 +70,18 @@ class _Directory:
         return name
 
     def publish(self, name: str, content: bytes) -> str:
-        """Make what was begun under `name` a checkpoint, all at once, in place of one of the same step.
-        Return its name from then on. `content`: its manifest.
+        """Turn the files under `name` into a checkpoint atomically, in place of a checkpoint of the same
+        step. Return its final name. `content` is its manifest.
         """
         damaged = [other for other in self.complete() if step_of(other) == step_of(name)]
-        self._folder.write(f"{name}/{MANIFEST}", [content])  # durable, and so are all other names beside it
-        for other in damaged:  # else this step would not be saved again
+        self._folder.write(f"{name}/{MANIFEST}", [content])  # durable, as are all other names beside it
+        for other in damaged:  # otherwise this step would not be saved again
             self.discard(other)
         return name
 
     def discard(self, name: str) -> None:
-        """Remove a checkpoint: first what makes it one, then its files. If that is interrupted, the rest is
-        not a checkpoint.
+        """Remove a checkpoint. First remove the file that makes it a checkpoint, then the other files. If the
+        removal is interrupted, the rest is not a checkpoint.
         """
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ class LocalDirectory(_Directory):
         final = name.partition(".")[0]
         super().publish(name, content)
         self._move(name, final)
-        sync_folder(Path(self.where))  # else the name might not outlive a power failure
+        sync_folder(Path(self.where))  # otherwise the name might not survive a power failure
         return final
 
     def discard(self, name: str) -> None:
@@ -116,7 +116,7 @@ class LocalDirectory(_Directory):
         shutil.rmtree(self.path(name), ignore_errors=True)
 
     def open(self, name: str, file: str, mode: str) -> BinaryIO:
-        """`mode` is "rb" or "wb". What was written is durable when the file is closed."""
+        """Open a file. `mode` is "rb" or "wb". Written data is durable when the file is closed."""
         raw = io.FileIO(self.path(name, file), mode)
         return cast(BinaryIO, _Durable(raw) if mode == "wb" else io.BufferedReader(raw))
 
@@ -124,7 +124,7 @@ class LocalDirectory(_Directory):
         self._move(f"{name}/{file}", f"{name}/{to}")
 
     def size(self, name: str, file: str) -> int | None:
-        """Return the number of bytes, None if the file does not exist."""
+        """Return the number of bytes, or None if the file does not exist."""
         try:
             return Path(self.path(name, file)).stat().st_size
         except OSError:
@@ -154,7 +154,7 @@ class _Durable(io.BufferedWriter):
 
 
 class RemoteDirectory(_Directory):
-    """The URL's options come from fsspec's configuration and the environment."""
+    """Checkpoints at a URL. Its options come from fsspec's configuration and the environment variables."""
 
     def __init__(self, url: str) -> None:
         self._remote = RemoteFolder(url)
@@ -162,7 +162,7 @@ class RemoteDirectory(_Directory):
         self._files = self._remote.files
 
     def discard(self, name: str) -> None:
-        """The manifest first: half of it is never a checkpoint."""
+        """Remove a checkpoint, the manifest first. Half a manifest is never a checkpoint."""
         if self.size(name, MANIFEST) is not None:
             self._files.rm_file(self._inside(name, MANIFEST))
         self._files.invalidate_cache()
@@ -170,7 +170,7 @@ class RemoteDirectory(_Directory):
         if files := self._files.find(folder):
             self._files.rm(files)
         self._files.invalidate_cache()
-        if self._files.exists(folder):  # where there are folders: a store of objects has none without a file
+        if self._files.exists(folder):  # an object store has no directory without a file
             self._files.rm(folder, recursive=True)
 
     def open(self, name: str, file: str, mode: str) -> BinaryIO:
@@ -204,13 +204,13 @@ class RemoteDirectory(_Directory):
 
 CheckpointDirectory = LocalDirectory | RemoteDirectory
 
-# ---- Checkpoints wherever they are
+# ---- Checkpoints on this node or at a URL
 
 _PIECE = 1 << 22
 
 
 def open_directory(directory: Where) -> CheckpointDirectory:
-    """A path of this machine, or a URL of fsspec (`s3://bucket/run`). Raises UsageError."""
+    """Open a path of this node, or a URL of fsspec (`s3://bucket/run`). Raises UsageError."""
     text = os.fspath(directory)
     for protocol in ("file://", "local://"):
         text = text.removeprefix(protocol)
@@ -222,8 +222,8 @@ def open_directory(directory: Where) -> CheckpointDirectory:
 
 
 def commit(checkpoints: CheckpointDirectory, name: str, about: Manifest) -> str:
-    """Make a written checkpoint one. Raises CheckpointError when a file is not here that another rank has
-    written, OSError.
+    """Turn a written checkpoint into a complete one. Raises OSError, and CheckpointError if a file that
+    another rank has written is missing here.
     """
     for path, size, found in _of_other_sizes(checkpoints, name, about):
         raise CheckpointError(
@@ -234,14 +234,14 @@ def commit(checkpoints: CheckpointDirectory, name: str, about: Manifest) -> str:
 
 
 def prune(checkpoints: CheckpointDirectory, keep: int, damaged: Collection[str] = ()) -> None:
-    """Remove what is older than the newest `keep` checkpoints. `damaged`, paths, do not count."""
+    """Remove checkpoints older than the newest `keep`. `damaged` holds paths that do not count."""
     whole = [name for name in checkpoints.complete() if checkpoints.path(name) not in damaged]
     for name in whole[keep:]:
         checkpoints.discard(name)
 
 
 def read_manifest(checkpoints: CheckpointDirectory, name: str) -> Manifest:
-    """Raises CheckpointError for anything but a whole manifest and files of its sizes."""
+    """Read a manifest. Raises CheckpointError unless the manifest is whole and the files have its sizes."""
     path = checkpoints.path(name, MANIFEST)
     try:
         with checkpoints.open(name, MANIFEST, "rb") as stream:
@@ -266,7 +266,7 @@ def _of_other_sizes(
 
 
 def damage(checkpoints: CheckpointDirectory, name: str, files: Mapping[str, tuple[int, str]]) -> str | None:
-    """What is wrong with the content of these files of a checkpoint, if anything."""
+    """Return the damage in the content of these files of a checkpoint, or None."""
     for file, (_, digest) in files.items():
         try:
             if _checksum(checkpoints, name, file) != digest:

@@ -1,7 +1,7 @@
 """Collective training behind the fleet API: the process group, and models and optimizers in any order.
 
-`wrapped`, `shaped`, `replaced` and `stepping` apply the parts of a strategy to a model and to an optimizer;
-the order of the calls in them is the order that the parts need. Each part is in a file of its own.
+`wrapped`, `shaped`, `replaced` and `stepping` apply the parts of a strategy to a model and to an optimizer.
+The parts need the order of the calls in these functions. Each part has its own file.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from trainers.strategy import DistributedStrategy
 if TYPE_CHECKING:
     from trainers.data.stream import Source, Streaming
 
-# ---- What a strategy changes in a model and in an optimizer, in the order in which it must be applied
+# ---- The changes of a strategy to a model and to an optimizer, in the order in which they must be applied
 
 SMALLEST_BUCKET_MB = 1.0
-"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; a compiled DDP model needs no smaller ones."""
+"""The value of torch.distributed._DEFAULT_FIRST_BUCKET_BYTES. A compiled DDP model needs no smaller buckets.
+"""
 
 
 def shaped(model: Module, strategy: DistributedStrategy) -> Module:
-    """The model as the strategy describes it, before it is wrapped: `sync_batch_norm`, `recompute`,
-    `compile`. Parameters keep their names and stay the same objects, so that an optimizer may have been made
-    before.
+    """Apply `sync_batch_norm`, `recompute` and `compile` of the strategy to a model, before it is wrapped.
+    Parameters keep their names and stay the same objects, so the optimizer may be older than this call.
 
-    Raises UsageError for names that are no module's, NotSupportedError where something is missing.
+    Raises UsageError for names that match no module, and NotSupportedError if a requirement is missing.
     """
     if strategy.compile and strategy.fuse_grad_size_in_MB < SMALLEST_BUCKET_MB:
         raise UsageError(
@@ -81,7 +81,7 @@ Names = dict[Tensor, str]
 def wrapped(
     model: Module, strategy: DistributedStrategy, settings: CollectiveSettings, cadence: Cadence
 ) -> Module:
-    """DataParallel around the model, or, sharded, the model itself. Raises UsageError for one without
+    """Return the model in DataParallel, or the sharded model itself. Raises UsageError for a model without
     parameters.
     """
     if not any(True for _ in model.parameters()):
@@ -110,7 +110,9 @@ def wrapped(
 
 
 def replaced(optimizer: Optimizer, settings: CollectiveSettings, names: Names) -> Optimizer:
-    """The optimizer that updates: the one given, LARS or LAMB in its place, its state divided or not."""
+    """Return the optimizer that updates: the given one, or LARS or LAMB in its place. Its state may be
+    divided among ranks.
+    """
     if settings.lars is not None:
         optimizer = lars(optimizer, settings.lars, names)
     elif settings.lamb is not None:
@@ -126,7 +128,9 @@ def stepping(
     cadence: Cadence,
     average: Callback,
 ) -> DistributedOptimizer:
-    """Wrapped for the fleet API; the plain wrapper when each step is an update and no loss is scaled."""
+    """Wrap an optimizer for the fleet API. The plain wrapper is enough if each step is an update and no loss
+    is scaled.
+    """
     own_backward = settings.scale_strategy == "customized"
     if not (settings.paced or settings.float16 or own_backward):
         return DistributedOptimizer(optimizer)
@@ -140,7 +144,7 @@ def stepping(
 
 
 class _WrappedModel:
-    """A wrapped model, and weak references to the parameters that it had before."""
+    """A wrapped model, and weak references to its parameters before wrapping."""
 
     def __init__(self, model: Module, former: Mapping[str, Parameter]) -> None:
         self.model = model
@@ -151,7 +155,7 @@ class _WrappedModel:
 
 
 class CollectiveRuntime(Runtime):
-    """Joins the process group when made."""
+    """The runtime of a collective job. The constructor joins the process group."""
 
     is_collective = True
     refuses = (
@@ -167,8 +171,8 @@ class CollectiveRuntime(Runtime):
         self._cadence = Cadence()
         self._models: list[_WrappedModel] = []
         self._optimizers: dict[Optimizer, DistributedOptimizer] = {}
-        """By the one that the script gave."""
-        strategy.collective()  # says now what does not go together
+        """The wrapped optimizers by the script's optimizers."""
+        strategy.collective()  # raises early if settings contradict each other
         start(identity)
 
     def distributed_model(self, model: Module) -> Module:
@@ -208,7 +212,7 @@ class CollectiveRuntime(Runtime):
         return gather(mine)
 
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
-        return iter(batches)  # every row is here already
+        return iter(batches)  # all rows are local
 
     def stream(self, source: Source, **settings: Unpack[Streaming]) -> NoReturn:
         raise UsageError(
@@ -217,8 +221,8 @@ class CollectiveRuntime(Runtime):
         )
 
     def in_step(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Pass the batches on until one rank has no more, where ranks wait for each other in a step: in
-        training, and in each forward pass of a model whose parameters are sharded.
+        """Pass on the batches until one rank has no more, if ranks wait for each other in a step. They wait
+        in training, and in each forward pass of a model whose parameters are sharded.
         """
         waits = torch.is_grad_enabled() or (self._settings is not None and self._settings.sharded)
         return in_step(batches) if waits else iter(batches)
@@ -254,8 +258,11 @@ class CollectiveRuntime(Runtime):
 
     @contextmanager
     def as_one(self) -> Iterator[None]:
-        """All ranks enter it. Inside, with localsgd their models are one, their average, and so is the state
-        of their updates, as a checkpoint has only one of each. After it each rank has its own again.
+        """Give all ranks the same model, for a checkpoint. All ranks must enter it.
+
+        With localsgd, each rank has its own model and update state, and a checkpoint has only one of each.
+        Inside the context, all ranks have the average. Afterwards, each rank has its own model and state
+        again.
         """
         cadence, optimizers = self._cadence, [each.inner for each in self._optimizers.values()]
         if not cadence.localized:
@@ -276,8 +283,8 @@ class CollectiveRuntime(Runtime):
                 tensor.data.copy_(value)
 
     def _agreed(self, call: str) -> CollectiveSettings:
-        """What the strategy asks for: the first model or optimizer settles it. Raises UsageError for one that
-        would have changed what there is already.
+        """Return the settings of the strategy. The first model or optimizer fixes them. Raises UsageError if
+        the strategy has changed since in a way that affects existing models or optimizers.
         """
         settings = self.strategy.collective()
         if self._settings is None:
@@ -292,7 +299,7 @@ class CollectiveRuntime(Runtime):
         return settings
 
     def with_state(self, optimizer: Optimizer | None) -> Optimizer | None:
-        """Fleet's optimizer in place of the script's own, which holds only a part of the state."""
+        """Return fleet's optimizer in place of the script's own, which holds only a part of the state."""
         check_optimizer(optimizer)
         return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)
 

@@ -1,11 +1,11 @@
-"""Requests to all servers, with retries and a deadline. What they mean belongs to `worker`.
+"""Send requests to all servers, with retries and a deadline. `worker` defines the meaning of requests.
 
-A request is sent again, unchanged, until its reply comes: the server applies a push once for each sequence
-number. A server that is silent for `request_timeout_s` is an error that names it. A request may wait for
-other trainers as long as it takes: the server answers each repetition with WAIT.
+A request is sent again, unchanged, until its reply arrives. The server applies a push once for each sequence
+number. A server that is silent for `request_timeout_s` causes an error that names the server. A request may
+wait for other trainers without limit, because the server answers each repetition with WAIT.
 
-Sending and waiting are separate, so that a trainer computes while its requests are in flight: libzmq's thread
-sends and receives.
+Sending and waiting are separate, so a trainer can compute while its requests are in flight. The thread of
+libzmq sends and receives.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _IN_WORDS = {
 
 @frozen(kw_only=True)
 class Request:
-    """One message to one server. `code`: of a push, see `wire.Kind`."""
+    """One message to one server. `code` belongs to a push, see `wire.Kind`."""
 
     server: int
     kind: Kind
@@ -54,13 +54,15 @@ class Request:
 
 
 def to_all(servers: int, kind: Kind, number: int = 0, *parts: Part) -> list[Request]:
-    """Return the same request to each of so many servers, from the first one on."""
+    """Return the same request for each of the first `servers` servers."""
     return [Request(server=server, kind=kind, number=number, parts=parts) for server in range(servers)]
 
 
 @dataclass(slots=True, kw_only=True)
 class _PendingReply:
-    """`heard`: when its server last answered, in listening time; `limit`: seconds of silence allowed."""
+    """A request in flight. `heard` is the time of the server's last answer, in listening time. `limit` is the
+    allowed silence in seconds.
+    """
 
     request: Request
     frames: list[Buffer]
@@ -81,11 +83,11 @@ class PendingReplies:
 
     def __init__(self, pending: Sequence[_PendingReply]) -> None:
         self._pending = pending
-        self._first = 0  # all before this one have been answered
+        self._first = 0  # all requests before this one have replies
 
     @property
     def open(self) -> bool:
-        """Whether a reply was missing when the sockets were last read."""
+        """True if a reply was missing when the sockets were last read."""
         while self._first < len(self._pending) and self._pending[self._first].reply is not None:
             self._first += 1
         return self._first < len(self._pending)
@@ -96,13 +98,13 @@ class PendingReplies:
 
     @property
     def replies(self) -> list[Message]:
-        """The replies so far, in the order of the requests."""
+        """The received replies, in the order of the requests."""
         return [each.reply for each in self._pending if each.reply is not None]
 
 
 class Client:
-    """One trainer's connections, or those of another process of this `name`. Not for use by several threads
-    at once.
+    """The connections of one trainer, or of another process called `name`. Only one thread at a time may use
+    them.
     """
 
     def __init__(
@@ -120,13 +122,13 @@ class Client:
         self._endpoints = endpoints
         self._rank = rank
         self._incarnation = secrets.randbits(63)
-        self._random = random.Random(self._incarnation)  # a script may draw from the global generator
+        self._random = random.Random(self._incarnation)  # the script may use the global generator
         self._configs = configs
         self._sequence = 0
         self._pending: dict[int, _PendingReply] = {}
         self._waiting: PendingReplies | None = None
         self._listened = 0.0
-        """Seconds spent waiting for servers: only in this time can a server be silent."""
+        """Seconds spent waiting for servers. A server can be silent only during this time."""
         self._retry_at = math.inf
         """No request needs to be sent again before this time."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -148,14 +150,14 @@ class Client:
     def ask(self, requests: Sequence[Request], silence: float | None = None) -> list[Message]:
         """Send all requests, in this order, and return their replies in the same order.
 
-        Raises ServerError when a server is silent for `silence` seconds (the request timeout) or refuses,
-        TrainerLostError when a reply will not come because another trainer is gone.
+        Raises ServerError if a server refuses, or is silent for `silence` seconds (the request timeout).
+        Raises TrainerLostError if a reply cannot come because another trainer is lost.
         """
         return self.wait(self.send(requests, silence))
 
     def send(self, requests: Sequence[Request], silence: float | None = None) -> PendingReplies:
         """Send all requests, in this order, without waiting. Their tensors must not change until the replies
-        have come.
+        have arrived.
         """
         now = time.monotonic()
         if not self._pending:
@@ -180,7 +182,7 @@ class Client:
         return PendingReplies(pending)
 
     def wait(self, pending: PendingReplies) -> list[Message]:
-        """The replies, in the order of the requests; raises as `ask`."""
+        """Return the replies, in the order of the requests. Raises the same errors as `ask`."""
         self._waiting = pending
         try:
             while pending.open:
@@ -190,8 +192,9 @@ class Client:
         return pending.replies
 
     def waits(self) -> Document | None:
-        """For fleetrun's probe, from another thread: what this trainer waits in, if it waits. `trainers` are
-        those without which the server cannot answer; none: it is the server that is waited for.
+        """Return this trainer's current wait for fleetrun's probe, or None. Another thread calls it.
+        `trainers` are the trainers without which the server cannot answer. If `trainers` is empty, the
+        trainer waits for the server itself.
         """
         waiting = self._waiting
         open_ = waiting.without_reply if waiting is not None else []
@@ -208,7 +211,7 @@ class Client:
         }
 
     def poll(self, wait_s: float = 0.0) -> None:
-        """Read the replies that have come, without waiting or after waiting so long for one; raises as `ask`
+        """Read the received replies, after waiting up to `wait_s` for one. Raises the same errors as `ask`,
         for any request in flight.
         """
         if self._pending:
@@ -235,7 +238,7 @@ class Client:
         received = self._receive_ready(wait_s)
         if time.monotonic() < self._retry_at and wait_s:
             return
-        while received:  # read everything first: a request that has been answered is not overdue
+        while received:  # read everything first, because an answered request is not overdue
             received = self._receive_ready(0.0)
         now = time.monotonic()
         for each in list(self._pending.values()):
@@ -246,8 +249,8 @@ class Client:
     def _receive_ready(self, wait_s: float) -> bool:
         """Wait for a message, and receive one from every server that has sent any.
 
-        Only `wait_s` counts as listening: if it took longer, this process was suspended, and replies may be
-        waiting unread.
+        Only `wait_s` counts as listening. If the wait took longer, this process was suspended, and unread
+        replies may be waiting.
         """
         started = time.monotonic()
         ready = self._poller.poll(math.ceil(wait_s * 1000))
@@ -264,7 +267,7 @@ class Client:
             )
         self._send(each.request.server, each.frames)
         each.retry_after = min(2 * each.retry_after, _MAX_RETRY_S, each.limit / 2)
-        # Random, so that trainers do not all retry at the same moment when a server is back.
+        # Random, so that trainers do not all retry at the same moment when a server returns.
         each.retry_at = now + each.retry_after * self._random.uniform(0.75, 1.0)
         if now >= each.log_at:
             each.log_at = now + _LOG_WAIT_AFTER_S
@@ -280,7 +283,7 @@ class Client:
                 raise ServerError(
                     f"{self._name(server)} uses an incompatible protocol version: {error}"
                 ) from error
-            return  # damaged in transit: the retry requests it again
+            return  # damaged in transit, so the retry requests it again
         if reply.code is Code.BAD_VERSION:
             raise ServerError(f"{self._name(server)} runs another version of fleetrun: {reply.text}")
         each = self._pending.get(reply.sequence)
@@ -310,15 +313,15 @@ class Client:
         try:
             send(self._sockets[server], frames)
         except zmq.Again:
-            return  # the queue to this server is full; the request is sent again later
+            return  # the queue to this server is full, so the request is sent later
 
     def _name(self, server: int) -> str:
         return f"server {server} at {self._endpoints[server]}"
 
 
 def _in_words(request: Request, *, others: bool) -> str:
-    """What a trainer waits in, as its script knows it. Steps are counted from 1; a pull as of step n waits
-    for the pushes of the `others` before it.
+    """Describe a trainer's wait in the words of its script. Steps are counted from 1. A pull as of step n
+    waits for the pushes of the `others` before step n.
     """
     if request.kind is Kind.PULL:
         return f"the push of step {request.number}" if others else f"the pull of step {request.number + 1}"

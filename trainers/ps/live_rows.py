@@ -1,5 +1,7 @@
-"""Rows of a running job by key, for `fleetrun tables show`: `python -m trainers.ps.live_rows ENDPOINTS TABLE
-KEY...` asks all servers, and one of them has the row. With the job's secret in the environment it encrypts.
+"""Read rows of a running job by key, for `fleetrun tables show`.
+
+`python -m trainers.ps.live_rows ENDPOINTS TABLE KEY...` sends the request to all servers, and one of them has
+the row. If the environment holds the job's token, the connection is encrypted.
 
 A server answers between two requests of trainers. It counts no pull, admits no key and changes no row.
 """
@@ -26,7 +28,7 @@ _WITHIN_S = 10.0
 
 
 def live_rows(endpoints: Sequence[str], name: str, words: Sequence[str]) -> Document:
-    """The row of each key, and its server. Raises FleetError."""
+    """Return the row of each key, and its server. Raises FleetError."""
     keys = [key_of(word) for word in words]
     parts = (text_part(name), Part(0, Field.KEYS, torch.tensor(keys)))
     client = Client(endpoints, NO_TRAINER, PsConfigs(), keys=keys_of(os.environ), name="fleetrun tables")

@@ -1,4 +1,4 @@
-"""What torch's own calls on a model do while the servers hold its values."""
+"""Change torch's own calls on a model while the servers hold its values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trainers.ps.trainer.weight import hidden_gradients
 from trainers.ps.trainer.worker import Worker
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
-"""Whether torch.export traces a copy of the model, whose values must not be refreshed."""
+"""True while torch.export traces a copy of the model, whose values must not be refreshed."""
 
 
 class OwnHook:
-    """A hook of a module that copies of the module do not have: they have values of their own."""
+    """A hook of a module that copies of the module lack, because copies have their own values."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
@@ -43,21 +43,22 @@ def _nothing(*args: Any) -> None:
 
 
 def _zero_grad(model: Module, before: OwnHook, set_to_none: bool = True) -> None:
-    """Do what `model.zero_grad` does, and drop the gradients of rows too."""
+    """Do the same as `model.zero_grad`, and also drop the gradients of rows."""
     before(set_to_none)
     with hidden_gradients():
         type(model).zero_grad(model, set_to_none)
 
 
 def clear_gradients(model: Module) -> None:
-    """Do what `model.clear_gradients` does in Paddle's scripts."""
+    """Do the same as `model.clear_gradients` in Paddle's scripts."""
     model.zero_grad()
 
 
 class StateLoading:
-    """`load_state_dict()` of the model or of a module in it, called by all trainers after the same steps:
-    each loads its state as torch does, and then the servers take what trainer 0 has loaded. Torch calls the
-    hooks of all modules, of which the outermost one begins and ends.
+    """`load_state_dict()` of the model or of a module in it. All trainers call it after the same steps.
+
+    Each trainer loads its state as torch does. Then the servers take the values that trainer 0 has loaded.
+    Torch calls the hooks of all modules. The hooks of the outermost module start and end the load.
     """
 
     def __init__(self, model: Module, worker: Worker, joined: JoinedSteps | None) -> None:
@@ -67,7 +68,7 @@ class StateLoading:
         self._outermost: Module | None = None
 
     def watch(self) -> list[RemovableHandle]:
-        """Until the handles are removed."""
+        """Watch loads until the returned handles are removed."""
         modules, before, after = list(self._model.modules()), OwnHook(self._before), OwnHook(self._after)
         handles = [each.register_load_state_dict_pre_hook(before) for each in modules]  # type: ignore[no-untyped-call]  # torch's
         return handles + [each.register_load_state_dict_post_hook(after) for each in modules]  # type: ignore[no-untyped-call]
@@ -102,7 +103,7 @@ def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, re
     """Keep `state_dict()`, `load_state_dict()`, evaluation and `zero_grad()` correct until the returned
     function is called.
 
-    `refresh`: pull dense values before they are read, because they change between this trainer's steps
+    With `refresh`, pull dense values before they are read, because they change between this trainer's steps
     (async).
     """
     handles = StateLoading(model, worker, joined).watch()
@@ -121,7 +122,7 @@ def watch_model(model: Module, worker: Worker, joined: JoinedSteps | None, *, re
             joined.check("model.zero_grad() was called")
         worker.drop_rows(set_to_none=set_to_none)
 
-    # A partial, because that of a copy of the model is the copy's.
+    # A partial, because a copy of the model must get the copy's own zero_grad.
     model.__dict__["zero_grad"] = partial(_zero_grad, model, OwnHook(before_zero_grad))
 
     def end() -> None:

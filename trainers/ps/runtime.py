@@ -1,4 +1,4 @@
-"""A trainer behind the fleet API, in parameter-server training: which call is allowed when."""
+"""A trainer behind the fleet API, in parameter-server training, and the order of its calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from trainers.strategy import DistributedStrategy
 
 
 class _Phase(Enum):
-    """Which calls a trainer has made."""
+    """The calls that a trainer has made."""
 
     NEW = "fleet.init_worker() has not been called"
     TRAINING = "fleet.init_worker() has been called"
@@ -50,7 +50,7 @@ class _Phase(Enum):
 
 
 class TrainerRuntime(Runtime):
-    """A trainer's process: from init_worker to stop_worker the servers hold the model's values."""
+    """The runtime of a trainer. From init_worker to stop_worker, the servers hold the model's values."""
 
     refuses = "was called on a trainer; move the servers' code under `if fleet.is_server():`"
 
@@ -60,7 +60,7 @@ class TrainerRuntime(Runtime):
         self._model: Module | None = None
         self._optimizers: list[ServedOptimizer] = []
         self._joined: JoinedSteps | None = None
-        """Of several optimizers; then `_weights` has the ids of the parameters of each."""
+        """The steps of several optimizers. `_weights` then holds the ids of each optimizer's parameters."""
         self._weights: dict[int, set[int]] = {}
         self._after_push: list[Callback] = []
         self._worker: Worker | None = None
@@ -69,14 +69,14 @@ class TrainerRuntime(Runtime):
         self._dense: dict[str, Parameter] = {}
         """The parameters on the servers, without embeddings."""
         self._ends = contextlib.ExitStack()
-        """What makes the model an ordinary one again."""
+        """Callbacks that turn the model into an ordinary model again."""
 
     def distributed_model(self, model: Module) -> Module:
-        """The same model; nn.Embedding(sparse=True) in it is served from init_worker on."""
+        """Return the same model. The servers hold its nn.Embedding(sparse=True) from init_worker on."""
         self._expect(_Phase.NEW, "distributed_model")
         if self._model is not None:
             raise UsageError("fleet.distributed_model() was called twice; a job serves one model")
-        self._model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        self._model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
         model.__dict__.setdefault("clear_gradients", partial(clear_gradients, model))
         return model
 
@@ -225,7 +225,7 @@ class TrainerRuntime(Runtime):
             elif mine:
                 found = outside_of(worker.layout.sparse)
             worker.refresh()
-            inside = set(model.modules())  # it may be a part of the model
+            inside = set(model.modules())  # the argument may be a part of the model
             yield found and {each: found[each] for each in found if each in inside}
 
     def publish(self, *, buffers: bool = False) -> int:
@@ -238,8 +238,8 @@ class TrainerRuntime(Runtime):
         return worker.publish(self._not_served(buffers=True) if buffers else {})
 
     def _not_served(self, *, buffers: bool) -> dict[str, torch.Tensor]:
-        """What no server has of the model, by name: with dense "allreduce" the dense parameters, and the
-        buffers if wanted.
+        """Return the values of the model that no server holds, by name. With dense "allreduce", they include
+        the dense parameters. With `buffers`, they include the buffers.
         """
         assert self._model is not None
         found = dict(self._model.named_buffers()) if buffers else {}
@@ -265,7 +265,7 @@ class TrainerRuntime(Runtime):
 
     @property
     def serving(self) -> bool:
-        """Whether servers hold the model's values."""
+        """True while servers hold the model's values."""
         return self._phase is _Phase.TRAINING
 
     @property
@@ -293,7 +293,9 @@ class TrainerRuntime(Runtime):
         return None if self._worker is None else self._worker.row_state(self._weights.get(id(optimizer)))
 
     def drop_rows(self, optimizer: ServedOptimizer, *, set_to_none: bool) -> None:
-        """Drop the gradients of its embeddings; where a push still needs them, after the push."""
+        """Drop the gradients of the optimizer's embeddings. If a push still needs them, drop them after the
+        push.
+        """
         drop = partial(self._drop_rows, self._weights.get(id(optimizer)), set_to_none)
         if self._joined is not None and self._joined.stepped(optimizer):
             self._after_push.append(drop)
@@ -320,7 +322,9 @@ class TrainerRuntime(Runtime):
             self._complete("save_persistables").save(dirname, mode)
 
     def _complete(self, call: str) -> Worker:
-        """As `_training`. Raises UsageError if the model has parameters that the servers do not have."""
+        """Return the worker, as `_training` does. Raises UsageError if the servers lack parameters of the
+        model.
+        """
         worker = self._training(call)
         now = {} if self._model is None else dict(self._model.named_parameters())
         if gone := [name for name, each in self._dense.items() if now.get(name) is not each]:
@@ -344,8 +348,8 @@ class TrainerRuntime(Runtime):
             raise UsageError(f"call fleet.{call}() {when}; {self._phase.value}")
 
     def _leave_at_exit(self) -> None:
-        # A script that ends without stop_worker has finished; one that failed has not, and other trainers
-        # must see that.
+        # A script that ends without stop_worker has finished. A script that failed has not, and other
+        # trainers must see the failure.
         if self._phase is _Phase.TRAINING and self._worker is not None and not failed():
             self._phase = _Phase.STOPPED
             self._push_the_rest(self._worker)
@@ -353,8 +357,8 @@ class TrainerRuntime(Runtime):
                 self._worker.leave()
 
     def _push_the_rest(self, worker: Worker) -> None:
-        """Push the gradients that are merged or kept for later. Raises ServerError when that is impossible;
-        then the trainer has not left, and its next attempt continues before them.
+        """Push the gradients that are merged or kept for later. Raises ServerError if that is impossible. The
+        trainer has then not left, and its next attempt continues before these gradients.
         """
         try:
             if self._joined is not None:

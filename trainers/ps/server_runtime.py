@@ -29,14 +29,14 @@ from trainers.strategy import DistributedStrategy
 
 
 class _OptimizerOfServer(DistributedOptimizer):
-    """The optimizer of a script that runs on a server too, where nothing is trained."""
+    """The optimizer of a script that also runs on a server, where nothing is trained."""
 
     def step(self, closure: object = None) -> NoReturn:
         raise UsageError(f"fleet.distributed_optimizer(...).step() {ServerRuntime.refuses}")
 
 
 class ServerRuntime(Runtime):
-    """A server's process: it takes model and optimizer as they are; their tables come from the trainers."""
+    """The runtime of a server. It returns model and optimizer unchanged. Trainers define the tables."""
 
     is_server = True
     refuses = "was called on a server; move the trainers' code under `if fleet.is_worker():`"
@@ -68,7 +68,7 @@ class ServerRuntime(Runtime):
 
     def _make_server(self, dirname: str | None, var_names: Sequence[str] | None) -> Server:
         identity, configs = self.identity, self.strategy.ps()
-        if dirname is not None:  # raises early if there is no save, or not with these names
+        if dirname is not None:  # raises early without saved tables, or without these names
             open_saves(dirname).only(var_names or ())
         warm_up_server()
         return Server(
@@ -101,7 +101,7 @@ class ServerRuntime(Runtime):
 
 @contextmanager
 def _enough_memory() -> Iterator[None]:
-    """Raises FullError where Python, numpy or torch finds no memory."""
+    """Raise FullError if Python, numpy or torch runs out of memory."""
     try:
         with torch_memory():
             yield

@@ -1,4 +1,4 @@
-"""zmq sockets of servers and trainers. Keys and limits are those of the launcher's `envs/curve.py`."""
+"""zmq sockets of servers and trainers. Keys and limits match the launcher's `envs/curve.py`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 def keys_of(environ: Texts) -> CurveKeys | None:
-    """Keys of this job's servers and trainers; None without a secret. Raises UsageError for a short one."""
+    """Return the keys of this job's servers and trainers, or None without a token. Raises UsageError if the
+    token is too short.
+    """
     try:
         return curve_keys(environ.get(TOKEN, ""), b"server", b"trainer")
     except ValueError as error:
@@ -46,7 +48,7 @@ def keys_of(environ: Texts) -> CurveKeys | None:
 
 
 def receive(socket: Socket) -> list[zmq.Frame]:
-    """All frames of one message: recv_multipart without its extra calls to the socket."""
+    """Return all frames of one message. It replaces recv_multipart, which makes extra calls to the socket."""
     frame = socket.recv(copy=False)
     frames = [frame]
     while frame.more:
@@ -56,8 +58,8 @@ def receive(socket: Socket) -> list[zmq.Frame]:
 
 
 def send(socket: Socket, frames: Sequence[Buffer]) -> None:
-    """Send one whole message without waiting, or nothing: send_multipart without its second pass over the
-    frames. Raises zmq.ZMQError.
+    """Send one whole message without waiting, or nothing. It replaces send_multipart, which passes over the
+    frames twice. Raises zmq.ZMQError.
     """
     *leading, last = frames
     for frame in leading:
@@ -72,7 +74,7 @@ def _harden(socket: Socket) -> None:
 
 
 def _own_address(endpoint: str) -> str:
-    """libzmq binds to addresses, not to host names."""
+    """Return an address of this node, because libzmq binds to addresses, not to host names."""
     try:
         host, port = split_endpoint(endpoint)
         found = socket_module.getaddrinfo(host, port, type=socket_module.SOCK_STREAM)
@@ -84,10 +86,10 @@ def _own_address(endpoint: str) -> str:
 
 
 class Authenticator:
-    """Lets only trainers with the job's keys connect to a socket. Make it before the socket is bound, and
-    close the socket by it.
+    """Allows only trainers with the job's keys to connect to a socket. Create it before the socket is bound,
+    and close the socket with it.
 
-    It answers from its own thread: a server that is busy with a request would delay the handshakes.
+    It answers from its own thread, because a server that is busy with a request would delay the handshakes.
     """
 
     def __init__(self, socket: Socket, keys: CurveKeys) -> None:
@@ -121,9 +123,9 @@ class Authenticator:
 
 
 class Newcomers:
-    """Closes connections that send 64 KiB before their first whole message, to a server without keys.
+    """Closes connections to a server without keys that send 64 KiB before their first whole message.
 
-    A trainer begins each connection with an empty message (PROBE_ROUTER), so its first request may be large.
+    A trainer starts each connection with an empty message (PROBE_ROUTER), so its first request may be large.
     Create it before the socket is bound, and close the socket with it.
     """
 
@@ -133,15 +135,19 @@ class Newcomers:
         self.events = monitor_socket(socket, Strangers.EVENTS)
 
     def greets(self, frames: Sequence[zmq.Frame]) -> bool:
-        """Note the connection of a received message. Return True for the empty message that begins it."""
-        self._update()  # first: the connection may be new, with the descriptor of an old one
+        """Note the connection of a received message. Return True for the empty message that starts a
+        connection.
+        """
+        self._update()  # first, because a new connection may have the descriptor of an old one
         new = self._strangers.heard(int(frames[-1].get(zmq.SRCFD)))
         return new and not any(frame.buffer.nbytes for frame in frames)
 
     def check(self) -> float:
-        """Call it before each wait, which may take so many seconds; 0: any time."""
+        """Check all connections, and return the most seconds that the next wait may take. 0 means any time.
+        Call it before each wait.
+        """
         self._update()
-        # What libzmq has read it has also parsed, so a trainer's first message would wait by now.
+        # libzmq has parsed all bytes that it has read, so a trainer's first message would be readable by now.
         return self._strangers.check(lambda: _readable(self._socket))
 
     def _update(self) -> None:
@@ -159,8 +165,8 @@ def _readable(socket: Socket) -> int:
 
 
 def server_socket(context: Context, keys: CurveKeys | None = None) -> Socket:
-    """A ROUTER for `bind_to`. With `keys` only trainers that have them can connect, checked by an
-    Authenticator.
+    """Return a ROUTER for `bind_to`. With `keys`, only trainers with these keys can connect. An Authenticator
+    checks the keys.
     """
     socket = context.socket(zmq.ROUTER)
     _harden(socket)
@@ -172,7 +178,7 @@ def server_socket(context: Context, keys: CurveKeys | None = None) -> Socket:
 
 
 def bind_to(socket: Socket, endpoint: str) -> None:
-    """Bind to `endpoint` (host:port) and no other interface. Raises ServerError."""
+    """Bind to `endpoint` (host:port) and to no other interface. Raises ServerError."""
     address = _own_address(endpoint)
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     try:
@@ -191,12 +197,13 @@ def client_socket(
     trainer_timeout: float,
     keys: CurveKeys | None = None,
 ) -> Socket:
-    """A DEALER called `name` that connects, and reconnects, to `endpoint`; with `keys`, encrypted."""
+    """Return a DEALER called `name` that connects, and reconnects, to `endpoint`. `keys` encrypt it."""
     socket = context.socket(zmq.DEALER)
     _harden(socket)
-    # Sent by libzmq's own thread: a process busy in Python or in a kernel still answers, a dead one does not.
-    # The server closes a connection on which nothing has come for the TTL. It sends no heartbeats itself: one
-    # to a peer that has stopped reading ends the process (libzmq 4.3.5, "Assertion failed: !_io_error").
+    # libzmq's own thread sends heartbeats. A process that is busy in Python or in a kernel still answers, and
+    # a dead process does not. The server closes a connection on which nothing arrives for the TTL. The server
+    # sends no heartbeats itself. A heartbeat to a peer that has stopped reading ends the process (libzmq
+    # 4.3.5, "Assertion failed: !_io_error").
     socket.setsockopt(zmq.HEARTBEAT_IVL, max(100, int(trainer_timeout * 1000 / 8)))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(200, int(trainer_timeout * 1000 / 2)))
     socket.setsockopt(zmq.HEARTBEAT_TTL, max(200, int(trainer_timeout * 1000 / 2)))

@@ -1,11 +1,13 @@
-"""Bundles: a few files, and a manifest that names them. `publication` has the order of writes that keeps a
-bundle consistent, and this module the content of the manifest.
+"""Read and write exported models. An exported model is a few files and a manifest that names them.
+`publication` has the order of writes that keeps it consistent, and this module has the content of the
+manifest.
 
-    DIR/inference.json                              what it is, and its files with sizes and checksums
+    DIR/inference.json                              the description, and its files with sizes and checksums
     DIR/inference-program-5c3e9a01.pt2
     DIR/inference-weights-5c3e9a01.safetensors
 
-A former bundle in the same folder counts until the new manifest is there, and its files go after that.
+A former exported model in the same directory counts until the new manifest is written. Its files are removed
+after that.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ _ID = re.compile(r"-([0-9a-f]{8})\.")
 
 @frozen(eq=False)
 class Bundle:
-    """A bundle that was read."""
+    """An exported model that was read."""
 
     where: str
     id: str
-    """Different for each save."""
+    """Differs for each save."""
     about: Fields
     """The description that its writer gave."""
     contents: Mapping[str, Tensor]
@@ -49,7 +51,7 @@ class _Manifest:
 
     @property
     def id(self) -> str:
-        """As in the names of its files."""
+        """The id in the names of its files."""
         return next((found[1] for file in self.files.values() if (found := _ID.search(file.name))), "")
 
 
@@ -59,7 +61,9 @@ def write_bundle(
     about: Fields,
     files: Mapping[str, tuple[str, Sequence[Buffer]]],
 ) -> None:
-    """`files`: (suffix, content) by part. Raises SaveError; the former bundle of this kind counts then."""
+    """Write an exported model. `files` holds (suffix, content) by part. Raises SaveError. The former exported
+    model of this kind then still counts.
+    """
     folder = open_folder(where)
     id = secrets.token_hex(4)
     written: list[str] = []
@@ -78,7 +82,7 @@ def write_bundle(
         raise SaveError(
             f"{folder.where} could not be written: {error}. What was there before still counts"
         ) from error
-    if durable:  # only now: before the manifest was written, the former files were the only complete ones
+    if durable:  # only now, because the former files were the only complete ones until here
         sweep(folder, re.compile(rf"\.?{kind}-[a-z]+-[0-9a-f]{{8}}(\.[a-z0-9]+)*").fullmatch, written)
 
 
@@ -88,8 +92,8 @@ def read_bundle(
     parts: Sequence[str],
     memory: Callable[[str, int], Tensor] | None = None,
 ) -> Bundle:
-    """These parts of the bundle that is there now, checked. `memory`: (size,) uint8 to read a part into.
-    Raises LoadError, which lists what is there instead when there is none.
+    """Read and check these parts of the current exported model. `memory` returns (size,) uint8 to read a part
+    into. Raises LoadError. Without an exported model, its message lists the content of the directory.
     """
     folder = open_folder(where)
     manifest = _manifest(folder, kind)
@@ -101,7 +105,7 @@ def read_bundle(
             newer = _manifest(folder, kind)
             if newer == manifest:
                 raise
-            manifest = newer  # it was saved again while it was read
+            manifest = newer  # a new save came during the read
 
 
 def _content(

@@ -1,1 +1,1 @@
-"""Folders, files and safetensors of saves, local or remote."""
+"""Directories, files and safetensors of saves, local or remote."""

@@ -1,4 +1,4 @@
-"""Errors of saving and loading. Every message names the folder or file."""
+"""Errors of saving and loading. Every message names the directory or file."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from trainers.errors import FleetError
 
 
 class SaveError(FleetError):
-    """A save was not completed. The former save in that folder is unchanged."""
+    """A save was not completed. The former save in the directory is unchanged."""
 
 
 class LoadError(FleetError):
-    """A save cannot be loaded, or not into this model. No table was changed unless the message says so."""
+    """A save cannot be loaded, or does not fit this model. No table was changed unless the message reports
+    it.
+    """
 
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""A file cannot grow: the disk is full, or a quota or the process's file size limit (ulimit -f) is reached.
+"""Errors of a file that cannot grow. The disk is full, or a quota or the process's file size limit (ulimit
+-f) is reached.
 """
 
 
 def save_error(error: OSError, where: str, free: int | None) -> SaveError:
-    """`free`: free bytes there, None if unknown."""
+    """Return a SaveError for an OSError. `free` is the number of free bytes there, or None if unknown."""
     if error.errno in NO_SPACE:
         room = "" if free is None else f"; {free / 1e6:,.1f} MB are free there now"
         return SaveError(

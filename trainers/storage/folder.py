@@ -1,7 +1,7 @@
-"""Folders of saves: on this machine, or anywhere that fsspec reaches.
+"""Directories of saves, on this node or anywhere that fsspec reaches.
 
-On this machine `write` is atomic, and the file is durable when it returns. Elsewhere there is no
-rename to rely on, only the rule that the manifest is written last.
+On this node, `write` is atomic, and the file is durable when it returns. Remote directories have no reliable
+rename. They rely on the rule that the manifest is written last.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _READ_BYTES = 16 << 20
 
 
 Where: TypeAlias = str | os.PathLike[str]
-"""A folder: a path, or a URL that fsspec supports."""
+"""A directory: a path, or a URL that fsspec supports."""
 
 
 def open_folder(where: Where) -> Folder:
-    """A path of this machine, or a URL of fsspec (`s3://bucket/path`, `memory://path`)."""
+    """Open a path of this node, or a URL of fsspec (`s3://bucket/path`, `memory://path`)."""
     text = os.fspath(where)
     if text.startswith("file://"):
         text = text.removeprefix("file://")
@@ -45,13 +45,13 @@ def open_folder(where: Where) -> Folder:
 
 
 def absolute_path(where: Where) -> str:
-    """The same folder for processes with other working directories; URLs as they are."""
+    """Return the same directory for processes with other working directories. URLs stay unchanged."""
     name = os.fspath(where)
     return name if "://" in name else str(Path(name).absolute())
 
 
 class LocalFolder:
-    """Where files are read and written. Names are `file` or `folder/file`. Every method raises OSError."""
+    """A directory on this node. Names are `file` or `folder/file`. Every method raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,18 +74,20 @@ class LocalFolder:
         return (self._path / name).stat(follow_symlinks=False).st_size
 
     def read(self, name: str, into: Tensor | None = None) -> Tensor:
-        """Return (size,) uint8: the beginning of `into` if the file fits there, new memory otherwise."""
+        """Return (size,) uint8. The result is the beginning of `into` if the file fits there, else new
+        memory.
+        """
         descriptor = os.open(self._path / name, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             return _read_into(_buffer(os.fstat(descriptor).st_size, into), file)
 
     def names(self, name: str = "") -> list[str]:
-        """Return the names in the folder, ascending. A folder that does not exist has none."""
+        """Return the names in the directory, ascending. A directory that does not exist has no names."""
         folder = self._path / name
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its content. Do nothing if it does not exist."""
+        """Remove a file, or a directory with its content. Do nothing if it does not exist."""
         path = self._path / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -93,7 +95,7 @@ class LocalFolder:
             path.unlink(missing_ok=True)
 
     def free(self) -> int | None:
-        """Return the number of free bytes, None if unknown."""
+        """Return the number of free bytes, or None if unknown."""
         place = self._path
         while not place.exists() and place != place.parent:
             place = place.parent
@@ -101,8 +103,10 @@ class LocalFolder:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path there. Raises UsageError for an unknown one."""
-    import fsspec  # slow to import, and local folders do not need it
+    """Return fsspec's file system of a URL, and the path there. Raises UsageError for an unknown
+    file system.
+    """
+    import fsspec  # slow to import, and local directories do not need it
 
     try:
         files, root = fsspec.core.url_to_fs(url)
@@ -112,7 +116,9 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 class RemoteFolder:
-    """The same through fsspec. The URL's options come from fsspec's own configuration and the environment."""
+    """A directory that fsspec reaches. The URL's options come from fsspec's own configuration and the
+    environment variables.
+    """
 
     def __init__(self, url: str) -> None:
         self.files, self._root = file_system(url)
@@ -130,7 +136,7 @@ class RemoteFolder:
                 file.write(piece)
 
     def size(self, name: str) -> int:
-        self.files.invalidate_cache()  # another machine may have written since
+        self.files.invalidate_cache()  # another node may have written since
         return int(self.files.info(self.inside(name))["size"])
 
     def read(self, name: str, into: Tensor | None = None) -> Tensor:
@@ -166,7 +172,7 @@ def _buffer(size: int, into: Tensor | None) -> Tensor:
 
 
 def _read_into(content: Tensor, file: Any) -> Tensor:
-    """Fill `content` from the file. Raises OSError when the file is shorter."""
+    """Fill `content` from the file. Raises OSError if the file is shorter."""
     view = content.numpy().data
     done = 0
     while done < len(view):
@@ -177,15 +183,15 @@ def _read_into(content: Tensor, file: Any) -> Tensor:
     return content
 
 
-# ---- Files of this machine.
+# ---- Files of this node.
 
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _LARGE = 1 << 20  # bytes of a file that goes past the page cache
 
 
 def write_all(descriptor: int, content: Sequence[Buffer]) -> int:
-    """Write everything at the descriptor's position, up to 1024 pieces in one call. Returns the number of
-    bytes. Raises OSError; then any part may have been written.
+    """Write everything at the descriptor's position, up to 1024 pieces in one call. Return the number of
+    bytes. Raises OSError. Any part may have been written then.
     """
     pieces = _views(content)
     total = 0
@@ -206,7 +212,7 @@ def _views(content: Sequence[Buffer]) -> list[memoryview]:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Without this, a renamed file may have its old name, or none, after
+    """Make the names in a directory durable. Otherwise, a renamed file may have its old name, or none, after
     a power failure.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -217,7 +223,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_file(path: Path, content: Sequence[Buffer]) -> None:
-    """Write a file atomically and durably: a temporary file, fsync, rename, fsync of the folder.
+    """Write a file atomically and durably: a temporary file, fsync, rename, fsync of the directory.
 
     An existing symbolic link is not followed. Raises OSError.
     """
@@ -230,7 +236,7 @@ def write_file(path: Path, content: Sequence[Buffer]) -> None:
                 write_all(descriptor, views)
             else:
                 write_direct(descriptor, views)
-            # Before the rename: otherwise a power failure could leave the name without the content.
+            # Before the rename. Otherwise a power failure could leave the name without the content.
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -241,10 +247,10 @@ def write_file(path: Path, content: Sequence[Buffer]) -> None:
     sync_folder(path.parent)
 
 
-# ---- Direct writes: past the page cache, which would need new memory for every byte. That costs many times
-# the processor time of a copy into a block that is reused, and takes it from training.
+# ---- Direct writes past the page cache. The page cache would need new memory for every byte. That costs many
+# times the processor time of a copy into a reused block, and takes the time from training.
 
-_ALIGNMENT = 4096  # of addresses, offsets and lengths; enough for every disk
+_ALIGNMENT = 4096  # for addresses, offsets and lengths, enough for every disk
 _BLOCK = 8 << 20
 
 
@@ -259,8 +265,8 @@ _thread_block = _ThreadBlock()
 
 
 def write_direct(descriptor: int, content: Sequence[memoryview]) -> None:
-    """Write everything to a new file; through the page cache if the file system requires it. Raises OSError;
-    then any part may have been written.
+    """Write everything to a new file. If the file system requires the page cache, use it. Raises OSError. Any
+    part may have been written then.
     """
     _set_direct(descriptor, True)
     block, used = _thread_block.block, 0
@@ -268,7 +274,7 @@ def write_direct(descriptor: int, content: Sequence[memoryview]) -> None:
         left = np.frombuffer(piece, np.uint8)
         while len(left):
             count = min(len(left), _BLOCK - used)
-            np.copyto(block[used : used + count], left[:count])  # unlike memoryviews, without the GIL
+            np.copyto(block[used : used + count], left[:count])  # without the GIL, unlike memoryviews
             left, used = left[count:], used + count
             if used == _BLOCK:
                 _write(descriptor, block.data)
@@ -290,7 +296,7 @@ def _write(descriptor: int, block: memoryview) -> None:
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Whether the flag changed: some file systems refuse O_DIRECT here, others at the first write."""
+    """Return True if the flag changed. Some file systems refuse O_DIRECT here, others at the first write."""
     before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     after = before | os.O_DIRECT if wanted else before & ~os.O_DIRECT
     try:

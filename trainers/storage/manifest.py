@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 @frozen
 class FileRecord:
-    """A file of a save: its name inside the save's folder, bytes, and xxh3-64 checksum in hex."""
+    """A file of a save: its name inside the save's directory, bytes, and xxh3-64 checksum in hex."""
 
     name: str
     size: int
@@ -31,7 +31,7 @@ class FileRecord:
 
 
 def is_name(name: object) -> bool:
-    """Whether it can name a file inside the folder, and nothing outside of it."""
+    """Return True if the name can only be a file inside the directory."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -40,7 +40,9 @@ class ManifestError(ValueError):
 
 
 def sealed(kind: str, version: int, body: Fields, *, whole: bool = False) -> bytes:
-    """Return the JSON of a manifest, with its checksum. `whole`: kind and version are in the checksum too."""
+    """Return the JSON of a manifest, with its checksum. With `whole`, the checksum also covers kind and
+    version.
+    """
     head = {"format": kind, "version": version}
     checksum = _checksum({**head, **body} if whole else body)
     return json.dumps({**head, **body, "checksum": checksum}, indent=1).encode() + b"\n"

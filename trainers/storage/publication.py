@@ -1,8 +1,9 @@
-"""Publication: files first, then the manifest that names them, then the removal of what no manifest names.
+"""Publish files first, then the manifest that names them, then remove the files that no manifest names.
 
-Whoever reads the folder at any moment, also after a kill or a power failure, finds a manifest whose files are
-all complete. Files must be durable before the manifest is written (`LocalFolder.write` sees to that). Former
-files must stay until the new manifest is durable: until then they may be the only ones that a reader finds.
+Every reader of the directory, also after a kill or a power failure, finds a manifest whose files are all
+complete. Files must be durable before the manifest is written, and `LocalFolder.write` makes them durable.
+Former files must stay until the new manifest is durable. Until then, they may be the only files that a reader
+finds.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from trainers.storage.folder import Folder
 
 
 def current(folder: Folder, manifest: str) -> bytes | None:
-    """Return the manifest that the folder has, None if it has none. Raises OSError."""
+    """Return the manifest of the directory, or None. Raises OSError."""
     return folder.read(manifest).numpy().tobytes() if manifest in folder.names() else None
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the names in a folder that has no manifest, for messages."""
+    """Return the names in a directory without a manifest, for messages."""
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "nothing"
 
 
 def publish(folder: Folder, manifest: str, content: bytes) -> bool:
-    """Make this the manifest of the folder. Return False if it is, but may not survive a power failure.
+    """Make this the manifest of the directory. Return False if it is, but may not survive a power failure.
 
-    An error does not say whether the write took effect: an object store may lose its reply, and a file may
-    have its name before the error. So the folder is read then, and the error is raised only if another
-    manifest, or none, is there.
+    After an error, the write may still have taken effect. An object store may lose its reply, and a file may
+    have its name before the error. The directory is therefore read. The error is raised only if the directory
+    has another manifest, or none.
     """
     try:
         folder.write(manifest, [content])
@@ -43,15 +44,15 @@ def publish(folder: Folder, manifest: str, content: bytes) -> bool:
 
 
 def withdraw(folder: Folder, manifest: str, names: Container[str]) -> None:
-    """Remove these files or folders unless the manifest names them. Raise nothing: the caller has an error
-    that is the reason, and the next publication sweeps what stays.
+    """Remove these files or directories unless the manifest names them. Raise nothing, because the caller
+    already has an error to report. The next publication removes the remaining files.
     """
     with suppress(Exception):
         sweep(folder, names.__contains__, (current(folder, manifest) or b"").decode())
 
 
 def sweep(folder: Folder, ours: Callable[[str], object], named: Container[str]) -> None:
-    """Remove what is `ours` and not `named`. A failure is logged: the manifest counts already."""
+    """Remove names that are `ours` and not `named`. Log a failure, because the manifest already counts."""
     try:
         for name in folder.names():
             if ours(name) and name not in named:

@@ -1,8 +1,8 @@
 """The safetensors format, encoded without copies and decoded into views.
 
-See https://github.com/huggingface/safetensors#format : u64 length of the header, a JSON header, the tensors'
-bytes without gaps. The library is not used because its `serialize` copies all tensors into one bytes object
-first.
+A file has a u64 length of the header, a JSON header, and the tensors' bytes without gaps. See
+https://github.com/huggingface/safetensors#format . The library is not used because its `serialize` first
+copies all tensors into one bytes object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from trainers.storage.folder import Buffer
 
 _LENGTH = struct.Struct("<Q")
-_MAX_HEADER = 100_000_000  # as the library's own limit
+_MAX_HEADER = 100_000_000  # the library's own limit
 _NAMES = {torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 EVERY_TYPE = {
@@ -34,7 +34,7 @@ EVERY_TYPE = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-"""Also the other types of models for which the format has a name."""
+"""These types, and the other types of models for which the format has a name."""
 
 
 class SafetensorsError(ValueError):
@@ -46,8 +46,8 @@ def pack(
     about: Mapping[str, str],
     types: Mapping[torch.dtype, str] = _NAMES,
 ) -> list[Buffer]:
-    """A file's content without a copy: the header, and views of the tensors, which must be contiguous and on
-    the CPU.
+    """Return a file's content without a copy: the header, and views of the tensors. Tensors must be
+    contiguous and on the CPU.
 
     The widest types come first, so that every tensor starts at a multiple of its item size.
     """
@@ -65,18 +65,20 @@ def pack(
 
 
 def view_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, without a copy."""
+    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
     return bytes_of(tensor).numpy().data
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """Return the bytes of a contiguous tensor, (size,) uint8, without a copy."""
-    # A tensor of one element counts as contiguous whatever its stride, with which no view of bytes exists.
+    # A tensor of one element counts as contiguous with any stride, and some strides allow no view of bytes.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def unpack(content: Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, Tensor]:
-    """Tensors by name, views into `content` (uint8). Raises SafetensorsError for an invalid file."""
+    """Return tensors by name, as views into `content` (uint8). Raises SafetensorsError for an
+    invalid file.
+    """
     if len(content) < _LENGTH.size:
         raise SafetensorsError(f"the file has only {len(content)} bytes")
     (length,) = _LENGTH.unpack(content[: _LENGTH.size].numpy().tobytes())

@@ -1,1 +1,3 @@
-"""What outlives a server process: a journal of what it acknowledged, and snapshots to shorten it."""
+"""State that outlives a server process: a write-ahead log of acknowledged requests, and snapshots to shorten
+it.
+"""

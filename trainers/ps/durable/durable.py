@@ -1,18 +1,18 @@
-"""The durable folder, from which a restarted server recovers its state. The journal's bytes belong to
-`journal`.
+"""The durable directory, from which a restarted server recovers its state. `journal` handles the bytes of the
+write-ahead log.
 
-A server's state is its newest complete snapshot and the journal records after it. Step by step, with a crash
-possible anywhere between:
+A server's state is its newest complete snapshot and the log records after it. A crash is possible anywhere
+between these steps:
 
-    rotate      a new journal file begins with record N; state = former snapshot + all records
+    rotate      a new log file starts with record N; state = former snapshot + all records
     cut         the tables and the service's blob, of the same moment
-    write       the snapshot's files, in the background          (a crash leaves an unfinished folder)
+    write       the snapshot's files, in the background          (a crash leaves an unfinished directory)
     manifest    snapshot N counts; state = snapshot N + records from N on
-    remove      journal files and snapshots before N             (a crash leaves some, which are ignored)
+    remove      log files and snapshots before N                 (a crash leaves some, which are ignored)
 
-A snapshot is whole, or has what changed since the one before: then it is a delta in the folder of the last
-whole one. The first of a process is whole, and so is the next one when the deltas have as many bytes as the
-last whole one.
+A snapshot is full or incremental. An incremental snapshot has the changes since the snapshot before, and is
+in the directory of the last full snapshot. The first snapshot of a process is full. If the incremental
+snapshots have as many bytes as the last full snapshot, the next snapshot is full too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, Where, sync_folder, write_file
 from trainers.storage.manifest import FileRecord
 
-# ---- Ownership: a folder belongs to one server of one job, and to one process at a time.
+# ---- Ownership: a directory belongs to one server of one job, and to one process at a time.
 
 OWNER_VERSION = 5
 _LOCK = "lock"
@@ -54,9 +54,9 @@ _OWNER = "owner.json"
 
 @frozen
 class Owner:
-    """`job`: a description that is the same for all incarnations of a job's servers and differs between jobs;
-    the number of trainers, which may change, is not part of it. `journal`: whether there is a journal besides
-    snapshots.
+    """The owner of a directory. `job` describes the job. It is the same for all processes of a job's servers,
+    and differs between jobs. It excludes the number of trainers, which may change. `journal` is true if a
+    write-ahead log exists besides snapshots.
     """
 
     job: str
@@ -65,9 +65,9 @@ class Owner:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process; returns the descriptor of the lock, to be closed at the end. The
-    kernel releases the lock when the process ends in any way. Raises DurabilityError when another process has
-    it.
+    """Lock the directory for this process. Return the descriptor of the lock, which must be closed at the
+    end. The kernel releases the lock when the process ends in any way. Raises DurabilityError if another
+    process holds the lock.
     """
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -82,7 +82,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def claim_folder(folder: Path, owner: Owner) -> None:
-    """Record the owner of the folder, or check it. Raises DurabilityError for another owner."""
+    """Record the owner of the directory, or check it. Raises DurabilityError for another owner."""
     path = folder / _OWNER
     if not path.exists():
         content = json.dumps({"version": OWNER_VERSION, **asdict(owner)}, indent=1).encode()
@@ -125,8 +125,8 @@ _SOLE_OWNER = RowOwner(0, 1)
 
 @frozen
 class Snapshot:
-    """A complete snapshot, with those that it follows. `number`: of the first journal record that is not in
-    it. `blob`: the service's own state.
+    """A complete snapshot, with the snapshots that it follows. `number` is the first log record after it.
+    `blob` is the service's own state.
     """
 
     number: int
@@ -136,7 +136,7 @@ class Snapshot:
 
     @property
     def specs(self) -> Mapping[str, TableSpec]:
-        """By name."""
+        """The specs of all tables by name."""
         return self._opened.specs()
 
     def load(self, tables: Sequence[Target]) -> None:
@@ -148,7 +148,9 @@ class Snapshot:
 
 
 def newest_snapshot(folder: Path) -> Snapshot | None:
-    """The last complete snapshot. Raises DamagedError when its files are not as they were written."""
+    """Return the last complete snapshot, or None. Raises DamagedError if its files have changed since they
+    were written.
+    """
     complete = [number for number, path in _snapshot_paths(folder) if (path / MANIFEST).exists()]
     if not complete:
         return None
@@ -169,8 +171,9 @@ _NUMBER = struct.Struct("<Q")
 
 @frozen
 class Chain:
-    """A whole snapshot of these tables, and those of changes that follow it. `number`: of the whole one;
-    `last`: the id of the last; `whole`, `changes`: their bytes.
+    """A full snapshot of these tables, and the incremental snapshots that follow it. `number` belongs to the
+    full snapshot, and `last` is the id of the last one. `whole` and `changes` are the bytes of the full
+    snapshot and of the incremental ones.
     """
 
     number: int
@@ -180,11 +183,11 @@ class Chain:
     changes: int = 0
 
     def longer(self, size: int) -> Chain:
-        """With the bytes of the last one."""
+        """Return the chain with the bytes of its last snapshot added."""
         return replace(self, changes=self.changes + size) if self.whole else replace(self, whole=size)
 
     def may_be_followed(self, tables: Sequence[SparseTable | DenseTable]) -> bool:
-        """Whether the next one may have only what changes in these tables."""
+        """Return True if the next snapshot of these tables may be incremental."""
         if self.changes >= self.whole or list(map(id, self.tables)) != list(map(id, tables)):
             return False
         sparse = (table for table in tables if isinstance(table, SparseTable))
@@ -203,8 +206,8 @@ def start_snapshot(
     done: Callable[[SaveTask], None] | None,
     shard_bytes: int = SHARD_BYTES,
 ) -> SaveTask:
-    """Write a snapshot of the state before journal record `number` in the background: a whole one, or what
-    has changed `after` others. When it is valid, `then` is called in the writing thread.
+    """Write a snapshot of the state before log record `number` in the background. It is full, or has the
+    changes `after` other snapshots. When it is valid, `then` is called in the writing thread.
     """
     where = _snapshot_path(folder, number if after is None else after.number)
     where.mkdir(mode=0o700, exist_ok=True)
@@ -214,23 +217,23 @@ def start_snapshot(
     def finish(part: FileRecord) -> None:
         if not commit_save(where, spec.id, mode, step, [part], after=last):
             raise SaveError(f"{where} may not survive a power failure, so what it replaces stays")
-        sync_folder(folder)  # before anything older is removed: the snapshot must exist after a power failure
+        sync_folder(folder)  # before the removal of older snapshots: this one must survive a power failure
         then()
 
     return SaveTask(where, spec, cuts, blob=_NUMBER.pack(number) + blob, then=finish, done=done)
 
 
 def remove_snapshots_before(folder: Path, number: int) -> None:
-    """Remove the snapshots before that of `number`. Raises OSError."""
+    """Remove the snapshots before snapshot `number`. Raises OSError."""
     for found, path in _snapshot_paths(folder):
         if found < number:
-            # The manifest first: the rest of an interrupted removal must not pass for a snapshot.
+            # The manifest first. Otherwise the rest of an interrupted removal could pass for a snapshot.
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path)
 
 
 def remove_unfinished_snapshots(folder: Path) -> None:
-    """Remove what crashes have left. Raises OSError."""
+    """Remove unfinished snapshots that crashes have left. Raises OSError."""
     for _, path in _snapshot_paths(folder):
         if not (path / MANIFEST).exists():
             shutil.rmtree(path)
@@ -250,10 +253,11 @@ def _damaged_snapshot(error: LoadError) -> str:
 
 
 class DurableFolder:
-    """One server's durable folder, `where`/server-INDEX, held by this process until `close`.
+    """One server's durable directory, `where`/server-INDEX, held by this process until `close`.
 
-    First use `snapshot`, then read all `records()`, then append. `fsync`: None for snapshots without a
-    journal. Raises DurabilityError when the folder is damaged or belongs to another process or job.
+    First use `snapshot`, then read all `records()`, then append. If `fsync` is None, snapshots are kept
+    without a write-ahead log. Raises DurabilityError if the directory is damaged, or belongs to another
+    process or job.
     """
 
     def __init__(self, where: Where, *, job: str, server: int, fsync: Fsync | None) -> None:
@@ -267,7 +271,7 @@ class DurableFolder:
             raise DurabilityError(f"the durable folder {self._folder} cannot be used: {error}") from error
         self._journal: Journal | None = None
         self._task: SaveTask | None = None
-        self._chain: Chain | None = None  # of this process: only it knows what has changed since
+        self._chain: Chain | None = None  # set here, because only this process has the changes since
         try:
             with contextlib.ExitStack() as undo:
                 undo.callback(self.close)
@@ -282,16 +286,16 @@ class DurableFolder:
             raise DurabilityError(f"the durable folder {self._folder} cannot be used: {error}") from error
 
     def records(self) -> Iterator[list[memoryview]]:
-        """The frames of every record after the snapshot, in order, in writable buffers of their own. Must be
-        read to the end before the first append. Raises DamagedError.
+        """Yield the frames of every record after the snapshot, in order, in writable buffers of their own.
+        Read to the end before the first append. Raises DamagedError.
         """
         if self._journal is not None:
             yield from journal.recover_records(self._folder, self._number, self._journal)
 
     def append(self, frames: Sequence[Buffer]) -> None:
-        """Append one record; when this returns, the request may be acknowledged. Does nothing without a
-        journal. Raises JournalFullError (the record was not appended, later ones may be) or another
-        DurabilityError (nothing can be appended any more).
+        """Append one record. When this returns, the request may be acknowledged. Without a write-ahead log,
+        do nothing. Raises JournalFullError if the record was not appended and later records may be. Raises
+        another DurabilityError if nothing can be appended any more.
         """
         if self._journal is not None:
             self._journal.append(frames)
@@ -305,13 +309,13 @@ class DurableFolder:
         done: Callable[[SaveTask], None] | None = None,
         shard_bytes: int = SHARD_BYTES,
     ) -> SaveTask:
-        """Snapshot the state as of now, in the background; `blob` is the service's own. To be called in the
-        thread of the tables, between two requests. `done` is called in another thread at the end, to wake the
-        server, which calls `end_snapshot`.
+        """Take a snapshot of the current state in the background. `blob` is the service's own state. Call it
+        in the thread of the tables, between two requests. `done` is called in another thread at the end, to
+        wake the server, which calls `end_snapshot`.
 
-        After a failed snapshot nothing is lost: the former one and the journal remain. Raises UsageError
-        before the last one was ended, TableError while the tables are being saved, DurabilityError or
-        JournalFullError when the journal cannot continue in a new file.
+        A failed snapshot loses nothing, because the former snapshot and the write-ahead log remain. Raises
+        UsageError before the last snapshot was ended, and TableError while the tables are being saved. Raises
+        DurabilityError or JournalFullError if the write-ahead log cannot continue in a new file.
         """
         if self._task is not None:
             raise UsageError("a snapshot is already being written; call end_snapshot() first")
@@ -342,7 +346,7 @@ class DurableFolder:
 
     @property
     def log_bytes(self) -> int:
-        """Of all files of the journal. Those that a snapshot has replaced may be removed meanwhile."""
+        """The bytes of all files of the write-ahead log. Replaced files may be removed meanwhile."""
         size = 0
         for _, path in journal.journal_files(self._folder):
             with suppress(OSError):
@@ -351,12 +355,13 @@ class DurableFolder:
 
     @property
     def snapshotting(self) -> bool:
-        """Whether a snapshot has begun and not ended yet."""
+        """True from the start to the end of a snapshot."""
         return self._task is not None
 
     def end_snapshot(self) -> SaveTask | None:
-        """The snapshot that has ended since the last call, if any, for its `result`. To be called regularly
-        in the thread of the tables: until then they keep what the snapshot reads.
+        """End the snapshot that has finished since the last call, and return it for its `result`, or None.
+        Call it regularly in the thread of the tables. Until then, the tables keep the data that the snapshot
+        reads.
         """
         task = self._task
         if task is None or not task.ended:
@@ -368,8 +373,8 @@ class DurableFolder:
         return task
 
     def close(self) -> None:
-        """Abandon a running snapshot, make the journal durable (except with `no`) and release the folder.
-        Raises DurabilityError when the last records could not be made durable.
+        """Abandon a running snapshot, make the write-ahead log durable (except with `no`), and release the
+        directory. Raises DurabilityError if the last records could not be made durable.
         """
         try:
             self._abandon_snapshot()
@@ -379,11 +384,13 @@ class DurableFolder:
             os.close(self._lock)
 
     def discard(self) -> None:
-        """Close, and remove everything: the job is over. Raises DurabilityError when that cannot be done."""
+        """Close, and remove everything, because the job has ended. Raises DurabilityError if the removal
+        fails.
+        """
         doomed = self._folder.with_name(f".{self._folder.name}.{secrets.token_hex(4)}")
-        self._abandon_snapshot()  # before the rename: its thread would create the folder again
+        self._abandon_snapshot()  # before the rename, because its thread would create the directory again
         try:
-            # Renamed first: a half-removed folder would look like a damaged one.
+            # Renamed first, because a half-removed directory would look like a damaged one.
             self._folder.rename(doomed)
             self.close()
             shutil.rmtree(doomed)
@@ -398,8 +405,8 @@ class DurableFolder:
             self.end_snapshot()
 
     def _remove_before(self, number: int, base: int) -> None:
-        """Remove what the snapshot of this number, which follows the whole one of number `base`, makes
-        unnecessary. What cannot be removed now is ignored later, and the next snapshot tries again.
+        """Remove the files that snapshot `number`, which follows the full snapshot `base`, makes unnecessary.
+        Recovery ignores files that cannot be removed now, and the next snapshot tries again.
         """
         with suppress(OSError):
             if self._journal is not None:

@@ -1,7 +1,7 @@
-"""The journal of acknowledged requests: files of numbered records, when they are durable, and how they are
-read after a crash. What a record means belongs to the server.
+"""The write-ahead log of acknowledged requests: files of numbered records. The module makes records durable
+and reads them after a crash. The server defines the meaning of a record.
 
-A journal file, integers little-endian:
+A log file, with little-endian integers:
 
     8s  "FLTJRNL1"      Q number of its first record      Q salt, random      Q xxh3-64 of the 24 bytes before
 
@@ -38,26 +38,26 @@ class DurabilityError(FleetError):
 
 
 class JournalFullError(DurabilityError):
-    """The disk is too full for this record. Nothing of it is in the journal; the server may refuse the
-    request and continue, and the next append may succeed.
+    """The disk is too full for this record. The write-ahead log has no part of the record. The server may
+    refuse the request and continue, and the next append may succeed.
     """
 
 
 class FolderError(DurabilityError):
-    """This server cannot use what is in the folder."""
+    """This server cannot use the content of the directory."""
 
     restart_helps = False
 
 
 class DamagedError(FolderError):
-    """A file of the folder is damaged or missing."""
+    """A file of the directory is damaged or missing."""
 
 
 # ---- The bytes of a record.
 #
 # The salt seeds every checksum, so that bytes inside a frame cannot pass for a record. The head has its own
-# checksum: a record with a sound head that ends after the file does was cut off by a crash, and a damaged
-# length would otherwise look the same.
+# checksum, because a damaged length would otherwise look like a crash. If a record has a sound head and ends
+# after the file does, a crash cut the record off.
 
 MAGIC = b"FLTJRNL1"
 MARK = b"\xf1record\n"
@@ -75,7 +75,9 @@ class BadRecordError(ValueError):
 
 @frozen
 class Record:
-    """`end`: the offset in the file after it. The frames are views of one buffer of their own, writable."""
+    """A record. `end` is the offset in the file after it. The frames are writable views of one buffer of
+    their own.
+    """
 
     number: int
     frames: list[memoryview]
@@ -88,7 +90,7 @@ def file_head(first: int, salt: int) -> bytes:
 
 
 def read_file_head(content: bytes) -> tuple[int, int]:
-    """(number of the first record, salt). Raises BadRecordError."""
+    """Return (number of the first record, salt). Raises BadRecordError."""
     if len(content) < FILE_HEAD:
         raise BadRecordError(f"{len(content)} bytes are too few for the head of a journal file")
     magic, first, salt = _FILE.unpack_from(content)
@@ -101,7 +103,7 @@ def read_file_head(content: bytes) -> tuple[int, int]:
 
 
 def encode_record(number: int, salt: int, frames: Sequence[Buffer]) -> list[Buffer]:
-    """A record as pieces to be written together; the frames are not copied."""
+    """Return a record as pieces to be written together. The frames are not copied."""
     views = [memoryview(frame).cast("B") for frame in frames]
     lengths = struct.pack(f"<{len(views)}Q", *map(len, views))
     digest = xxhash.xxh3_64(lengths, seed=salt)
@@ -113,8 +115,8 @@ def encode_record(number: int, salt: int, frames: Sequence[Buffer]) -> list[Buff
 
 
 def read_record(file: BinaryIO, offset: int, room: int, number: int, salt: int) -> Record:
-    """The record at the file's position, which is `offset`; `room` bytes are left. Raises BadRecordError if
-    it is not the complete record `number`.
+    """Read the record at the file's position, which is `offset`. `room` bytes remain. Raises BadRecordError
+    unless the bytes are the complete record `number`.
     """
     head = file.read(RECORD_HEAD)
     found = _valid_head(head, salt)
@@ -141,8 +143,8 @@ def read_record(file: BinaryIO, offset: int, room: int, number: int, salt: int) 
 
 
 def later_record(file: BinaryIO, offset: int, number: int, salt: int) -> int | None:
-    """The offset of a valid head of record `number` or a later one, anywhere after `offset`; None if there is
-    none.
+    """Return the offset of a valid head of record `number` or a later one, anywhere after `offset`,
+    or None.
     """
     position = offset
     while True:
@@ -161,7 +163,7 @@ def later_record(file: BinaryIO, offset: int, number: int, salt: int) -> int | N
 
 
 def _valid_head(head: bytes, salt: int) -> tuple[int, int, int, int] | None:
-    """(number, size, frames, checksum) of a complete head with a correct checksum."""
+    """Return (number, size, frames, checksum) of a complete head with a correct checksum, or None."""
     if len(head) < RECORD_HEAD or not head.startswith(MARK):
         return None
     if _SUM.unpack_from(head, _HEAD.size)[0] != xxhash.xxh3_64_intdigest(head[: _HEAD.size], seed=salt):
@@ -171,18 +173,21 @@ def _valid_head(head: bytes, salt: int) -> tuple[int, int, int, int] | None:
 
 
 Fsync = Literal["no", "everysec", "always"]
-"""What a power failure may lose. `no`: what the kernel had not written by itself (about half a minute), in
-any order, so the folder may be damaged; `everysec`: about the last second; `always`: nothing. The end of the
-process, even by SIGKILL, loses nothing: written data is in the kernel.
+"""The loss that a power failure may cause. `no` loses the data that the kernel had not written by itself
+(about half a minute). The kernel writes in any order, so the directory may be damaged. `everysec` loses about
+the last second, and `always` loses nothing. The end of the process, even by SIGKILL, loses nothing, because
+written data is in the kernel.
 """
 
 _EVERY_S = 1.0
 
 
 class JournalSync:
-    """Makes the writes to one descriptor durable, by the policy. A failed fdatasync is final: the kernel
-    reports it once, marks the pages clean and may drop them, so a second call would succeed although the data
-    is lost (known as fsyncgate). Every later call raises DurabilityError.
+    """Makes the writes to one descriptor durable, by the policy.
+
+    A failed fdatasync is final. The kernel reports the failure once, marks the pages clean and may drop them.
+    A second call would then succeed although the data is lost (known as fsyncgate). After a failure, every
+    call raises DurabilityError.
     """
 
     def __init__(self, policy: Fsync, where: str) -> None:
@@ -200,8 +205,8 @@ class JournalSync:
             self._thread.start()
 
     def switch_to(self, descriptor: int) -> None:
-        """Sync this descriptor from now on, after a last sync of the former one (except with `no`): only the
-        last file of a folder may have a torn tail. Raises DurabilityError.
+        """Sync this descriptor from now on, after a last sync of the former one (except with `no`). Only the
+        last file of a directory may have a torn tail. Raises DurabilityError.
         """
         if self._descriptor >= 0 and self.policy != "no":
             self.sync()
@@ -209,13 +214,13 @@ class JournalSync:
             self._descriptor = descriptor
 
     def written(self) -> None:
-        """Something was written to the descriptor."""
+        """Note a write to the descriptor."""
         with self._change:
             self._dirty = True
             self._change.notify()
 
     def check(self) -> None:
-        """Raises DurabilityError when an fdatasync has failed, here or in the background."""
+        """Raise DurabilityError if an fdatasync has failed, here or in the background."""
         if self._failure is not None:
             raise DurabilityError(
                 f"writes to {self._where} could not be made durable: {self._failure}. Acknowledged pushes "
@@ -223,7 +228,7 @@ class JournalSync:
             )
 
     def sync(self) -> None:
-        """fdatasync now, whatever the policy. Raises DurabilityError."""
+        """Call fdatasync now, with any policy. Raises DurabilityError."""
         self.check()
         with self._change:
             self._dirty = False
@@ -231,7 +236,7 @@ class JournalSync:
         self.check()
 
     def close(self) -> None:
-        """End the thread. The last sync is the caller's."""
+        """End the thread. The caller makes the last sync."""
         with self._change:
             self._ended = True
             self._change.notify()
@@ -246,7 +251,8 @@ class JournalSync:
                 if self._ended:
                     return
                 self._dirty = False
-                # A duplicate: `switch_to` may change the file, and its owner may close it, during the sync.
+                # A duplicate, because `switch_to` may change the file, and its owner may close it, during the
+                # sync.
                 descriptor = os.dup(self._descriptor)
             try:
                 self._sync(descriptor)
@@ -266,12 +272,12 @@ _PREFIX, _SUFFIX = "journal-", ".log"
 
 
 def journal_path(folder: Path, first: int) -> Path:
-    """The file whose first record is number `first`."""
+    """Return the file whose first record is number `first`."""
     return folder / f"{_PREFIX}{first:020d}{_SUFFIX}"
 
 
 def journal_files(folder: Path) -> list[tuple[int, Path]]:
-    """(number of the first record, path) of each file, ascending."""
+    """Return (number of the first record, path) of each file, ascending."""
     found = []
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         digits = path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
@@ -281,10 +287,10 @@ def journal_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 class Journal:
-    """Appends to the last file of a folder. `number` is that of the next record.
+    """Appends to the last file of a directory. `number` is the number of the next record.
 
-    For one thread, besides the one that syncs. After a DurabilityError other than JournalFullError nothing
-    can be appended any more.
+    Only one thread may use it, besides the thread that syncs. After a DurabilityError other than
+    JournalFullError, nothing can be appended any more.
     """
 
     def __init__(self, folder: Path, fsync: Fsync) -> None:
@@ -308,7 +314,7 @@ class Journal:
             raise kind(f"the journal file {path} cannot be created: {error}") from error
 
     def resume(self, path: Path, salt: int, end: int, number: int) -> None:
-        """Continue in a file after `end` valid bytes, with record `number`; the rest is cut off."""
+        """Continue in a file after `end` valid bytes, with record `number`. Cut off the rest of the file."""
         try:
             self._switch_to(path, salt, end, number)
             if os.fstat(self._descriptor).st_size != end:
@@ -318,9 +324,9 @@ class Journal:
             raise DurabilityError(f"the journal file {path} cannot be continued: {error}") from error
 
     def append(self, frames: Sequence[Buffer]) -> int:
-        """Write one record and, with `always`, make it durable; returns its number. When this returns, the
-        request may be acknowledged. Raises JournalFullError or DurabilityError; then the record was not
-        appended.
+        """Write one record, make it durable with `always`, and return its number. When this returns, the
+        request may be acknowledged. Raises JournalFullError or DurabilityError. The record was not appended
+        then.
         """
         self._require_usable()
         record = encode_record(self.number, self._salt, frames)
@@ -340,7 +346,7 @@ class Journal:
         return self.number - 1
 
     def rotate(self) -> int:
-        """Continue in a new file; returns the number of its first record. After a snapshot of the current
+        """Continue in a new file, and return the number of its first record. After a snapshot of the current
         state, the former files are unnecessary.
         """
         self._require_usable()
@@ -378,13 +384,13 @@ class Journal:
     def _switch_to(self, path: Path, salt: int, end: int, number: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         former = self._descriptor
-        self._sync.switch_to(descriptor)  # syncs the former file: only the last one may have a torn tail
+        self._sync.switch_to(descriptor)  # syncs the former file, because only the last may have a torn tail
         if former >= 0:
             os.close(former)
         self._descriptor, self._path, self._salt, self._end, self.number = descriptor, path, salt, end, number
 
     def _cut_off(self, error: OSError) -> None:
-        """Remove what was written of a record. Otherwise the next one would come after half a record, and
+        """Remove the written bytes of a record. Otherwise the next record would follow half a record, and
         recovery would stop before it.
         """
         try:
@@ -398,15 +404,16 @@ class Journal:
 
 
 def recover_records(folder: Path, start: int, journal: Journal) -> Iterator[list[memoryview]]:
-    """The frames of every record from number `start` on; when all were read, `journal` continues after them.
+    """Yield the frames of every record from number `start` on. When all were read, `journal` continues after
+    them.
 
-    A record at the end of the last file that a crash cut off is removed: it was not acknowledged, or (with
-    `no` and `everysec`, after a power failure) lost. Raises DamagedError, and changes no file, for anything
-    else: a missing file, or a damaged record before others.
+    If a crash cut off a record at the end of the last file, the record is removed. Such a record was not
+    acknowledged, or was lost in a power failure (with `no` and `everysec`). Raises DamagedError and changes
+    no file for anything else, such as a missing file, or a damaged record before others.
     """
     files = journal_files(folder)
     while len(files) > 1 and files[1][0] <= start:
-        del files[0]  # unnecessary since the snapshot; a crash came before their removal
+        del files[0]  # unnecessary since the snapshot, because a crash came before their removal
     if not files and not start:
         journal.start(0)
         return
@@ -427,12 +434,14 @@ def recover_records(folder: Path, start: int, journal: Journal) -> Iterator[list
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether there is no record after the head."""
+    """Return True if the file has no record after the head."""
     return path.stat().st_size <= FILE_HEAD
 
 
 class _FileReader:
-    """Reads one file; then `end` is the offset after its last valid record, and `number` the next one."""
+    """Reads one file. Afterwards, `end` is the offset after its last valid record, and `number` the next
+    record.
+    """
 
     def __init__(self, path: Path, first: int, *, last: bool) -> None:
         self._path = path
@@ -467,7 +476,7 @@ class _FileReader:
             yield record
 
     def _stop(self, file: BinaryIO, error: BadRecordError) -> None:
-        """Ends at an invalid record: allowed for the tail of the last file only."""
+        """End at an invalid record. Only the tail of the last file may be invalid."""
         later = later_record(file, self.end, self.number, self.salt)
         if later is not None:
             why = f"{error}, and a valid record follows at byte {later}"

@@ -1,1 +1,1 @@
-"""Saves of tables: manifest, writing, reading."""
+"""Saved tables: manifest, writing and reading."""

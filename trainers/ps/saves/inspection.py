@@ -1,5 +1,5 @@
-"""What a save has, without servers: `python -m trainers.ps.saves.inspection COMMAND ...` prints a JSON
-document for `fleetrun tables`. Shards are read one after the other, so that no table is in memory as a whole.
+"""Inspect saved tables without servers. `python -m trainers.ps.saves.inspection COMMAND ...` prints a JSON
+document for `fleetrun tables`. Shards are read one after the other, so that no whole table is in memory.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ Rows = tuple[Keys, NDArray[np.float32]]
 """Keys (n,), and values (n, dim)."""
 
 AT_ONCE = 1 << 28
-"""Bytes of rows, about, that a comparison has in memory."""
+"""The approximate bytes of rows that a comparison holds in memory."""
 
 
 def saved_as(save: OpenSave, name: str) -> list[SavedTable]:
-    """A table in the parts of a save: servers without rows of it have it too."""
+    """Return the records of a table in the parts of a save. Servers without rows of the table have a record
+    too.
+    """
     return [table for part in save.parts for table in part.tables if table.spec.name == name]
 
 
 def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
-    """Raises UsageError unless the save has a sparse table of this name."""
+    """Return the spec of a sparse table. Raises UsageError unless the save has a sparse table of
+    this name.
+    """
     specs = opened.specs()
     sparse = [each.name for each in specs.values() if each.kind is TableKind.SPARSE]
     if name not in sparse:
@@ -54,12 +58,12 @@ def sparse_spec(opened: OpenFolder, name: str) -> TableSpec:
     return specs[name]
 
 
-# ---- Commands. Each returns what is printed.
+# ---- Commands. Each returns the document to print.
 
 
 def listed(where: str) -> Document:
-    """The tables of a save, and how many rows they have in the first save and in its deltas; of a published
-    folder the version too, and of which time (seconds since 1970) it is.
+    """List the tables of a save, with their rows in the first save and in the incremental saves. For a
+    published directory, also return the version and its time in seconds since 1970.
     """
     opened = open_saves(where)
     tables = []
@@ -95,7 +99,7 @@ def listed(where: str) -> Document:
 
 
 def shown(where: str, name: str, *words: str) -> Document:
-    """Rows by key: values, optimizer state and statistics, as the last save that has them."""
+    """Return rows by key, from the last save that has them: values, optimizer state and statistics."""
     opened = open_saves(where)
     sparse_spec(opened, name)
     keys = np.array([key_of(word) for word in words], np.int64)
@@ -105,14 +109,14 @@ def shown(where: str, name: str, *words: str) -> Document:
     for each in chunks(opened, [name], servers=servers):
         chunk = each.chunk
         if isinstance(chunk, DenseRows) or (isinstance(chunk, Candidates) and each.save < len(servers) - 1):
-            continue  # a candidate of an earlier save has a row now, or is in the last one too
+            continue  # a candidate of an earlier save has a row now, or is in the last save too
         for place in np.flatnonzero(np.isin(chunk.keys.numpy(), keys)).tolist():
             found[int(chunk.keys[place])] = _row(chunk, place)
     return {"table": name, "rows": [{"key": key, **row} for key, row in found.items()]}
 
 
 def key_of(word: str) -> int:
-    """Raises UsageError."""
+    """Return the key. Raises UsageError unless the word is a whole number of 64 bits."""
     try:
         key = int(word)
     except ValueError:
@@ -131,8 +135,8 @@ def _row(chunk: SparseRows | Removed | Candidates, place: int) -> Document:
 
 
 def compared(where: str, other: str, *names: str) -> Document:
-    """For each sparse table that both saves have how many rows only one of them has, how many differ, and by
-    how much; those of `names` if there are any.
+    """Compare each sparse table that both saves have. Return how many rows only one save has, how many rows
+    differ, and the difference. `names` selects tables.
     """
     both = open_saves(where), open_saves(other)
     for name in names:
@@ -174,8 +178,8 @@ def _compared(both: tuple[OpenFolder, OpenFolder], name: str) -> Document:
 
 
 def _in_parts(both: tuple[OpenFolder, OpenFolder], name: str) -> Iterator[tuple[Rows, Rows]]:
-    """The rows of a table in both saves, some at a time: those of one server where both were saved by the
-    same ones, and of a server with many those with some hash.
+    """Yield the rows of a table in both saves, part by part. If the same servers wrote both saves, a part
+    holds the rows of one server. The rows of a server with many rows are divided by a hash of the key.
     """
     spec = both[0].specs()[name]
     places = {_places(save, name) for opened in both for save in opened.saves}
@@ -192,13 +196,13 @@ def _in_parts(both: tuple[OpenFolder, OpenFolder], name: str) -> Iterator[tuple[
 
 
 def _places(save: OpenSave, name: str) -> Integers:
-    """The servers that share the rows of a table; none if the save does not have it."""
+    """Return the servers that share the rows of a table, or none if the save lacks the table."""
     saved = saved_as(save, name)
     return holders(saved[0].spec, len(save.parts)) if saved else ()
 
 
 def _rows(opened: OpenFolder, spec: TableSpec, server: int | None, part: tuple[int, int]) -> Rows:
-    """The keys and values of a part of a table (its number, and how many there are), by a hash of the key."""
+    """Return the keys and values of part (number, parts) of a table, divided by a hash of the key."""
     number, parts = part
     keys, values = [np.empty(0, np.int64)], [np.empty((0, spec.size), np.float32)]
     for some, rows in newest(opened, spec.name, server, lambda keys: _part_of(keys, parts) == number):
@@ -208,7 +212,9 @@ def _rows(opened: OpenFolder, spec: TableSpec, server: int | None, part: tuple[i
 
 
 def _part_of(keys: Keys, passes: int) -> Keys:
-    """By another hash than that by which servers share keys: those of one server are in all parts."""
+    """Return each key's part. The hash differs from the hash by which servers share keys, so the keys of one
+    server are in all parts.
+    """
     found: Keys = owners(torch.from_numpy(~keys), np.arange(passes)).numpy()
     return found
 
@@ -219,8 +225,8 @@ def newest(
     server: int | None = None,
     wanted: Callable[[Keys], NDArray[np.bool_]] | None = None,
 ) -> Iterator[Rows]:
-    """The keys and values of a table (of one server), each once, as the last save has it. Where there are
-    deltas, the keys of those that were read are kept.
+    """Yield the keys and values of a table, or of one server, each key once, as in the last save that has it.
+    With incremental saves, the keys that were read stay in memory.
     """
     later = LaterKeys()
     servers = None if server is None else [{server}] * len(opened.saves)
@@ -255,7 +261,7 @@ class _Csv:
 
 
 class _Parquet:
-    """`key` int64 and `values` a list of float32 of fixed length."""
+    """A file with `key` int64, and `values` as lists of float32 of fixed length."""
 
     def __init__(self, path: Path, size: int) -> None:
         import pyarrow as pa
@@ -278,8 +284,8 @@ _FORMATS: dict[str, Callable[[Path, int], _Writer]] = {".csv": _Csv, ".parquet":
 
 
 def exported(where: str, name: str, file: str) -> Document:
-    """Write keys and values of a table; the name of the file says in which format. It is there when it is
-    complete.
+    """Write the keys and values of a table. The suffix of the file's name selects the format. The file
+    appears when it is complete.
     """
     opened = open_saves(where)
     spec, path = sparse_spec(opened, name), Path(file)
@@ -305,8 +311,8 @@ def exported(where: str, name: str, file: str) -> Document:
 
 
 def checked(where: str) -> Document:
-    """Read all files, and compare them with the manifest; look for rows on a wrong server, for keys that are
-    there twice, and for values that are not finite. The keys of one part are in memory at a time.
+    """Read all files, and compare them with the manifest. Find rows on a wrong server, repeated keys, and
+    values that are not finite. The keys of one part are in memory at a time.
     """
     opened = open_saves(where)
     shards = [shard for save in opened.saves for part in save.parts for shard in part.shards]
@@ -357,8 +363,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_document(make: Callable[[], Document]) -> int:
-    """Print the document that `make` returns and return 0. For a FleetError print `{"error": ..., "usage":
-    ...}` and return 1; `usage`: the command line was wrong.
+    """Print the document that `make` returns, and return 0. On a FleetError, print `{"error": ..., "usage":
+    ...}` and return 1. `usage` is true if the command line was wrong.
     """
     try:
         document = make()

@@ -1,10 +1,12 @@
-"""The files of a save, with sizes and checksums, and the current save of a folder.
+"""The files of a save, with sizes and checksums, and the current save of a directory.
 
-A folder's `manifest.json` names the saves that make up its tables (one, or one and its deltas), each with one
-part per server; a published folder (see `publication`) has one too. A part names its files and their content.
-Everything that is read is checked: it is complete, of a known version, and no name leaves the folder. The
-order of writing keeps one save loadable at any time: parts, then the manifest, then the removal of files that
-no manifest names.
+A directory's `manifest.json` names the saves that make up its tables, which are one save or one save and its
+incremental saves. Each save has one part per server. A published directory (see `publication`) has a manifest
+too. A part names its files and their content.
+
+Everything that is read is checked. It must be complete and of a known version, and every name must stay
+inside the directory. The order of writing keeps one save loadable at any time: parts, then the manifest, then
+the removal of files that no manifest names.
 """
 
 from __future__ import annotations
@@ -30,15 +32,17 @@ from trainers.storage.publication import current, listed, publish, sweep, withdr
 #
 # 0  Paddle and here: every row, with optimizer state and statistics.
 # 1  Paddle: for serving, the values of rows that pass base_threshold, delta_threshold and delta_keep_days.
-#    Here: every row changed since the last save of mode 0, 1 or 3, with state and statistics, and the keys of
-#    the rows removed since then; mode 0 and its deltas load as one save.
+#    Here: an incremental save, with every row changed since the last save of mode 0, 1 or 3, its state and
+#    statistics. It also has the keys of the rows removed since then. A save of mode 0 and its incremental
+#    saves load as one save.
 # 2  Paddle: values of rows that pass base_threshold and delta_keep_days. Here: the values of every row.
-# 3  Paddle: every row, and then one more unseen day for each. Here: every row; the caller ages statistics.
-# 4  Here: of a published folder; as mode 1, but values only, and since the version before.
+# 3  Paddle: every row, and then one more unseen day for each. Here: every row. The caller ages statistics.
+# 4  Here: an incremental version in a published directory. It has the values of mode 1, since the version
+#    before.
 
 
 class SaveMode(IntEnum):
-    """Paddle's numbers."""
+    """The modes, by Paddle's numbers."""
 
     ALL = 0
     DELTA = 1
@@ -48,23 +52,25 @@ class SaveMode(IntEnum):
 
     @property
     def changes(self) -> bool:
-        """Whether it has what changed since the save before."""
+        """True for a save of the changes since the save before."""
         return self in (SaveMode.DELTA, SaveMode.INCREMENT)
 
     @property
     def values_only(self) -> bool:
-        """Whether it has neither optimizer state, nor statistics, nor candidates."""
+        """True for a save without optimizer state, statistics and candidates."""
         return self in (SaveMode.VALUES, SaveMode.INCREMENT)
 
 
 # ---- The files of a save.
 
 VERSION = 3
-"""Of version 1, specs had fewer options; of version 2, deltas had no removed keys."""
+"""The version of the format. In version 1, specs had fewer options. In version 2, incremental saves had no
+removed keys.
+"""
 MANIFEST = "manifest.json"
 _FORMAT = "fleetrun saved tables"
 BUFFER = "buffer "
-"""Before the name of a dense table that servers do not train: a buffer of a trainer's model."""
+"""The prefix of the name of a dense table that servers do not train: a buffer of a trainer's model."""
 
 
 class PieceKind(StrEnum):
@@ -76,10 +82,13 @@ class PieceKind(StrEnum):
 
 @frozen
 class Piece:
-    """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
-    (dense); `keys`, `values`, `state.0`, `statistics` (rows; `scales` too where the values are codes of 8
-    bits: see `write.codes_of`); `keys`, `counts`, `days`, `stamps` (candidates: keys that do not have a row
-    yet); `keys` (removed).
+    """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` plus a name by kind:
+
+    dense         `values`, `state.0`
+    rows          `keys`, `values`, `state.0`, `statistics`
+                  `scales` too if the values are codes of 8 bits, see `write.codes_of`
+    candidates    `keys`, `counts`, `days`, `stamps`: keys without a row yet
+    removed       `keys`
     """
 
     table: str
@@ -106,9 +115,9 @@ class SavedTable:
     step: int
     """Updates so far."""
     rows: int
-    """In this part."""
+    """Rows in this part."""
     clock: tuple[float, ...] = ()
-    """Of the budget of a bounded table: see `tables.budget`."""
+    """The clock of the budget of a bounded table, see `tables.budget`."""
     candidate_clock: tuple[float, ...] = ()
     error: float = 0.0
     """The largest difference between a value of the table and the saved value."""
@@ -127,11 +136,11 @@ class SavedPart:
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """The bytes of its files."""
         return sum(shard.file.size for shard in self.shards)
 
     def spec_of(self, name: str) -> TableSpec:
-        """Of a table in this part."""
+        """Return the spec of a table in this part."""
         return next(table.spec for table in self.tables if table.spec.name == name)
 
     def encode(self) -> bytes:
@@ -165,7 +174,7 @@ class SavedPart:
 
     @classmethod
     def decode(cls, text: bytes) -> SavedPart:
-        """Raises ManifestError."""
+        """Decode a part. Raises ManifestError."""
         body = opened(text, _FORMAT, VERSION)
         tables = tuple(_table(entry) for entry in _list(body, "tables"))
         shards = tuple(_shard(entry) for entry in _list(body, "shards"))
@@ -179,14 +188,14 @@ class SavedPart:
 
 @frozen
 class Save:
-    """One save of all servers. The fields with defaults are of a published version."""
+    """One save of all servers. The fields with defaults belong to a published version."""
 
     id: str
-    """The folder of its files."""
+    """The directory of its files."""
     mode: SaveMode
     step: int
     parts: tuple[FileRecord, ...]
-    """One per server, in order."""
+    """One part per server, in order."""
     number: int = 0
     time: float = 0.0
     """The moment that the version shows, in seconds since 1970."""
@@ -201,11 +210,11 @@ _OF_VERSIONS = ("number", "time", "size", "row_type")
 
 @frozen
 class Manifest:
-    """The saves that make up the tables, in the order in which they are applied."""
+    """The saves that make up the tables, in the order of application."""
 
     saves: tuple[Save, ...]
     stream: str = ""
-    """The name of a series of versions, in a published folder."""
+    """The name of a series of versions, in a published directory."""
 
     def encode(self) -> bytes:
         saves = [
@@ -216,7 +225,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, text: bytes) -> Manifest:
-        """Raises ManifestError."""
+        """Decode a manifest. Raises ManifestError."""
         body = opened(text, _FORMAT, VERSION)
         saves = tuple(_save(entry) for entry in _list(body, "saves"))
         stream = _text(body, "stream") if "stream" in body else ""
@@ -233,11 +242,11 @@ class Manifest:
 
 @frozen(kw_only=True)
 class Loaded:
-    """The save with which a server begins."""
+    """The save with which a server starts."""
 
     where: str
     source: str
-    """Its folder and saves, and which part of them."""
+    """Its directory and saves, and which part of them."""
     tables: frozenset[str]
     """The tables of this server that have values of the save."""
     rows: Mapping[str, int]
@@ -248,7 +257,7 @@ class Loaded:
     """True if the script named what to load."""
 
     def encode(self) -> bytes:
-        """What a trainer needs of it, as JSON."""
+        """Return the fields that a trainer needs, as JSON."""
         kept = {name: getattr(self, name) for name in ("where", "rows", "others", "named")}
         return json.dumps(kept).encode()
 
@@ -334,19 +343,19 @@ def _save(body: Fields) -> Save:
     return Save(_name(body, "id"), mode, _count(body, "step"), parts, number, time, size, row_type)
 
 
-# ---- The current save of a folder.
+# ---- The current save of a directory.
 
 _PREFIX = "save-"
 
 
 def new_id(step: int) -> str:
-    """A unique name for a save."""
+    """Return a unique name for a save."""
     return f"{_PREFIX}{step:012d}-{secrets.token_hex(4)}"
 
 
 def current_manifest(where: Where) -> Manifest:
-    """The manifest of the folder. Raises LoadError; if there is none, its message lists what is there
-    instead.
+    """Return the manifest of the directory. Raises LoadError. Without a manifest, its message lists the
+    content of the directory.
     """
     folder = open_folder(where)
     try:
@@ -361,8 +370,9 @@ def current_manifest(where: Where) -> Manifest:
 
 
 def check_target(where: Where, mode: SaveMode) -> list[str]:
-    """Raises SaveError if a save of this mode must not be written there; to be called before writing. The
-    ids of the saves that it will follow: none, or for mode 1 the current ones.
+    """Check a directory before writing a save of this mode into it. Return the ids of the saves that the new
+    save follows: the current ones for mode 1, else none. Raises SaveError if such a save must not be written
+    there.
     """
     return [save.id for save in _saves_to_keep(open_folder(where), mode)]
 
@@ -376,11 +386,12 @@ def commit_save(
     *,
     after: str | None = None,
 ) -> bool:
-    """Make a save the current one after every server has written its part; `parts` in the order of servers.
+    """Make a save the current one after every server has written its part. `parts` are in the order of
+    servers.
 
-    Return whether it is durable, as `publish` does; if not, the former save stays, too. Raises
-    SaveError and leaves the former save current when parts are missing, or when a delta does not follow the
-    folder's last save.
+    Return True if the save is durable, as `publish` does. Otherwise, the former save stays too. Raises
+    SaveError and leaves the former save current if parts are missing, or if an incremental save does not
+    follow the directory's last save.
     """
     folder = open_folder(where)
     former = _saves_to_keep(folder, mode)
@@ -397,18 +408,18 @@ def commit_save(
         durable = publish(folder, MANIFEST, manifest.encode())
     except OSError as error:
         raise save_error(error, folder.path(id), folder.free()) from error
-    if durable:  # only now: until the manifest was written, the former files were the only complete save
+    if durable:  # only now, because the former files were the only complete save until here
         remove_unlisted(folder, [manifest])
     return durable
 
 
 def abandon_save(where: Where, id: str) -> None:
-    """Remove a save unless it was committed. What cannot be removed now, the next save removes."""
+    """Remove a save unless it was committed. The next save removes any files that cannot be removed now."""
     withdraw(open_folder(where), MANIFEST, [id])
 
 
 def _saves_to_keep(folder: Folder, mode: SaveMode) -> tuple[Save, ...]:
-    """The saves that stay current together with a new one of this mode."""
+    """Return the saves that stay current together with a new save of this mode."""
     manifest = manifest_of(folder)
     former = () if manifest is None else manifest.saves
     if manifest is not None and manifest.stream:
@@ -433,7 +444,9 @@ def _saves_to_keep(folder: Folder, mode: SaveMode) -> tuple[Save, ...]:
 
 
 def check_part(folder: Folder, id: str, record: FileRecord, server: int, servers: int) -> SavedPart:
-    """The part that a server says to have written. Raises SaveError and OSError."""
+    """Return the part that a server has written, checked against the server's record. Raises SaveError and
+    OSError.
+    """
     content = folder.read(f"{id}/{record.name}").numpy().tobytes()
     if record != FileRecord.of(f"server-{server}.json", [content]):
         raise SaveError(f"{folder.path(id)}/{record.name} is not what server {server} wrote")
@@ -447,7 +460,7 @@ def check_part(folder: Folder, id: str, record: FileRecord, server: int, servers
 
 
 def manifest_of(folder: Folder) -> Manifest | None:
-    """None if there is none. Raises SaveError."""
+    """Return the manifest, or None if none exists. Raises SaveError."""
     try:
         text = current(folder, MANIFEST)
         return None if text is None else Manifest.decode(text)
@@ -460,7 +473,7 @@ def manifest_of(folder: Folder) -> Manifest | None:
 
 
 def remove_unlisted(folder: Folder, manifests: Sequence[Manifest]) -> None:
-    """Remove the saves that none of these names."""
+    """Remove the saves that no manifest names."""
     named = {save.id for manifest in manifests for save in manifest.saves}
     sweep(folder, lambda name: name.startswith(_PREFIX), named)
 
@@ -490,12 +503,14 @@ class ParameterRange:
 
 
 def name_of(spec: TableSpec) -> str:
-    """The name of a sparse table, or of the parameter of a dense one."""
+    """Return the name of a sparse table, or of the parameter of a dense table."""
     return spec.name if spec.kind is TableKind.SPARSE else range_of(spec).parameter
 
 
 def range_of(spec: TableSpec) -> ParameterRange:
-    """The range of a dense table; one without a range in its name is a whole parameter, or a buffer."""
+    """Return the range of a dense table. A table without a range in its name is a whole parameter, or a
+    buffer.
+    """
     found = _BLOCK.fullmatch(spec.name)
     if found and int(found[3]) - int(found[2]) == spec.size:
         return ParameterRange(found[1], int(found[2]), int(found[3]))

@@ -1,15 +1,17 @@
-"""A published folder: versions of all tables for serving, each a save of values in a chain of
-the last base and what has changed since.
+"""A published directory holds versions of all tables for serving. Each version is a save of values, in a
+chain of the last full version and the changes since.
 
-    manifest.json    version 7, a base: save-...-1f    version 8, an increment: save-...-2a    version 9: ...
+    manifest.json    version 7, full: save-...-1f    version 8, incremental: save-...-2a    version 9: ...
 
-It is a folder of saves as any other (`manifest`), so whatever reads saves reads it. A reader that has version
-n of the same stream continues with n + 1 if the base is of version n or before, and begins with the base
-otherwise. A base is written when a server cannot say what has changed, and otherwise merged from the files of
-a base and the increments that follow, while training and publishing go on: it has the number and, but for its
-suffix, the id of the last one.
+The directory has the usual format of saves (`manifest`), so every reader of saves can read it. A reader that
+has version n of the same stream continues with n + 1 if the full version is n or earlier. Otherwise, the
+reader starts with the full version.
 
-What the manifest does not name any more is removed when the next base is there, so that a reader of the
+The servers write a full version if a server has lost the list of changes. Otherwise, they merge it from the
+files of a full version and its incremental versions, while training and publishing continue. A merged version
+has the number of the last merged version, and the same id with a suffix.
+
+Files that the manifest no longer names are removed when the next full version exists, so that a reader of the
 former manifest can finish.
 """
 
@@ -53,14 +55,16 @@ from trainers.storage.manifest import FileRecord
 from trainers.storage.publication import publish
 
 MOST_INCREMENTS = 64
-"""Of one base: the manifest names each, and a reader that begins reads them all."""
+"""The most incremental versions of a full version. The manifest names each, and a reader that starts reads
+all.
+"""
 
 
 _MERGED = "-base"
 
 
 class OthersError(SaveError):
-    """The folder is another job's, or has saves of another kind."""
+    """The directory belongs to another job, or holds saves of another kind."""
 
 
 def others_text(folder: Folder) -> str:
@@ -72,14 +76,14 @@ def others_text(folder: Folder) -> str:
 
 @frozen
 class Published:
-    """What a folder has; its manifest is None before the first version."""
+    """The content of a directory. Its manifest is None before the first version."""
 
     folder: Folder
     manifest: Manifest | None = None
 
     @classmethod
     def open(cls, where: str) -> Published:
-        """Raises SaveError, and OthersError for a folder that has saves of another kind."""
+        """Read the directory. Raises SaveError, and OthersError if it holds saves of another kind."""
         folder = open_folder(where)
         manifest = manifest_of(folder)
         if manifest is not None and not manifest.stream:
@@ -91,32 +95,32 @@ class Published:
 
     @property
     def number(self) -> int:
-        """Of the last version; 0 before the first."""
+        """The number of the last version, or 0 before the first version."""
         return 0 if self.manifest is None else self.manifest.saves[-1].number
 
     @property
     def ids(self) -> list[str]:
-        """Of the saves of the manifest, in their order."""
+        """The ids of the saves in the manifest, in order."""
         return [] if self.manifest is None else [save.id for save in self.manifest.saves]
 
     @property
     def cuts(self) -> list[str]:
-        """The same, as the servers know them."""
+        """The ids of the saves in the servers' format, in order."""
         return [id.removesuffix(_MERGED) for id in self.ids]
 
     @property
     def row_type(self) -> str:
-        """Of the last version."""
+        """The row type of the last version."""
         return "" if self.manifest is None else self.manifest.saves[-1].row_type
 
     @property
     def merged_id(self) -> str:
-        """Of a base merged from them all."""
+        """The id of a full version that is merged from all versions."""
         return self.cuts[-1] + _MERGED
 
     @property
     def long(self) -> bool:
-        """Whether the increments have as many bytes as the base, or are too many."""
+        """True if the incremental versions have as many bytes as the full version, or are too many."""
         if self.manifest is None:
             return False
         base, *later = self.manifest.saves
@@ -125,15 +129,15 @@ class Published:
         )
 
     def follow(self, save: Save, parts: Sequence[FileRecord]) -> Published:
-        """With one version more, of which every server has written its part. Raises SaveError, or
-        OthersError; then nothing has changed.
+        """Return the content with one more version, of which every server has written its part. Raises
+        SaveError or OthersError, and nothing has changed then.
         """
         before = self.manifest.saves if self.manifest is not None and save.mode.changes else ()
         return self._with(before, replace(save, number=self.number + 1), parts)
 
     def merge(self, base: Save, parts: Sequence[FileRecord], merged: Sequence[str]) -> Published:
-        """With this base in place of the saves of these ids, from which it was merged. Raises SaveError when
-        they are not the first ones any more.
+        """Return the content with this full version in place of the `merged` ids. Raises SaveError if they
+        are no longer the first saves.
         """
         if self.manifest is None or self.ids[: len(merged)] != list(merged):
             raise SaveError(f"{self.folder.where} has another base now")
@@ -166,15 +170,16 @@ class Published:
         return Published(folder, manifest)
 
 
-# ---- Buffers: what a served model has besides its parameters, such as the means of a normalisation. A
-# trainer gives them to server 0, whose part has them from then on, as dense tables. So the folder keeps them.
+# ---- Buffers: values of a served model besides its parameters, such as the means of a normalization. A
+# trainer sends the buffers to server 0. Its part holds them from then on, as dense tables, so the directory
+# keeps them.
 
 Buffers = Mapping[str, torch.Tensor]
 """(n,) float32 by name."""
 
 
 def buffer_cuts(buffers: Buffers) -> list[TableCut]:
-    """What a part has of them."""
+    """Return the cuts of buffers for a part."""
     return [
         TableCut(
             TableSpec(kind=TableKind.DENSE, name=BUFFER + name, size=len(values), rule=Fixed()),
@@ -185,7 +190,7 @@ def buffer_cuts(buffers: Buffers) -> list[TableCut]:
 
 
 def published_buffers(where: str) -> dict[str, torch.Tensor]:
-    """Those of the last version. Raises LoadError."""
+    """Return the buffers of the last version. Raises LoadError."""
     opened = open_saves(where)
     names = [name for name in opened.specs() if name.startswith(BUFFER)]
     return {
@@ -195,15 +200,18 @@ def published_buffers(where: str) -> dict[str, torch.Tensor]:
     }
 
 
-# ---- One server's part of a base, merged from its parts of the base before and of increments.
+# ---- One server's part of a full version, merged from its parts of the full version before and of
+# incremental versions.
 
 
 def merge_part(
     where: str, spec: SaveSpec, merged: Sequence[str], cancelled: Callable[[], bool] = lambda: False
 ) -> FileRecord:
-    """Write this server's part of the base `spec.id`: of each key what the last of these saves has. One shard
-    and the keys of the increments are in memory. Raises SaveError, also once it is `cancelled`, and removes
-    what was written.
+    """Write this server's part of the full version `spec.id`, with each key as in the last of the `merged`
+    saves.
+
+    One shard and the keys of the incremental versions are in memory. Raises SaveError, also after it is
+    `cancelled`, and removes the written files.
     """
     folder = open_folder(where)
     try:
@@ -239,7 +247,7 @@ def _merged(
     tables: list[SavedTable],
     cancelled: Callable[[], bool],
 ) -> Iterator[Packed]:
-    """The pieces of all tables; then a record of each in `tables`."""
+    """Yield the pieces of all tables. After a table's pieces, add its record to `tables`."""
     places = {save.id: place for place, save in enumerate(chain.saves)}
     wanted = [
         ShardToRead(save.id, part, shard)

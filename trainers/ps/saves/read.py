@@ -1,8 +1,8 @@
-"""Loads saved parts of any number of servers into the tables of one server, or as plain tensors without
+"""Load saved parts of any number of servers into the tables of one server, or as plain tensors without
 servers.
 
-Files are checked against the manifest, and the saved tables against those of the model, before any row is
-loaded.
+Before any row is loaded, files are checked against the manifest, and the saved tables against the tables of
+the model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
 
 @frozen
 class OpenSave:
-    """One save and its parts, in the order of servers; `number` and `time` as of `manifest.Save`."""
+    """One save and its parts, in the order of servers. `number` and `time`: see `manifest.Save`."""
 
     id: str
     mode: SaveMode
@@ -63,7 +63,7 @@ class OpenSave:
 
 @frozen
 class OpenFolder:
-    """The saves that make up the tables of a folder, in the order of application."""
+    """The saves that make up the tables of a directory, in the order of application."""
 
     folder: Folder
     saves: tuple[OpenSave, ...]
@@ -74,7 +74,7 @@ class OpenFolder:
         return self.saves[0].mode is SaveMode.VALUES
 
     def specs(self) -> dict[str, TableSpec]:
-        """Every table by name, from the last save that has it; sparse tables from its first server."""
+        """Return every table by name, from the last save that has it. Sparse tables: its first server's."""
         found: dict[str, TableSpec] = {}
         for save in reversed(self.saves):
             for part in save.parts:
@@ -83,8 +83,8 @@ class OpenFolder:
         return found
 
     def rows(self) -> dict[str, int]:
-        """The name of every sparse table, with its rows, and of every dense parameter, with 0. A row that
-        several saves have counts several times.
+        """Return the name of every sparse table with its rows, and of every dense parameter with 0. A row in
+        several saves counts several times.
         """
         found: dict[str, int] = {}
         for table in (table for save in self.saves for part in save.parts for table in part.tables):
@@ -93,7 +93,7 @@ class OpenFolder:
         return found
 
     def only(self, names: Sequence[str]) -> OpenFolder:
-        """The same without all other tables and parameters. Raises LoadError for a name that is not in it."""
+        """Return only these tables and parameters. Raises LoadError for a missing name."""
         if missing := sorted(set(names) - self.rows().keys()):
             raise LoadError(
                 f"the save in {self.folder.where} does not have {_listed(missing)}; it has "
@@ -107,7 +107,7 @@ class OpenFolder:
 
 @frozen
 class ShardToRead:
-    """A shard of a part in a save's folder."""
+    """A shard of a part in a save's directory."""
 
     save: str
     part: SavedPart
@@ -133,9 +133,7 @@ def open_saves(where: Where) -> OpenFolder:
 
 
 def check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
-    """Raises LoadError unless every file exists with its size: cheap, and done before the first row is
-    loaded.
-    """
+    """Raise LoadError unless every file exists with its size. Cheap, so done before rows are loaded."""
     for item in wanted:
         name = f"{item.save}/{item.shard.file.name}"
         try:
@@ -149,8 +147,8 @@ def check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
 def read_file(
     folder: Folder, save: str, record: FileRecord, *, verify: bool = True, into: Tensor | None = None
 ) -> Tensor:
-    """(size,) uint8. `verify`: compare the checksum too, not only the size; `into`: see Folder.read. Raises
-    LoadError.
+    """Read a file, (size,) uint8. With `verify`, compare the checksum besides the size. `into`: see
+    Folder.read. Raises LoadError.
     """
     path = folder.path(f"{save}/{record.name}")
     try:
@@ -172,9 +170,9 @@ def read_file(
 def read_shards(
     folder: Folder, wanted: Sequence[ShardToRead], *, verify: bool = True
 ) -> Iterator[tuple[ShardToRead, dict[str, Tensor]]]:
-    """The tensors of each shard in turn; while one is used the next is read. They are valid until the next is
-    requested: two buffers serve all shards, because fresh memory costs more than reading into it. Raises
-    LoadError.
+    """Yield the tensors of each shard in turn, and read the next shard meanwhile. Tensors are valid until the
+    next shard is requested. Two buffers serve all shards, because fresh memory costs more than reading into
+    old memory. Raises LoadError.
     """
     largest = max((item.shard.file.size for item in wanted), default=0)
     buffers = [torch.from_numpy(np.empty(largest, np.uint8)) for _ in wanted[:2]]
@@ -187,7 +185,7 @@ def read_shards(
 
 
 def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str, Tensor]) -> Chunk:
-    """A piece, checked against its table's spec. Raises LoadError naming the file."""
+    """Return a piece, checked against its table's spec. Raises LoadError with the file's name."""
     spec = item.part.spec_of(piece.table)
     found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
@@ -196,8 +194,8 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
         coded = {**wanted, "values": (wanted["values"][0], torch.uint8)}
         if scales.shape == (piece.rows, 2) and shapes == {name: coded[name] for name in ("keys", "values")}:
             return SparseRows(found["keys"], decoded(found["values"], scales), ())
-    # A save of values only has no other tensors, and earlier versions saved no days or no stamps of
-    # candidates; state is complete or absent.
+    # A save of values lacks other tensors. Earlier versions lack days, or stamps. State is complete or
+    # absent.
     some = {name: wanted[name] for name in ("keys", "values", "counts") if name in wanted}
     without_stamps = {name: shape for name, shape in wanted.items() if name != "stamps"}
     if shapes not in (wanted, some, without_stamps):
@@ -218,7 +216,7 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
 
 @frozen
 class Found:
-    """A piece of a table; `save`: the place of its save in the chain. Valid until the next is read."""
+    """A piece of a table, valid until the next is read. `save`: position of its save in the chain."""
 
     save: int
     part: SavedPart
@@ -234,8 +232,8 @@ def chunks(
     backwards: bool = False,
     verify: bool = True,
 ) -> Iterator[Found]:
-    """The pieces of these tables (None: of all), of the first save first, or `backwards`. `servers`: for each
-    save whose parts are wanted. `verify`: as of `load_tables`. Raises LoadError.
+    """Yield the pieces of these tables (None: of all), from the first save on, or `backwards`. `servers`
+    selects the servers whose parts are read, for each save. `verify`: see `load_tables`. Raises LoadError.
     """
     places = {save.id: place for place, save in enumerate(opened.saves)}
     wanted = [
@@ -255,8 +253,8 @@ def chunks(
 
 
 class LaterKeys:
-    """The keys of a table that later saves have, while its pieces are read from the last save to the first:
-    what an earlier one has of them does not count.
+    """The keys of a table that later saves have, while its pieces are read from the last save to the first.
+    The rows that an earlier save has for these keys do not count.
     """
 
     def __init__(self) -> None:
@@ -267,8 +265,8 @@ class LaterKeys:
     def missing(
         self, save: int, keys: NDArray[np.int64], wanted: NDArray[np.bool_] | None = None
     ) -> NDArray[np.bool_]:
-        """(n,): which of the keys of a piece of this save, its place in the chain, later ones do not have.
-        `wanted`: only of these.
+        """Mark the keys of a piece that later saves lack, as (n,) bool. `save` is the position of the piece's
+        save in the chain. `wanted` restricts the keys.
         """
         if save != self._save:
             self._known, self._save = np.unique(np.concatenate([self._known, *self._seen])), save
@@ -327,14 +325,14 @@ def _wrong_size(path: str, size: int, wanted: int) -> str:
     )
 
 
-# ---- Whether saved tables match those of a model. Another number of servers cuts a dense parameter elsewhere
-# into blocks, named `parameter[start:stop]`, so dense tables are compared by parameter.
+# ---- Do saved tables match the tables of a model? Another number of servers divides a dense parameter into
+# other blocks, named `parameter[start:stop]`, so dense tables are compared by parameter.
 
 _WARM_START = " fleet.init_server(dirname, var_names=[...]) loads only what you name."
 
 
 def _part_with(part: SavedPart, names: Sequence[str]) -> SavedPart:
-    """The tables of a part that have these names."""
+    """Return a part with only the tables that have these names."""
     tables = tuple(table for table in part.tables if name_of(table.spec) in names)
     kept = {table.spec.name for table in tables}
     pieces = ((shard, tuple(each for each in shard.pieces if each.table in kept)) for shard in part.shards)
@@ -345,11 +343,11 @@ def _part_with(part: SavedPart, names: Sequence[str]) -> SavedPart:
 def check_fit(
     saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str, *, whole: bool, values_only: bool
 ) -> None:
-    """Raises LoadError when rows of `saved` cannot be rows of `model`: other names, row lengths, sizes or
-    rules. `whole`: `model` is complete; otherwise it is what one server has, that is all sparse tables and
-    some dense blocks. `values_only`: rules may differ, because their state is reset.
+    """Raise LoadError if rows of `saved` cannot be rows of `model`, because names, row lengths, sizes or
+    rules differ. With `whole`, `model` is complete. Otherwise `model` has the tables of one server: all
+    sparse tables and some dense blocks. With `values_only`, rules may differ, because their state is reset.
 
-    A rule's options may differ, for example the weight decay: those of the model apply from then on.
+    A rule's options may differ, for example the weight decay. The model's options apply from then on.
     """
     theirs, ours = _table_shapes(saved), _table_shapes(model)
     missing = sorted(ours.keys() - theirs.keys())
@@ -373,8 +371,8 @@ def check_fit(
 
 
 def check_small(saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str) -> None:
-    """Raises LoadError for a small dense parameter of another size: small ones are never sliced, so that one
-    server can compare them.
+    """Raise LoadError for a small dense parameter of another size. Small ones are never sliced, so one server
+    can compare them.
     """
     theirs = _table_shapes(saved)
     for name, mine in _table_shapes(model).items():
@@ -438,11 +436,11 @@ class BlockAssembler:
             self._by_parameter.setdefault(block.parameter, []).append((spec, block))
 
     def overlap(self, saved: TableSpec) -> bool:
-        """Whether a saved block has elements of any of these."""
+        """Return True if a saved block has elements of any of these blocks."""
         return any(True for _ in self._overlapping(range_of(saved)))
 
     def add(self, saved: TableSpec, rows: DenseRows) -> None:
-        """Copy the overlapping elements of a saved block. A later one overwrites an earlier one."""
+        """Copy the overlapping elements of a saved block. A later block overwrites an earlier one."""
         source = range_of(saved)
         for spec, block in self._overlapping(source):
             partial = self._partial.setdefault(spec.name, _empty(spec, block, len(rows.state)))
@@ -455,7 +453,7 @@ class BlockAssembler:
                 mine[into] = theirs[out_of]
 
     def whole(self, where: str) -> Iterator[tuple[str, DenseRows]]:
-        """(table name, block) of each. Raises LoadError when elements are missing."""
+        """Yield (table name, block) for each block. Raises LoadError if elements are missing."""
         for pieces in self._by_parameter.values():
             for spec, block in pieces:
                 partial = self._partial.get(spec.name)
@@ -482,16 +480,16 @@ def _empty(spec: TableSpec, block: ParameterRange, states: int) -> _PartialBlock
 
 @frozen
 class RowOwner:
-    """Server `server` of `servers`: which rows of a save it owns. `saved` and `mine` are the specs of a table
-    in a part and here, which say which servers shared its rows and which do.
+    """Decides which rows of a save server `server` of `servers` owns. `saved` and `mine` are the specs of a
+    table in a part and here. They define which servers shared the rows, and which servers share them now.
     """
 
     server: int
     servers: int
 
     def may_own_of(self, part: SavedPart, saved: TableSpec, mine: TableSpec) -> bool:
-        """Whether a part can have rows of a table for this server. The number of a key's holder is a hash
-        modulo the holders, so both numbers are equal modulo the greatest common divisor of how many they are.
+        """Return True if a part can have rows of a table for this server. A key's holder is its hash modulo
+        the holders, so both numbers are equal modulo the greatest common divisor of the numbers of holders.
         """
         theirs, ours = holders(saved, part.servers), holders(mine, self.servers)
         if part.server not in theirs or self.server not in ours:
@@ -500,7 +498,7 @@ class RowOwner:
         return apart % math.gcd(len(theirs), len(ours)) == 0
 
     def share_of(self, part: SavedPart, saved: TableSpec, mine: TableSpec) -> float:
-        """The approximate share of a part's rows of a table that this server owns."""
+        """Return the approximate share of a part's rows of a table that this server owns."""
         if not self.may_own_of(part, saved, mine):
             return 0.0
         theirs, ours = holders(saved, part.servers), holders(mine, self.servers)
@@ -509,10 +507,10 @@ class RowOwner:
     def owned(
         self, part: SavedPart, saved: TableSpec, mine: TableSpec, chunk: SparseRows | Candidates | Removed
     ) -> SparseRows | Candidates | Removed:
-        """The rows of a part, in which it may have some, that this server owns."""
+        """Return the rows that this server owns, of a part that passes `may_own_of`."""
         ours = holders(mine, self.servers)
         if len(holders(saved, part.servers)) % len(ours) == 0:
-            return chunk  # a part then belongs to one server as a whole
+            return chunk  # the whole part then belongs to one server
         return _rows_at(chunk, owners(chunk.keys, np.array(ours)) == self.server)
 
 
@@ -533,10 +531,13 @@ def load_tables(
     *,
     verify: bool = True,
 ) -> int:
-    """Load what this server owns into its tables, which must be empty; returns the save's step. `verify`:
-    compare checksums as well as sizes. A chain of deltas is loaded save after save. After a save of mode 2
-    optimizer state and statistics are reset. Raises LoadError: for another model, missing files and wrong
-    sizes before any table was changed; for a wrong checksum possibly later, when they must not be used.
+    """Load the rows and blocks that this server owns into its tables, which must be empty. Return the step.
+
+    With `verify`, compare checksums besides sizes. A chain of incremental saves is loaded save after save. A
+    save of mode 2 resets optimizer state and statistics.
+
+    Raises LoadError. For another model, missing files and wrong sizes, no table has changed then. For a wrong
+    checksum, tables may have changed and must not be used.
     """
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = [table.spec for table in tables]
@@ -567,7 +568,7 @@ def load_tables(
 def owned_chunks(
     opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner, *, verify: bool = True
 ) -> Iterator[tuple[str, Chunk]]:
-    """(table name, content) for these tables; valid until the next is requested. Raises LoadError."""
+    """Yield (table name, content) for these tables, valid until the next. Raises LoadError."""
     check_fit(
         opened.specs().values(), specs, opened.folder.where, whole=False, values_only=opened.values_only
     )
@@ -596,7 +597,7 @@ def owned_chunks(
 
 
 def _expected(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> dict[str, int]:
-    """Approximate numbers of rows of each sparse table here, by the first save: later ones have as many."""
+    """Return about how many rows each sparse table has here, by the first save. Later ones have as many."""
     rows = {spec.name: 0.0 for spec in specs if spec.kind is TableKind.SPARSE}
     mine = {spec.name: spec for spec in specs}
     for part in opened.saves[0].parts:
@@ -609,7 +610,7 @@ def _expected(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -
 def _wanted(
     opened: OpenFolder, mine: Mapping[str, TableSpec], blocks: BlockAssembler, owner: RowOwner
 ) -> Iterator[ShardToRead]:
-    """The shards with content for this server."""
+    """Yield the shards with content for this server."""
     for save in opened.saves:
         for part in save.parts:
             for shard in part.shards:
@@ -624,7 +625,7 @@ def _wanted(
 
 
 def _sources(opened: OpenFolder, spec: TableSpec, owner: RowOwner) -> Iterator[SavedTable]:
-    """The saved tables of its rows."""
+    """Yield the saved tables that hold rows of this server's table."""
     dense = spec.kind is TableKind.DENSE
     blocks = BlockAssembler([spec] if dense else [])
     for part in opened.saves[-1].parts:
@@ -639,15 +640,15 @@ def _sources(opened: OpenFolder, spec: TableSpec, owner: RowOwner) -> Iterator[S
 
 
 def _behind(opened: OpenFolder, part: SavedPart, spec: TableSpec, owner: RowOwner, clock: str) -> float:
-    """By how much this clock of a part's table is behind the last one of those whose rows are loaded."""
+    """Return how far this clock of a part's table is behind the last clock of the loaded tables."""
     own = [each for each in opened.saves[-1].parts[part.server].tables if each.spec.name == spec.name]
     times = [getattr(each, clock)[:1] for each in (*own, *_sources(opened, spec, owner))]
     return float(max(times)[0] - times[0][0]) if times[0] else 0.0
 
 
 def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec, behind: Callable[[str], float]) -> Chunk:
-    """Adds fresh state and statistics that the save lacks; drops statistics that the table does not have.
-    `behind`: see `_behind`; stamps become those of the last clock.
+    """Add fresh state and statistics that the save lacks, and drop statistics that the table lacks. Stamps
+    are converted to the last clock. `behind`: see `_behind`.
     """
     if isinstance(chunk, Candidates) and chunk.stamps is not None:
         stamps = later(chunk.stamps.numpy(), behind("candidate_clock"))
@@ -675,7 +676,7 @@ def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec, behind: Callable
 
 
 def _steps(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> dict[str, int]:
-    """Each table's number of updates: the largest among the saved tables of its rows."""
+    """Return each table's number of updates: the largest among the saved tables of its rows."""
     return {
         spec.name: max((table.step for table in _sources(opened, spec, owner)), default=0) for spec in specs
     }
@@ -694,14 +695,14 @@ class SparseValues:
 
 @frozen(eq=False)
 class ModelValues:
-    """`dense`: parameter name -> (elements,) float32, flat, as saves have no shapes; `sparse`: by table."""
+    """`dense`: (elements,) float32 by parameter name, flat, as saves have no shapes. `sparse`: by table."""
 
     dense: dict[str, Tensor]
     sparse: dict[str, SparseValues]
 
 
 def read_values(where: Where | OpenFolder, *, verify: bool = True) -> ModelValues:
-    """Read every value of a save of any mode, from all servers, at once. Raises LoadError."""
+    """Read every value of a save of any mode, from all servers, in one call. Raises LoadError."""
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = opened.specs()
     blocks = BlockAssembler(_whole_parameters(specs.values()))
@@ -713,7 +714,7 @@ def read_values(where: Where | OpenFolder, *, verify: bool = True) -> ModelValue
         if isinstance(chunk, DenseRows):
             blocks.add(each.spec, chunk)
         elif isinstance(chunk, SparseRows):
-            # Copies: a view would keep the whole shard, with its optimizer state, in memory.
+            # Copies, because a view would keep the whole shard, with its optimizer state, in memory.
             values = chunk.values.to(torch.float32, copy=True)
             found[name].append(SparseValues(chunk.keys.clone(), values))
         elif isinstance(chunk, Removed):
@@ -723,7 +724,7 @@ def read_values(where: Where | OpenFolder, *, verify: bool = True) -> ModelValue
 
 
 def _whole_parameters(specs: Iterable[TableSpec]) -> list[TableSpec]:
-    """One block per dense parameter, over all of its saved blocks."""
+    """Return one block per dense parameter, over all of its saved blocks."""
     stops: dict[str, int] = {}
     for block in (range_of(spec) for spec in specs if spec.kind is TableKind.DENSE):
         stops[block.parameter] = max(block.stop, stops.get(block.parameter, 0))
@@ -733,14 +734,14 @@ def _whole_parameters(specs: Iterable[TableSpec]) -> list[TableSpec]:
 
 
 def _merged(pieces: list[SparseValues | Removed], dim: int) -> SparseValues:
-    """Pieces in the order of saves as one; of a repeated key the last piece counts."""
+    """Merge pieces in the order of saves. The last piece of a repeated key counts."""
     rows = [piece for piece in pieces if isinstance(piece, SparseValues)]
     keys = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.keys for piece in pieces)])
     values = torch.cat([torch.empty(0, dim), *(piece.values for piece in rows)])
     lengths = torch.tensor([len(piece.keys) for piece in pieces], dtype=torch.int64)
     exists = torch.tensor([isinstance(piece, SparseValues) for piece in pieces], dtype=torch.bool)
     exists = exists.repeat_interleave(lengths)
-    place = exists.cumsum(0) - 1  # of each key with a row, in `values`
+    place = exists.cumsum(0) - 1  # the position of each key with a row, in `values`
     keys, order = torch.sort(keys, stable=True)
     last = torch.ones(len(keys), dtype=torch.bool)
     last[:-1] = keys[1:] != keys[:-1]

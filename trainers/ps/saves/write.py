@@ -1,9 +1,9 @@
-"""One server's part of a save: from its tables as of one moment to files, in the background while training
+"""Write one server's part of a save. Its tables are saved as of one moment, in the background while training
 continues.
 
-Cuts of tables become pieces, pieces are gathered into shards, and each shard is a file. Memory is bounded:
-three shards exist at once, one being filled from a cut and two being written, so that one is hashed and
-copied to the kernel while another waits for the disk.
+Cuts of tables become pieces, pieces are gathered into shards, and each shard is a file. Memory is bounded,
+because three shards exist at a time. One is filled from a cut, and two are written. One of these two is
+hashed and copied to the kernel while the other waits for the disk.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from trainers.storage.safetensors import EVERY_TYPE, pack
 
 @frozen(eq=False)
 class Removed:
-    """Keys (n,) int64 whose rows do not exist any more."""
+    """Keys (n,) int64 whose rows no longer exist."""
 
     keys: Tensor
 
 
 Chunk = SparseRows | DenseRows | Candidates | Removed
-"""Content of a table as a file has it and a table loads it."""
+"""Content of a table, as in a file and as a table loads it."""
 
 
 class SparseCut(Protocol):
-    """A consistent view of a sparse table. `rows`: slots to read, upwards; `step`: updates so far; `removed`:
-    keys whose rows were removed since the last save, some of which may have a row again.
+    """A consistent view of a sparse table. `rows`: slots to read, ascending. `step`: updates so far.
+    `removed`: keys whose rows were removed since the last save. Some of these keys may have a row again.
     """
 
     @property
@@ -86,8 +86,9 @@ class Target(Protocol):
 
 @runtime_checkable
 class SparseTarget(Protocol):
-    """A sparse table, which may have candidates and budgets. `expect`: how many rows are about to be loaded;
-    `restore_clocks`: what the budgets of saved tables had, before their rows and candidates are loaded.
+    """A sparse table, which may have candidates and budgets. `expect` receives the number of rows that are
+    about to be loaded. `restore_clocks` receives the clocks of the saved tables' budgets, before their rows
+    and candidates are loaded.
     """
 
     def restore_clocks(
@@ -103,7 +104,7 @@ class SparseTarget(Protocol):
 
 @frozen(eq=False)
 class TableCut:
-    """A table as of the moment of the save. The clocks are those of its budgets."""
+    """A table as of the moment of the save. The clocks belong to its budgets."""
 
     spec: TableSpec
     cut: SparseCut | DenseCut
@@ -119,10 +120,11 @@ class TableCut:
 def cut_tables(
     tables: Iterable[SparseTable | DenseTable], mode: SaveMode, *, of: int = UNSAVED
 ) -> list[TableCut]:
-    """Cuts of all tables, for a save of this mode; in the thread of the tables, between two requests. `of`:
-    the flag of rows that have changed since the last one: saves, snapshots for the server's own recovery, and
-    published versions have deltas of their own. Raises TableError, and leaves no cut open, when one is open
-    already, or no delta can follow.
+    """Cut all tables for a save of this mode. Call it in the thread of the tables, between two requests.
+
+    `of` is the flag of rows that have changed since the last cut of its kind. Saves, snapshots for the
+    server's own recovery, and published versions each have their own changes. Raises TableError and leaves no
+    cut open if a cut is already open, or if no incremental save can follow.
     """
     cuts: list[TableCut] = []
     with contextlib.ExitStack() as undo:
@@ -144,24 +146,26 @@ def _cut(table: SparseTable | DenseTable, mode: SaveMode, of: int) -> TableCut:
         return TableCut(table.spec, table.cut())
     waiting = None if mode.values_only else table.candidates()
     mark = mode is not SaveMode.VALUES or of != UNSAVED
-    clocks = table.clocks()  # before the cut, which nothing would close if there were no memory for these
+    clocks = table.clocks()  # before the cut, because nothing would close it without memory for these
     return TableCut(table.spec, table.cut(changed_only=mode.changes, mark=mark, of=of), waiting, *clocks)
 
 
 def counts_of(spec: TableSpec) -> int:
-    """Floats of statistics per row of this table: show, click and unseen days, the stamp of a bounded one."""
+    """Return the floats of statistics per row: show, click and unseen days, and the stamp of a
+    bounded table.
+    """
     if spec.kind is not TableKind.SPARSE:
         return 0
     return seen_of(spec) + (spec.rows.bound is not None)
 
 
 def seen_of(spec: TableSpec) -> int:
-    """How many of them are not the stamp."""
+    """Return the floats of statistics per row without the stamp."""
     return 3 if spec.rows.statistics or spec.rows.entry.kind is EntryKind.SHOW_CLICK else 0
 
 
 def row_bytes(spec: TableSpec) -> int:
-    """Bytes of a row of a sparse table, with key, state and statistics."""
+    """Return the bytes of a row of a sparse table, with key, state and statistics."""
     state = sum(state_widths(spec.rule, spec.size))
     return 8 + spec.size * spec.rows.dtype.dtype.itemsize + 4 * (state + counts_of(spec))
 
@@ -169,7 +173,7 @@ def row_bytes(spec: TableSpec) -> int:
 # ---- Pieces and shards.
 
 _PIECE_BYTES = 4 << 20
-"""Bytes of rows that are read from a cut at once: small enough for the allocator and the caches."""
+"""The bytes of rows that are read from a cut in one step. They suit the allocator and the caches."""
 
 
 @frozen(eq=False)
@@ -186,8 +190,8 @@ class Packed:
 
 
 def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str = "") -> Iterator[Packed]:
-    """The pieces of one table; none is much larger than a shard. `row_type`: of the values of rows, see
-    SaveSpec.
+    """Yield the pieces of one table. No piece is much larger than a shard. `row_type`: the type of the rows'
+    values, see SaveSpec.
     """
     for number, (kind, chunk) in enumerate(_chunks(table, mode, shard_bytes)):
         tensors, error = _tensors(chunk, mode), 0.0
@@ -198,10 +202,12 @@ def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int, row_type: str =
 
 
 def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (n, dim) in 8 bits a value: codes (n, dim) uint8, and (n, 2) float32 with the scale and the offset
-    of each row. A value is offset + scale * code, codes from 0 to 255 between the row's smallest and its
-    largest value, as in FBGEMM's 8-bit row-wise quantization; so it is off by half a scale at most, but for
-    the rounding of float32. A row with a value that is not finite is NaN.
+    """Return rows (n, dim) in 8 bits a value: codes (n, dim) uint8, and each row's scale and offset, (n, 2)
+    float32.
+
+    A value is offset + scale * code. Codes from 0 to 255 lie between the row's smallest and largest value, as
+    in FBGEMM's 8-bit row-wise quantization. The error is at most half a scale, plus the rounding of float32.
+    A row with a value that is not finite becomes NaN.
     """
     low = values.amin(1, keepdim=True)
     scale = values.amax(1, keepdim=True) / 255 - low / 255
@@ -212,12 +218,12 @@ def codes_of(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decoded(codes: Tensor, scales: Tensor) -> Tensor:
-    """(n, dim) float32: the values of `codes_of`."""
+    """Return the values of `codes_of`, (n, dim) float32."""
     return scales[:, 1:] + scales[:, :1] * codes.float()
 
 
 def _narrow(tensors: dict[str, Tensor], row_type: str) -> float:
-    """The values as they are published; by how much one is another then."""
+    """Convert the values to the published type. Return the largest difference of a value."""
     wide = tensors["values"].float()
     if row_type == "int8":
         tensors["values"], tensors["scales"] = codes_of(wide)
@@ -232,8 +238,8 @@ def _narrow(tensors: dict[str, Tensor], row_type: str) -> float:
 
 
 def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterator[list[Packed]]:
-    """Pieces in groups of about `shard_bytes`. A group is valid until `ahead` more were taken. Dense and
-    sparse pieces are kept apart, because a server that loads needs different files of each.
+    """Yield pieces in groups of about `shard_bytes`. A group is valid until `ahead` more groups were taken.
+    Dense and sparse pieces are kept apart, because a server that loads needs different files of each.
     """
     buffers = _shard_buffers(shard_bytes, ahead + 1)
     shard_bytes = buffers[0].size
@@ -253,12 +259,12 @@ def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterato
 
 
 _SMALLEST_SHARD = 1 << 20
-"""Bytes: with less, a save has no memory."""
+"""The smallest shard in bytes. With less memory, a save fails."""
 
 
 def _shard_buffers(size: int, count: int) -> list[_ShardBuffer]:
-    """So many of `size` bytes each; where memory is short, smaller ones that take at most half of it, because
-    pieces and threads need some too. Raises MemoryError.
+    """Return `count` buffers of `size` bytes each. If memory is short, return smaller buffers that use at
+    most half of it, because pieces and threads need memory too. Raises MemoryError.
     """
     found = size
     while found > _SMALLEST_SHARD:
@@ -276,8 +282,8 @@ def _shard_buffers(size: int, count: int) -> list[_ShardBuffer]:
 
 
 class _ShardBuffer:
-    """Memory for the pieces of one shard, reused for the next. The pieces' own memory is freed at once, so
-    that the next piece gets it: fresh pages cost several times more than a copy within the caches.
+    """Memory for the pieces of one shard, reused for the next. The pieces' own memory is freed immediately,
+    so that the next piece gets it. Fresh pages cost several times more than a copy within the caches.
     """
 
     def __init__(self, size: int) -> None:
@@ -286,7 +292,7 @@ class _ShardBuffer:
         self.used = 0
 
     def kept(self, packed: Packed) -> Packed:
-        """A copy in this memory, or the piece itself if it does not fit."""
+        """Return a copy in this memory, or the piece itself if it does not fit."""
         if self.used + packed.size + 8 * len(packed.tensors) > len(self._bytes):
             return packed
         copies = {name: self._copy(tensor) for name, tensor in packed.tensors.items()}
@@ -295,8 +301,8 @@ class _ShardBuffer:
     def _copy(self, tensor: Tensor) -> Tensor:
         stop = self.used + tensor.numel() * tensor.element_size()
         copy = self._bytes[self.used : stop].view(tensor.dtype).view(tensor.shape)
-        self.used = -(-stop // 8) * 8  # int64 must begin at a multiple of 8
-        if tensor.dtype is torch.bfloat16:  # which numpy does not have
+        self.used = -(-stop // 8) * 8  # int64 must start at a multiple of 8
+        if tensor.dtype is torch.bfloat16:  # numpy lacks this type
             np.copyto(copy.view(torch.int16).numpy(), tensor.view(torch.int16).numpy())
         else:
             np.copyto(copy.numpy(), tensor.numpy())  # not torch, which would wake all its threads
@@ -308,7 +314,7 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
     if isinstance(cut, DenseCut):
         yield PieceKind.DENSE, cut.rows
         return
-    if mode.changes:  # first: some of these may have a row again
+    if mode.changes:  # first, because some of these may have a row again
         for gone in torch.split(cut.removed, max(1, min(shard_bytes, _PIECE_BYTES) // 8)):
             yield PieceKind.REMOVED, Removed(gone)
     step = max(1, min(shard_bytes, _PIECE_BYTES) // row_bytes(table.spec))
@@ -349,9 +355,9 @@ _NICENESS = 10
 
 @frozen(kw_only=True)
 class SaveSpec:
-    """What one server is to write: part `server` of `servers` of the save `id` (from `new_id`, the same on
-    every server). A shard has up to `shard_bytes`. `row_type`: float32, bfloat16, float16 or int8 instead of
-    the types that the values of rows have in their tables.
+    """The task of one server: write part `server` of `servers` of the save `id`. The id comes from `new_id`,
+    and is the same on every server. A shard has up to `shard_bytes`. `row_type`: float32, bfloat16, float16
+    or int8 instead of the types of the rows' values in their tables.
     """
 
     id: str
@@ -376,12 +382,12 @@ class CancelledError(SaveError):
 
 
 Progressed = Callable[[int], None]
-"""Called regularly with the bytes packed so far; may raise CancelledError."""
+"""Called regularly with the bytes packed so far. It may raise CancelledError."""
 
 
 def lower_priority() -> None:
-    """Lower the priority of this thread below that of training: on Linux each thread has its own niceness. A
-    higher niceness of the process stays.
+    """Lower the priority of this thread below the priority of training. On Linux, each thread has its own
+    niceness. A higher niceness of the process stays.
     """
     thread = threading.get_native_id()
     if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
@@ -391,8 +397,8 @@ def lower_priority() -> None:
 def write_part(
     folder: Folder, spec: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Progressed
 ) -> FileRecord:
-    """Write this server's files into `folder`/`spec.id` and return the record of the part, which is written
-    last. Leaves the cuts open. Raises SaveError and removes what was written of this part.
+    """Write this server's files into `folder`/`spec.id`, and the part last. Return the record of the part.
+    The cuts stay open. Raises SaveError and removes the written files of this part.
     """
     try:
         with contextlib.ExitStack() as undo:
@@ -412,7 +418,9 @@ def write_part(
 
 
 def remove_part(folder: Folder, spec: SaveSpec) -> None:
-    """Remove this server's files of a save. The save's folder stays: other servers may be writing into it."""
+    """Remove this server's files of a save. The save's directory stays, because other servers may be writing
+    into it.
+    """
     for name in folder.names(spec.id):
         if name.lstrip(".").startswith((f"{spec.part}.", f"{spec.part}-")):
             folder.remove(f"{spec.id}/{name}")
@@ -425,8 +433,8 @@ def write_pieces(
     tables: Sequence[SavedTable],
     blob: bytes | None = None,
 ) -> FileRecord:
-    """Write the files of these pieces, and the part, whose record is returned. `tables` must be complete when
-    the last piece has been taken. Raises OSError.
+    """Write the files of these pieces, then the part. Return the record of the part. `tables` must be
+    complete when the last piece has been taken. Raises OSError.
     """
     shards: list[Shard] = []
     pending: deque[Future[Shard]] = deque()
@@ -462,7 +470,7 @@ _CONTENT = (PieceKind.DENSE, PieceKind.ROWS)
 def _pieces(
     cuts: Sequence[TableCut], spec: SaveSpec, tables: list[SavedTable], watch: Progressed
 ) -> Iterator[Packed]:
-    """Pieces of all tables, of dense ones first; appends a record to `tables` after each."""
+    """Yield the pieces of all tables, dense tables first. Append a record to `tables` after each table."""
     packed_bytes = 0
     for table in sorted(cuts, key=lambda table: table.spec.kind is TableKind.SPARSE):
         rows, error = 0, 0.0
@@ -478,7 +486,7 @@ def _pieces(
 
 
 def _with_type(spec: TableSpec, row_type: str) -> TableSpec:
-    """With the type in which its rows are written; codes of 8 bits stand for float32."""
+    """Return the spec with the type in which its rows are written. Codes of 8 bits count as float32."""
     if spec.kind is not TableKind.SPARSE or not row_type:
         return spec
     dtype = RowType.FLOAT32 if row_type == "int8" else RowType.of(row_type)
@@ -486,12 +494,12 @@ def _with_type(spec: TableSpec, row_type: str) -> TableSpec:
 
 
 class SaveTask:
-    """A part that is written in the background; starts at construction. When it has ended, by itself or after
-    `cancel`, the thread of the tables must call `close`.
+    """A part that is written in the background, from construction on. After the end, or after `cancel` and
+    the end, the thread of the tables must call `close`.
 
-    `then` is called in the writing thread with the part's record when the part is written; what it raises is
-    the task's error. `done` is called with this task at the end, in the writing thread or, if the task ended
-    immediately, in this one. Raises MemoryError when there is no room for the thread.
+    `then` is called in the writing thread with the part's record when the part is written. An error of `then`
+    is the task's error. `done` is called with this task at the end, in the writing thread. If the task ended
+    immediately, `done` is called in the constructing thread. Raises MemoryError if no thread can start.
     """
 
     def __init__(
@@ -528,24 +536,26 @@ class SaveTask:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has ended, and `result` raises nothing."""
+        """True if it has ended, and `result` raises nothing."""
         return self._future.done() and not self._future.cancelled() and self._future.exception() is None
 
     def cancel(self) -> None:
-        """Stop soon; `result` then raises CancelledError, unless everything has been written."""
+        """Stop soon. `result` then raises CancelledError, unless everything has been written."""
         self._cancelled.set()
 
     def wait(self) -> None:
-        """Wait until it has ended in any way."""
+        """Wait until it has ended, with or without an error."""
         concurrent.futures.wait([self._future])
 
     def result(self, timeout: float | None = None) -> FileRecord:
-        """The record of the part, for `commit`. Raises SaveError, or TimeoutError after `timeout` seconds."""
+        """Return the record of the part, for `commit`. Raises SaveError, or TimeoutError after `timeout`
+        seconds.
+        """
         return self._future.result(timeout)
 
     def close(self, *, saved: bool) -> None:
         """Close the cuts after the end of the task, in the thread of the tables. `saved`: the save was
-        committed, so the next delta begins here.
+        committed, so the next incremental save starts here.
         """
         close_cuts(self._cuts, saved=saved)
 

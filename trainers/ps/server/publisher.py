@@ -1,16 +1,17 @@
-"""The publisher: a thread of server 0 that makes versions of a published folder out of the parts of all
-servers, as a client of theirs. Files belong to `saves.publication`, a server's part to `saving`.
+"""The publisher is a thread of server 0. It publishes versions made of the parts of all servers, whose client
+it is. `saves.publication` handles the files, and `saving` handles a server's part.
 
     cut        every server cuts its tables: in sync training as of the same step, else on arrival
     written    every server writes its part in the background
-    commit     the manifest names the version; then the servers are told, and forget what had changed
+    commit     the manifest names the version; then the servers forget the changes in it
 
-In sync training servers pass the same steps, but not at the same moment. The publisher asks for a step a
-little ahead of the latest one, and for one further ahead where a server has passed it; where training pauses,
-for the latest one itself.
+In sync training, servers pass the same steps, but not at the same moment. The publisher requests a step a
+little ahead of the latest step. If a server has already passed the requested step, the publisher requests a
+step further ahead. If training pauses, it requests the latest step itself.
 
-Killed at any point, server 0 begins again with what the folder's manifest says. A server that was killed says
-by its log whether it knows what has changed; otherwise the next version is a base.
+If server 0 is killed at any point, it continues from the manifest of the directory. A server that was killed
+finds in its write-ahead log if it still has the list of changes. Otherwise the next version is a full
+version.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from trainers.storage.manifest import FileRecord
 
 _POLL_S = 0.05
 _CUT_S = 1.0
-"""How long servers have to reach a step before training counts as paused."""
+"""The time in which servers must reach a step. After it, training counts as paused."""
 _PAUSE_S = 0.5
-"""After servers were not ready, or a step was not reached."""
+"""The pause after servers were not ready, or after a step was not reached."""
 _AGAIN_S = 30.0
-"""At most, after a failure."""
+"""The longest pause after a failure."""
 _COMPLAIN_S = 60.0
 
 
@@ -57,15 +58,15 @@ class _StoppedError(Exception):
 
 @frozen
 class _Merge:
-    """A base that the servers are merging out of versions."""
+    """A full version that the servers are merging from earlier versions."""
 
     request: SaveRequest
     replies: PendingReplies
 
 
 class Publisher:
-    """`publish` versions until `close`. `wake` is called in its thread when a version is there, or has
-    failed. Raises OthersError for a folder that has saves of another kind.
+    """Publishes versions until `close`. `wake` is called in its thread after each version or failure. The
+    constructor raises OthersError if the directory holds saved tables of another kind.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class Publisher:
         self._endpoints, self._where, self._configs = endpoints, where, configs
         self._sync, self._keys, self._wake = sync, keys, wake
         self._published: Published | None = None
-        """None where the folder may have something else than what was known."""
+        """None if the directory may have changed since it was last read."""
         self._own: set[str] = set()
-        """Cuts that were found or committed here, or may have been: an error may come after the write."""
+        """Cuts that were found or committed here. Some may be uncommitted, because an error can follow the
+        write.
+        """
         self._kept: Buffers = {}
         self._of_folder: Buffers = {}
         self._take_buffers = False
@@ -93,10 +96,10 @@ class Publisher:
         self._asked = self._answered = 0
         self._answer: int | str = 0
         self._seen: list[tuple[int, str]] = []
-        """What the servers had in the last version: their steps, and counts of other changes."""
+        """The state of the servers in the last version: their steps, and counts of other changes."""
         self._base_due = False
         self._others = ""
-        """Why nothing can be published any more."""
+        """The reason why publishing has stopped for good."""
         self._merge: _Merge | None = None
         self._complained = -_COMPLAIN_S
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -108,13 +111,14 @@ class Publisher:
             self._complain(error)
 
     def continues(self) -> None:
-        """Server 0 has recovered its tables: the buffers of the folder belong to them."""
+        """Note that server 0 has recovered its tables, so the buffers in the directory belong to them."""
         self._take_buffers = True
 
     @property
     def buffers(self) -> Buffers:
-        """The buffers of a trainer's model, for the part of server 0: those that trainers sent, and else
-        those of the folder. The server's thread sets the former, the publisher's thread the latter.
+        """The buffers of a trainer's model, for the part of server 0. Buffers that trainers sent replace
+        buffers of the directory. The server's thread sets the former, and the publisher's thread sets the
+        latter.
         """
         return {**self._of_folder, **self._kept}
 
@@ -122,23 +126,23 @@ class Publisher:
         self._thread.start()
 
     def close(self) -> None:
-        """End soon; what is not committed does not count."""
+        """End soon. An uncommitted version does not count."""
         self._stopped.set()
         self._asked_for.set()
         self._thread.join(_COMPLAIN_S)
 
     def keep(self, buffers: Buffers) -> None:
-        """From the next version on; the others stay as they are."""
+        """Add these buffers to the next version and to later ones. Other buffers stay as they are."""
         self._kept = {**self._kept, **buffers}
 
     def ask(self) -> int:
-        """A ticket for the next version that begins."""
+        """Return a ticket for the next version that starts."""
         self._asked += 1
         self._asked_for.set()
         return self._asked
 
     def answer(self, ticket: int) -> int | str | None:
-        """The version for this ticket, or why there is none; None: later."""
+        """Return the version for this ticket, or the reason for its failure. None means later."""
         return self._answer if ticket <= self._answered else None
 
     def _run(self) -> None:
@@ -148,7 +152,7 @@ class Publisher:
                 asked = self._asked
                 try:
                     self._wait_until(due)
-                    self._asked_for.clear()  # before the count is read: an ask that follows sets it again
+                    self._asked_for.clear()  # before the count is read, because a later request sets it again
                     started, asked = time.monotonic(), self._asked
                     due = started + self._configs.publish_interval_s
                     number = self._round(forced=asked > self._answered)
@@ -170,7 +174,9 @@ class Publisher:
         self._wake()
 
     def _wait_until(self, due: float) -> None:
-        """Until this time, or until a trainer asks; meanwhile, a base may be merged."""
+        """Wait until `due`, or until a trainer requests a version. Meanwhile, a full version may be
+        merged.
+        """
         while not self._stopped.is_set():
             self._end_merge()
             left = due - time.monotonic()
@@ -183,8 +189,8 @@ class Publisher:
         raise _StoppedError
 
     def _round(self, *, forced: bool) -> int | None:
-        """Publish a version if anything has changed: its number, 0 if nothing has; None where the servers
-        were not ready for it.
+        """Publish a version if anything has changed. Return its number, 0 without changes, or None if the
+        servers were not ready.
         """
         if self._others:
             raise SaveError(self._others)
@@ -210,7 +216,7 @@ class Publisher:
         return published.number
 
     def _open(self) -> Published:
-        """What the folder has. Raises OthersError when that is another job's."""
+        """Return the content of the directory. Raises OthersError if the content belongs to another job."""
         if self._published is None:
             found = Published.open(self._where)
             if self._own and found.number and found.cuts[-1] not in self._own:
@@ -225,8 +231,8 @@ class Publisher:
     def _cut(
         self, published: Published, steps: list[int], mode: SaveMode, forced: bool
     ) -> tuple[Save, list[int]] | None:
-        """A version that every server has cut, and their steps then; None where they are not ready for it, or
-        `_base_due`.
+        """Let every server cut a version. Return the version and the servers' steps, or None if the servers
+        are not ready or `_base_due` is set.
         """
         ahead, row_type = 0 if forced or not self._sync else 1, self._configs.publish_dtype
         while True:
@@ -262,7 +268,7 @@ class Publisher:
         return published
 
     def _abandon(self, id: bytes) -> None:
-        """Tell all servers; what others answer meanwhile to the request that failed is of no interest."""
+        """Abandon the version on all servers. Ignore their late answers to the failed request."""
         for _ in self._endpoints:
             with suppress(FleetError):
                 self._ask(Kind.PUBLISHED, 0, id)
@@ -280,7 +286,9 @@ class Publisher:
         self._merge = _Merge(request, self._send(Kind.MERGE, 0, request.encode()))
 
     def _end_merge(self) -> None:
-        """Commit the base when all servers have merged it. If that fails, the next version is one."""
+        """Commit the full version after all servers have merged it. If that fails, the next version
+        is full.
+        """
         if self._merge is None or self._published is None or self._merge.replies.open:
             return
         merge, self._merge = self._merge, None
@@ -302,7 +310,7 @@ class Publisher:
         return self._client_now().send(to_all(len(self._endpoints), kind, number, *parts))
 
     def _wait(self, replies: PendingReplies, limit: float | None = None) -> bool:
-        """Whether all have come, in so many seconds."""
+        """Wait for replies, up to `limit` seconds. Return True if all have arrived."""
         client, until = self._client_now(), None if limit is None else time.monotonic() + limit
         while replies.open:
             if self._stopped.is_set():
@@ -320,7 +328,7 @@ class Publisher:
         return self._client
 
     def _failed(self, error: Exception) -> None:
-        """Say why a version failed; the next one begins with what the folder has then."""
+        """Log why a version failed. The next version starts from the directory's content at that time."""
         if isinstance(error, OthersError) and self._is_of_others():
             self._others = str(error)
         self._complain(error)
@@ -329,8 +337,9 @@ class Publisher:
         self._client = self._merge = self._published = None
 
     def _is_of_others(self) -> bool:
-        """Whether the folder has something that is not of this job. A folder that was away for a while and is
-        back has a version of this job. One that cannot be read now is read again at the next attempt.
+        """Return True if the directory holds content that is not of this job. A directory that was
+        unavailable for a while and is back holds a version of this job. A directory that cannot be read now
+        is read again at the next attempt.
         """
         try:
             found = Published.open(self._where)

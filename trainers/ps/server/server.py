@@ -1,5 +1,5 @@
-"""One server's process: its endpoint, its loop, signals and the clock. Answers belong to `service`, snapshots
-and the log to `state`.
+"""One server's process: its endpoint, its loop, signals and the clock. `service` answers requests, and
+`state` writes snapshots and the write-ahead log.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from trainers.storage.folder import absolute_path
 
 
 class LivenessChecks:
-    """When the server checks its trainers' connections, every `interval` seconds, and which time it then
-    tells them. Time that the server missed, suspended or blocked by its disk, does not count as a trainer's
-    absence.
+    """The schedule on which the server checks its trainers' connections, every `interval` seconds. Time that
+    the server missed, because it was suspended or blocked by its disk, does not count as a trainer's absence.
     """
 
     def __init__(self, interval: float, now: float) -> None:
@@ -49,11 +48,11 @@ class LivenessChecks:
         self._missed = 0.0
 
     def wait(self, now: float) -> float:
-        """Seconds until the next one."""
+        """Return the seconds until the next check."""
         return max(0.0, self._next - now)
 
     def due(self, now: float) -> float | None:
-        """The time without what was missed; None before the next check."""
+        """Return the time without the missed time, or None before the next check."""
         if now < self._next:
             return None
         self._missed += now - self._next
@@ -61,14 +60,16 @@ class LivenessChecks:
         return now - self._missed
 
     def skip(self, now: float) -> None:
-        """No request is pending: no time is missed, and the next check is due as soon as one is."""
+        """Miss no time, because no request is pending. The next check is due as soon as a request
+        is pending.
+        """
         self._next = max(self._next, now)
 
 
 class TableClock:
-    """The clock of rows with a time to live. It reads seconds since 1970, which mean something in a save or a
-    log, and measures by the monotonic clock. When the machine's clock is set, it follows and reports by how
-    much, so that rows keep their age.
+    """The clock of rows with a time to live. It reads seconds since 1970, because saved tables and the
+    write-ahead log outlive a process, and measures by the monotonic clock. If the node's clock is set, this
+    clock follows and reports the difference, so that rows keep their age.
     """
 
     def __init__(self, monotonic: float, wall: float) -> None:
@@ -84,7 +85,7 @@ class TableClock:
 
 
 _LEAST_SET_S = 1.0
-"""A smaller difference is the work of a time service, or the time between two readings."""
+"""A smaller difference comes from a time service, or from the time between two readings."""
 _CHECK_INTERVAL_S = 0.5
 _NOTHING = Message(kind=Kind.PROBE)
 _PROBE = encode(_NOTHING)
@@ -92,9 +93,10 @@ _PROBE = encode(_NOTHING)
 
 @frozen(kw_only=True)
 class ServerPlan:
-    """Server `index` of `endpoints` for this many trainers, those of this `start` of the job. `load_from`: a
-    save to begin with, and `load_only` its tables and parameters to load (None: all). `settings`: text that
-    must be the same on all trainers. `durable_dir`: for snapshots and log, if the configs ask for any.
+    """Server `index` of `endpoints` for the trainers of this `start` of the job. `load_from`: saved tables to
+    start with. `load_only`: the tables and parameters to load from them, or None for all. `settings`: text
+    that must be the same on all trainers. `durable_dir`: the directory of snapshots and write-ahead log, if
+    the configs request them.
     """
 
     endpoints: Sequence[str]
@@ -112,18 +114,22 @@ class ServerPlan:
 
     @property
     def job(self) -> str:
-        """Describes the job and this server's index; every trainer must send the same."""
+        """The description of the job and of this server's index. Every trainer must send the same
+        description.
+        """
         place = (len(self.endpoints), self.index, self.settings)
         return describe_job(self.sync, self.trainers, *place, start=self.start)
 
     @property
     def kept_job(self) -> str:
-        """Describes the job to which the durable folder belongs."""
+        """The description of the job to which the durable directory belongs."""
         return describe_kept_job(self.sync, len(self.endpoints), self.index, self.settings)
 
 
 class Server:
-    """Binds and recovers at construction, serves in `run`. `tell`: see TableMeter; None: reports nothing."""
+    """A server that binds and recovers at construction, and serves in `run`. `tell`: see TableMeter. None
+    reports nothing.
+    """
 
     def __init__(self, plan: ServerPlan, tell: Tell | None = None) -> None:
         self._plan = plan
@@ -158,7 +164,7 @@ class Server:
 
     def _make_service(self) -> None:
         plan, configs, saver = self._plan, self._plan.configs, self._state_saver
-        # Half of the timeout is for heartbeats to notice a dead connection, half for waiting for a new one.
+        # Half of the timeout is for heartbeats to notice a dead connection, and half is for a new connection.
         grace = configs.trainer_timeout_s / 2
         self._members = Members(plan.trainers, grace, configs.join_timeout_s, time.monotonic())
         self._store = Store(
@@ -204,12 +210,12 @@ class Server:
 
     @property
     def dismissed(self) -> bool:
-        """Whether every trainer has left."""
+        """True if every trainer has left."""
         return self._service.over
 
     def run(self) -> None:
-        """Serve until every trainer has left or SIGTERM arrives. One that arrives later waits until what is
-        kept has been closed or removed: the writer of a snapshot may be slow to end.
+        """Serve until every trainer has left or SIGTERM arrives. A later SIGTERM waits until the durable
+        state has been closed or removed, because the writer of a snapshot may be slow to end.
         """
         try:
             with self._handle_sigterm():  # before the log line after which a SIGTERM may come
@@ -259,8 +265,8 @@ class Server:
         )
 
     def _wake(self) -> None:
-        """Wakes the loop, from any thread: something has been written."""
-        with contextlib.suppress(BlockingIOError):  # full of unread wake-ups: the loop will wake
+        """Wake the loop after a write. Any thread may call it."""
+        with contextlib.suppress(BlockingIOError):  # unread wake-ups fill the socket, so the loop will wake
             self._wake_sender.send(b"w")
 
     def _serve(self) -> None:
@@ -282,11 +288,11 @@ class Server:
 
     @property
     def _quiet(self) -> bool:
-        """Whether nothing is to be checked before a message arrives."""
+        """True if nothing needs a check before a message arrives."""
         return self._service.idle and self._state_saver is None
 
     def _wait_ms(self, now: float) -> int | None:
-        """Return how long the server has nothing to do without a message; None: until there is one."""
+        """Return the milliseconds until the server has work without a message, or None for no limit."""
         if self._service.shrinking:
             return 0
         waits = [] if self._quiet else [self._checks.wait(now)]
@@ -297,7 +303,7 @@ class Server:
         return math.ceil(min(waits) * 1000) if waits else None
 
     def _attend(self, now: float, wall: float) -> None:
-        """Do what is due now, by the monotonic clock; `wall`: the machine's time."""
+        """Do the work that is due at `now`, by the monotonic clock. `wall` is the node's time."""
         if self._meter is not None:
             self._meter.report(now)
         if self._service.shrinking:
@@ -311,7 +317,9 @@ class Server:
             self._save_state()
 
     def _drain_wakeups(self) -> bool:
-        """Whether SIGTERM arrived; otherwise something was written, for which requests may be waiting."""
+        """Return True if SIGTERM arrived. Otherwise a write has ended, so retry the requests that may wait
+        for it.
+        """
         self._wake_receiver.recv(4096)
         if self._terminated:
             return True
@@ -320,12 +328,12 @@ class Server:
         return False
 
     def _save_state(self) -> None:
-        may_cut = not (self._saving.busy or self._service.shrinking)  # `busy` closes what was abandoned
+        may_cut = not (self._saving.busy or self._service.shrinking)  # `busy` closes abandoned saves
         if self._state_saver is not None:
             self._state_saver.update(self._members, self._store, self._steps, may_cut=may_cut)
 
     def _numbers(self) -> Numbers:
-        """Of the server as a whole, for its meter."""
+        """Return the numbers of the whole server, for its meter."""
         kept = {} if self._state_saver is None else self._state_saver.numbers()
         return {"step": self._steps.step, **kept}
 
@@ -346,7 +354,7 @@ class Server:
         for route, message in outgoing:
             try:
                 frames = encode(message)
-            except WireError as error:  # more values than fit: the trainer asked for too much at once
+            except WireError as error:  # more values than fit, because the trainer requested too much at once
                 frames = encode(_refused(message, error))
             self._try_send([route, *frames])
 
@@ -354,7 +362,7 @@ class Server:
         return self._try_send([route, *_PROBE])
 
     def _try_send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether the peer is still connected. It repeats a request whose reply it did not get."""
+        """Return True if the peer is still connected. A peer without a reply repeats its request."""
         try:
             send(self._socket, frames)
         except zmq.Again:
@@ -366,7 +374,7 @@ class Server:
         return True
 
     def _close(self) -> None:
-        for name in ("_authenticator", "_newcomers", "_socket"):  # missing after a failed construction
+        for name in ("_authenticator", "_newcomers", "_socket"):  # absent after a failed construction
             made = getattr(self, name, None)
             if made is not None:
                 made.close()
@@ -376,11 +384,11 @@ class Server:
 
     @contextlib.contextmanager
     def _handle_sigterm(self) -> Iterator[None]:
-        """SIGTERM wakes the loop. Signal handlers run in the main thread only; in another thread nothing is
-        set.
+        """Wake the loop on SIGTERM. Signal handlers run in the main thread only, so another thread sets no
+        handler.
 
-        The interpreter itself writes to the wake socket, so a signal also ends the poll when another thread
-        receives it, or when it arrives just before the loop begins to wait.
+        The interpreter itself writes to the wake socket. A signal therefore also ends the poll if another
+        thread receives the signal, or if it arrives just before the loop starts to wait.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -1,8 +1,8 @@
-"""Training in the trainer's own process: rows and dense values between two exchanges of geo training, and
-dense parameters that no server holds, by all-reduce.
+"""Train in the trainer's own process: rows and dense values between two exchanges of geo training, and dense
+parameters that no server holds, by all-reduce.
 
-In geo training the changes that a trainer sends are divided by the number of trainers, as in Paddle's
-GeoCommunicator: servers add them up, so values move by the average change.
+In geo training, the changes that a trainer sends are divided by the number of trainers, as in Paddle's
+GeoCommunicator. Servers add them up, so values move by the average change.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from trainers.roles.identity import Identity
 
 @frozen
 class LocalTraining:
-    """What is trained in this process: `step` is the optimizer's own, `dense` the parameters that no server
-    holds, `buffers` other tensors that must start equal on all trainers.
+    """The parts of training in this process. `step` is the optimizer's own step. `dense` holds the parameters
+    that no server holds. `buffers` are other tensors that must start equal on all trainers.
     """
 
     step: Callback
@@ -58,7 +58,9 @@ class _Rows(SparseRun):
     """Tables of this process."""
 
     def known(self, spans: Spans, keys: Tensor) -> tuple[Tensor, Spans, Tensor]:
-        """(n, dim) values; how many keys of each table have none, and their positions, (m,) int64."""
+        """Return (n, dim) values. Also return how many keys of each table have no row, and the positions of
+        these keys, (m,) int64.
+        """
         out, missing, counts = self._find(spans, keys)
         return (
             torch.from_numpy(out),
@@ -74,13 +76,13 @@ class _Rows(SparseRun):
         return out, missing, counts
 
     def assign(self, spans: Spans, keys: Tensor, values: Tensor) -> None:
-        """Insert rows, or overwrite their values: optimizer state stays."""
+        """Insert rows, or overwrite their values. The optimizer state stays."""
         starts, wanted = starts_of(spans), array_of(keys)
         self._insert(starts, wanted, *self._find(spans, keys)[1:])
         revise_run(self._run.lines, starts, wanted, array_of(values))
 
     def everything(self) -> tuple[Spans, Tensor, Tensor]:
-        """All keys (n,), in the order of the tables, and their values (n, dim); copies."""
+        """Return copies of all keys (n,), in the order of the tables, and of their values (n, dim)."""
         found = []
         for table in self._tables:
             with table.cut() as cut:
@@ -99,7 +101,7 @@ def _rows(specs: Sequence[TableSpec]) -> _Rows:
 
 class Cache:
     """The rows of a group of tables that a trainer keeps and trains itself, and their values at the last
-    exchange. `spans` (tables,): how many of the keys belong to each table, one after the other.
+    exchange. `spans` (tables,) holds the number of keys of each table. Keys are in the order of the tables.
     """
 
     def __init__(self, tables: Sequence[SparseParameter]) -> None:
@@ -114,16 +116,18 @@ class Cache:
         self._touched = _rows(self._touched_specs)
 
     def known(self, spans: Spans, keys: Tensor) -> tuple[Tensor, Spans, Tensor]:
-        """(n, dim) values; how many keys of each table are not cached, and their positions."""
+        """Return (n, dim) values. Also return how many keys of each table are not cached, and their
+        positions.
+        """
         return self._trained.known(spans, keys)
 
     def assign(self, spans: Spans, keys: Tensor, values: Tensor) -> None:
-        """The servers' values. Cached rows keep their optimizer state."""
+        """Store the servers' values. Cached rows keep their optimizer state."""
         self._trained.assign(spans, keys, values)
 
     def train(self, spans: Spans, keys: Tensor, grad: Tensor, lr: float) -> None:
-        """One update; the former values of rows that change for the first time since the last exchange are
-        kept. A span may be NOT_IN.
+        """Make one update. Keep the former values of rows that change for the first time since the last
+        exchange. A span may be NOT_IN.
         """
         _, counts, first = self._touched.known(spans, keys)
         if len(first):
@@ -133,26 +137,28 @@ class Cache:
         self._trained.apply(spans, keys, grad, lr)
 
     def changes(self) -> tuple[Spans, Tensor, Tensor]:
-        """The keys that were trained since the last call, and by how much their values have changed."""
+        """Return the keys that were trained since the last call, and by how much their values have
+        changed.
+        """
         spans, keys, before = self._touched.everything()
         self._touched = _rows(self._touched_specs)
         return spans, keys, self._trained.pull(spans, keys, insert=False) - before
 
     def keys(self) -> tuple[Spans, Tensor]:
-        """(n,) int64 of all cached rows."""
+        """Return the spans and keys, (n,) int64, of all cached rows."""
         return self._trained.everything()[:2]
 
 
 _MAX_VALUES = 1 << 24
-"""Values of rows in one message: 64 MB."""
+"""The most values of rows in one message: 64 MB."""
 _ANY_STEP = 0
-"""The step whose rows are requested: here rows wait for no trainer, whatever max_staleness says."""
+"""The step whose rows are requested. Rows wait for no trainer here, despite max_staleness."""
 _ADD = -1.0
-"""Servers add what they get: SGD with this learning rate."""
+"""The learning rate of SGD with which servers add the changes that they receive."""
 
 
 class _CachedRequest(RowRequest):
-    """Rows of a batch, some of which are in the cache: a request for the others. In evaluation for all, since
+    """A request for the rows of a batch that the cache lacks. In evaluation, all rows are requested, because
     other trainers' updates of cached rows count too.
     """
 
@@ -172,7 +178,7 @@ class _CachedRequest(RowRequest):
 
     @property
     def rows(self) -> Tensor:
-        """Those of the batch."""
+        """The rows of the batch."""
         if not self.insert:
             return super().rows[self._moved]
         self.settle()
@@ -188,7 +194,7 @@ class _CachedRequest(RowRequest):
 
 
 class CachedGroup(TableGroup):
-    """The tables of a group in geo training, whose rows are here: as if there was one server."""
+    """The tables of a group in geo training. Rows are in this process, as if one server existed."""
 
     def __init__(self, remote: TableGroup) -> None:
         sparse = [table.sparse for table in remote.tables]
@@ -205,7 +211,7 @@ class CachedGroup(TableGroup):
         self._requested += [each for each in some if isinstance(each, _CachedRequest) and each.insert]
 
     def not_cached(self, spans: Spans, keys: Tensor) -> tuple[Spans, Tensor]:
-        """How many of each table, and their positions."""
+        """Return the number of uncached keys of each table, and their positions."""
         _, counts, missing = self.cache.known(spans, keys)
         if len(missing) and self._requested:
             requested, self._requested = self._requested, []
@@ -215,13 +221,13 @@ class CachedGroup(TableGroup):
         return counts, missing
 
     def train(self) -> None:
-        """With the gradient of a step."""
+        """Train with the gradient of a step."""
         gradient = self.take_gradients()
         if gradient is not None:
             self.cache.train(gradient.spans[0], gradient.keys, gradient.rows, self.tables[0].sparse.lr)
 
     def renew(self) -> None:
-        """The servers' values of all cached rows, which keep their optimizer state."""
+        """Take the servers' values of all cached rows, which keep their optimizer state."""
         self.drop_prepared()
         self._requested = []
         spans, keys = self.cache.keys()
@@ -234,14 +240,14 @@ class CachedGroup(TableGroup):
 
 
 def _part(spans: Spans, start: int, stop: int) -> Spans:
-    """How many of the keys [start, stop) each table has."""
+    """Return how many of the keys [start, stop) each table has."""
     starts: Spans = np.clip(starts_of(spans), start, stop)
     return starts[1:] - starts[:-1]
 
 
 class GeoExchange(ServerExchange):
-    """Geo training: trainers train on their own rows and dense values, and exchange the changes every k
-    steps. `local_step` trains the dense parameters.
+    """Geo training: trainers train their own rows and dense values, and exchange the changes every k steps.
+    `local_step` trains the dense parameters.
     """
 
     def __init__(
@@ -263,7 +269,7 @@ class GeoExchange(ServerExchange):
         self._local_steps = 0
 
     def push(self, *, overflow: bool = False) -> None:
-        """Train locally; exchange after every k-th step."""
+        """Train locally, and exchange after every k-th step."""
         if not overflow:
             for group in self._cached:
                 group.train()
@@ -274,7 +280,7 @@ class GeoExchange(ServerExchange):
             self.flush()
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
-        """In evaluation rows are requested by the calls, after the changes have been sent."""
+        """Prefetch rows, except in evaluation. There, calls request rows after the changes have been sent."""
         for group, calls in by_group(batches).items():
             group.send([each for each in group.prepare(calls) if each.insert])
 
@@ -283,10 +289,12 @@ class GeoExchange(ServerExchange):
             group.renew()
 
     def flush(self) -> None:
-        """Send all changes, and continue from the servers' values. They go in one message to each server,
-        which applies all of it and counts the steps, or nothing: a trainer that dies here repeats its steps.
-        Rows that do not fit are sent before that, and count as the first of the steps. What the script has
-        written into dense parameters is a part of the changes, also without a step.
+        """Send all changes, and continue from the servers' values. The changes go in one message to each
+        server, which applies all of it and counts the steps, or nothing. A trainer that dies here therefore
+        repeats its steps.
+
+        Rows that do not fit are sent before, and count as the first of the steps. Values that the script has
+        written into dense parameters are part of the changes, also without a step.
         """
         self._dense.notice()
         changes = {name: change / self._trainers for name, change in self._dense.changes().items()}
@@ -315,8 +323,8 @@ class GeoExchange(ServerExchange):
         number: int,
         dense: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Push (group, spans, keys, changes) and the changes of dense parameters as step `number`, and take
-        the servers' values of the same.
+        """Push (group, spans, keys, changes) and the changes of dense parameters as step `number`. Take the
+        servers' values of the same rows and parameters.
         """
         push: list[list[Part]] = [[] for _ in range(self._servers)]
         if dense is not None:
@@ -342,9 +350,9 @@ class GeoExchange(ServerExchange):
 
 
 class AllReduced:
-    """Dense parameters that no server holds: their gradients are averaged by all-reduce, and each trainer
-    updates its copy. So all trainers step together, whatever the servers do. Sparse tables belong to the
-    wrapped exchange.
+    """Dense parameters that no server holds. All-reduce averages their gradients, and each trainer updates
+    its copy. All trainers therefore step together, independently of the servers. The wrapped exchange handles
+    sparse tables.
     """
 
     def __init__(
@@ -360,11 +368,11 @@ class AllReduced:
         self._buffers = buffers
         self._local_step = local_step
         join_group(identity)
-        cpu_group()  # makes it, at the same moment in all trainers
+        cpu_group()  # creates the group, at the same moment in all trainers
         self._take_first()
 
     def _take_first(self) -> None:
-        """Trainer 0's values."""
+        """Take trainer 0's values."""
         for tensor in (*self._parameters, *self._buffers):
             dist.broadcast(tensor.data, src=0, group=group_of(tensor))
 
@@ -389,7 +397,7 @@ class AllReduced:
         self._local_step()
 
     def agree(self, overflow: bool) -> bool:
-        """Whether any trainer's gradients are not finite; all of them call it."""
+        """Return True if any trainer's gradients are not finite. All trainers must call it."""
         found = torch.tensor([int(overflow)])
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=cpu_group())
         return bool(found.item())
@@ -409,7 +417,9 @@ class AllReduced:
 
 
 def _gradients(parameters: Sequence[Parameter]) -> list[Tensor]:
-    """Of all parameters, the last first; a missing one is zeros from now on."""
+    """Return the gradients of all parameters, the last parameter first. Missing gradients become zeros for
+    good.
+    """
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""Saves of all servers, as the trainer that asks for one leads them."""
+"""Save the tables of all servers. The trainer that requests the save leads it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trainers.storage.manifest import FileRecord
 AGEING = ShrinkPolicy(
     show_click_decay_rate=1.0, delete_threshold=-math.inf, delete_after_unseen_days=math.inf
 )
-"""A day passes and no row is removed."""
+"""One day passes and no row is removed."""
 
 
 _MOST_AFTER = 16
-"""Saves of a folder that are named to the servers."""
+"""The most earlier saves of a directory that are named to the servers."""
 
 
 class SaveCoordinator:
@@ -37,8 +37,9 @@ class SaveCoordinator:
 
     @contextmanager
     def turn(self, where: str, mode: SaveMode, step: int, kind: str) -> Iterator[bool]:
-        """Wait while another trainer saves. Yields False if another trainer has saved the same, of this kind,
-        and no table has changed since. Inside of another turn of this trainer it is this trainer's at once.
+        """Wait while another trainer saves. Yield False if another trainer has saved the same with this
+        `kind`, and no table has changed since. Inside another turn of this trainer, the turn comes
+        immediately.
         """
         if self._has_turn:
             yield True
@@ -56,8 +57,8 @@ class SaveCoordinator:
             self._client.ask(to_all(1, Kind.SAVED, int(saved), text_part(request.id)))
 
     def save(self, where: str, mode: SaveMode, step: int) -> None:
-        """Write and commit a save as of `step`. Raises SaveError, or ServerError naming the server that could
-        not write; then the former save stays current.
+        """Write and commit saved tables as of `step`. Raises SaveError, or ServerError with the server that
+        could not write. The former saved tables then stay current.
         """
         after = check_target(where, mode)
         save = SaveRequest(where, new_id(step), int(mode), after[-_MOST_AFTER:])
@@ -74,7 +75,7 @@ class SaveCoordinator:
                 abandon_save(where, save.id)
 
     def shrink(self, tables: Sequence[int], policy: ShrinkPolicy) -> int:
-        """A day has passed in these tables; returns how many rows were removed."""
+        """Age these tables by one day. Return the number of removed rows."""
         numbers = torch.from_numpy(policy.numbers())
         parts = [Part(table, Field.VALUES, numbers) for table in tables]
         return sum(reply.number for reply in self._client.ask(to_all(self._servers, Kind.SHRINK, 0, *parts)))

@@ -1,7 +1,7 @@
 """Ordinary modules in place of embeddings whose rows are on parameter servers, for a program that runs
-without them.
+without servers.
 
-The servers save their values, and this process reads them. Programs belong to `serving.program`.
+The servers save their values, and this process reads them. `serving.program` handles programs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAST_KEY = (1 << 63) - 1
 
 
 class Int8Rows(Module):
-    """Rows (n, dim) in 8 bits by place, as `saves.write.codes_of` makes them."""
+    """Rows (n, dim) in 8 bits by position, as `saves.write.codes_of` makes them."""
 
     codes: Tensor
     scales: Tensor
@@ -49,7 +49,7 @@ class Int8Rows(Module):
 
     @property
     def largest_error(self) -> float:
-        """By how much a value may be off."""
+        """The largest difference between a value and its 8 bits."""
         return float(self.scales.max()) / 2 if len(self.scales) else 0.0
 
     def forward(self, place: Tensor) -> Tensor:
@@ -59,9 +59,11 @@ class Int8Rows(Module):
 
 
 class SavedRows(Module):
-    """Any int64 ids (...) to rows (..., dim) float32. `keys` (n + 1,) int64 ascending, `rows` (n + 1, dim):
-    the last ones are placeholders, so that every search has a result. An id without a row reads as its
-    initial value, as in evaluation with servers; `padding_idx` as zeros. `int8`: rows are kept as Int8Rows.
+    """Maps any int64 ids (...) to rows (..., dim) float32.
+
+    `keys` (n + 1,) are int64 and ascending, and `rows` are (n + 1, dim). The last ones are placeholders, so
+    that every search has a result. An id without a row reads as its initial value, as in evaluation with
+    servers. `padding_idx` reads as zeros. With `int8`, rows are kept as Int8Rows.
     """
 
     keys: Tensor
@@ -79,7 +81,7 @@ class SavedRows(Module):
         super().__init__()
         self.register_buffer("keys", torch.cat([keys, torch.tensor([_LAST_KEY])]))
         rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
-        rows[self.keys == padding_idx] = 0.0  # an id that is counted may have a row, which nobody reads
+        rows[self.keys == padding_idx] = 0.0  # a counted id may have a row, which nobody reads
         if int8:
             self.rows = Int8Rows(rows)
         else:
@@ -100,15 +102,15 @@ class SavedRows(Module):
 
 
 def initial_rows(options: RowOptions, ids: Tensor, dim: int) -> Tensor:
-    """(..., dim) float32: the initial values of these keys, as a row of their type has them: it has no
-    infinity, but its largest value.
+    """Return the initial values of these keys, (..., dim) float32, as a row of their type stores them. The
+    type's largest value replaces infinity.
     """
     kept, largest = options.dtype.dtype, torch.finfo(options.dtype.dtype).max
     return _drawn(options.init, ids, dim).clamp(-largest, largest).to(kept).float()
 
 
 def _drawn(init: Initializer, ids: Tensor, dim: int) -> Tensor:
-    """(..., dim) float32, by the formula of `ps.kernels.rows.fill_values` in torch's operations."""
+    """Return (..., dim) float32, by the formula of `ps.kernels.rows.fill_values` in torch's operations."""
     start = _finalized(ids ^ _signed(_finalized_int((init.seed + _GOLDEN) % _WORD)))
     a, b = float(torch.tensor(init.a)), float(torch.tensor(init.b))  # as float32
     if init.kind is InitKind.UNIFORM:
@@ -135,7 +137,7 @@ def _finalized(words: Tensor) -> Tensor:
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """A logical right shift: torch's keeps the sign."""
+    """Shift right logically, because torch's shift keeps the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -146,7 +148,7 @@ def _finalized_int(word: int) -> int:
 
 
 def _signed(word: int) -> int:
-    """The int64 with the same bits."""
+    """Return the int64 with the same bits."""
     return word - _WORD if word >> 63 else word
 
 
@@ -162,10 +164,11 @@ def stand_ins_of(
     *,
     int8: bool = False,
 ) -> StandIns:
-    """For each table's module one with its rows, all as of one moment. `save(folder)` lets the servers
-    save their values into a temporary folder inside `where`. All rows must fit into this process's memory.
-    `int8`: rows are kept as Int8Rows, and by how much they are off is logged. Raises what `save` raises, and
-    LoadError.
+    """Return a module for each table's module, with its rows, all as of one moment.
+
+    `save(folder)` makes the servers save their values into a temporary directory inside `where`. All rows
+    must fit into this process's memory. With `int8`, rows are kept as Int8Rows, and the largest error is
+    logged. Raises the errors of `save`, and LoadError.
     """
     if not tables:
         return {}
@@ -191,7 +194,7 @@ def stand_ins_of(
 
 
 def outside_of(tables: Sequence[SparseParameter]) -> StandIns:
-    """For each table's module one that reads its rows from a table outside of the program."""
+    """Return a module for each table's module that reads its rows from a table outside of the program."""
     found: StandIns = {}
     for each in tables:
         module = each.module
@@ -223,7 +226,7 @@ def _options(module: EmbeddingModule) -> Document:
 
 
 def _whole(total: int, saved: SparseValues, options: RowOptions, zeros: int | None) -> Tensor:
-    """(total, dim): rows that have been removed read as on the servers; the id `zeros` as zeros."""
+    """Return (total, dim) values. Removed rows read as on the servers, and the id `zeros` reads as zeros."""
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values
     if len(saved.keys) < total:

@@ -1,7 +1,7 @@
 """A trainer's connection to its model on the parameter servers: join, train, save, finish.
 
-Steps belong to `exchange`, sparse tables to `remote`, sockets to `client`, the order of a save to `saving`,
-arithmetic and files to the servers.
+`exchange` handles steps, `remote` sparse tables, `client` sockets, and `saving` the order of a save. The
+servers handle arithmetic and files.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Worker:
         self.forget = self._turn.forget
         self.streams: dict[str, Reading] = {}
         self._first: Sequence[int] = ()
-        """By server: the step with which it takes new records."""
+        """The step with which each server takes new records."""
         tell_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers, asynchronous)
         self._groups: list[TableGroup] = [
@@ -101,7 +101,7 @@ class Worker:
         self._local_dense = local is not None and bool(local.dense)
         self._exchange = self._exchange_for(asynchronous, local)
         self._called = [table for group in self._groups for table in group.tables]
-        """As forward passes see them."""
+        """The tables as forward passes see them."""
         self._by_module = {id(table.sparse.module): table for table in self._called}
         waits = asynchronous is not None and not asynchronous.overlap
         self.look_ahead = LookAhead(
@@ -117,36 +117,36 @@ class Worker:
 
     @property
     def step_number(self) -> int:
-        """How many steps of this rank have been pushed, by this process and by earlier ones."""
+        """The number of steps of this rank that this process and earlier ones have pushed."""
         return self._exchange.step
 
     @property
     def place(self) -> tuple[int, int]:
-        """This trainer's rank, and how many trainers there are."""
+        """This trainer's rank, and the number of trainers."""
         return self._identity.index, self._identity.worker_num
 
     @property
     def interrupted(self) -> bool:
-        """Whether the launcher is stopping this process, which may be restarted."""
+        """True if the launcher is stopping this process, which may be restarted."""
         return read_notice(notice_file(os.environ)) is not None
 
     def positions(self, stream: str) -> list[dict[str, list[int]]]:
-        """What each server has of a stream, with every push of this trainer: see `Positions.of`."""
+        """Return each server's records of a stream, with every push of this trainer. See `Positions.of`."""
         self._exchange.flush()
         replies = self._client.ask(to_all(self.layout.servers, Kind.POSITIONS, 0, text_part(stream)))
         self._first = [reply.number for reply in replies]
         return [json.loads(reply.text) for reply in replies]
 
     def give(self, records: Records, on: On) -> None:
-        """The next step is that of a batch with these records. In sync training a server may have steps of
-        this trainer, or of the others without it, that another server does not have. It takes no new records
-        in them, so they are skipped.
+        """Note that the next step trains a batch with these records. In sync training, a server may have
+        steps of this trainer, or steps of the other trainers without it, that another server lacks. The
+        server takes no new records in these steps, so they are skipped.
         """
         self._turn.give(records, on)
         self._skip_to(max(step for server, step in enumerate(self._first) if on is None or not on[server]))
 
     def _skip_to(self, step: int) -> None:
-        """If it is a later one. In sync training, after the push of the step before."""
+        """Skip to this step if it is later. In sync training, do so after the push of the step before."""
         if self._sync and step > self._exchange.step:
             self._exchange.flush()
             self._client.ask(to_all(self.layout.servers, Kind.SKIP, step))
@@ -155,21 +155,21 @@ class Worker:
             progress.meter.resumed(step)
 
     def begin_prefetch(self) -> int:
-        """From now on the script says which rows it will need, and nothing is predicted. How many batches in
-        advance a batch should be prefetched.
+        """Stop predicting rows, because the script announces the rows that it will need. Return how many
+        batches ahead to prefetch.
         """
         self.look_ahead.active = False
         return self._exchange.ahead
 
     def start(self) -> None:
-        """Join all servers; trainer 0 sends the initial values unless the tables have values."""
+        """Join all servers. Trainer 0 sends the initial values unless the tables have values."""
         with progress.activity("waiting for the servers"):
             hellos = self._client.ask(
                 [self._hello(server) for server in range(self.layout.servers)],
                 silence=self._configs.join_timeout_s,
             )
         _require_all_or_none(hellos)
-        # An earlier incarnation may have died after pushing to some servers only: then that step is repeated.
+        # An earlier process may have died after pushing to some servers only. That step is then repeated.
         self._exchange.start(min(reply.number for reply in hellos))
         if self._local_dense and self._exchange.step:
             glog(
@@ -196,7 +196,7 @@ class Worker:
         progress.meter.resumed(self._exchange.step)
         self._take_dense()
         if self._sync:
-            self.barrier()  # what a faster trainer's script writes must not be among these values
+            self.barrier()  # values that a faster trainer's script writes must not be among these
         self._servings = [
             ServedEmbedding(
                 table.sparse.name,
@@ -210,8 +210,9 @@ class Worker:
         ]
 
     def _begin_with(self, new: Sequence[Message]) -> Mapping[str, int]:
-        """The tables and parameters that new servers have loaded: by name, with their rows. Trainer 0 logs
-        them if they are not all. Raises UsageError if servers differ, or lack a name that the script gave.
+        """Return the names of tables and parameters that new servers have loaded, with their numbers of rows.
+        Trainer 0 logs the names if some are missing. Raises UsageError if servers differ, or lack a name that
+        the script requested.
         """
         texts = {reply.text for reply in new}
         if len(texts) > 1:
@@ -245,9 +246,10 @@ class Worker:
         self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
 
     def begin_load(self, module: Module, state: dict[str, Tensor], prefix: str) -> None:
-        """Torch is about to load `state` into a module of the model. Waits until all trainers are here and
-        have no push under way; then the dense values here are the servers'. The rows in `state` are kept for
-        `end_load`, and torch gets the weight that it finds in the module. Raises UsageError.
+        """Prepare before torch loads `state` into a module of the model. Wait until all trainers have called
+        it and have no push in flight. The dense values here then equal the servers' values. The rows in
+        `state` are kept for `end_load`, and torch gets the weight that it finds in the module. Raises
+        UsageError.
         """
         for each in self._servings:
             each.check_place()
@@ -266,7 +268,7 @@ class Worker:
         self.refresh()
 
     def end_load(self) -> None:
-        """The servers take what trainer 0 has loaded, and all trainers continue from that."""
+        """Send the state that trainer 0 has loaded to the servers. All trainers continue from this state."""
         if self._identity.index == 0:
             loaded = (table.assigned(weight, LOADED) for table, weight in self._loaded)
             for requests in itertools.chain(self._dense.assigned(LOADED), *loaded):
@@ -278,7 +280,7 @@ class Worker:
         self._exchange.renew()
 
     def step(self, *, overflow: bool = False) -> None:
-        """Push all gradients, and fetch the values of the next step; `overflow`: see `Exchange.push`."""
+        """Push all gradients, and fetch the values of the next step. `overflow`: see `Exchange.push`."""
         self._check_weights()
         self._exchange.push(overflow=overflow)
         self.look_ahead.stepped()
@@ -288,28 +290,30 @@ class Worker:
             each.check()
 
     def unscale_rows(self, weights: Container[int] | None, scale: float) -> bool:
-        """Divide the gradients of rows by `scale`; whether all are finite. `weights` as for `has_rows`."""
+        """Divide the gradients of rows by `scale`. Return True if all are finite. `weights`: see
+        `has_rows`.
+        """
         found = [group.collected.unscale(scale) for group in self._groups if group.concerns(weights)]
         return all(found)
 
     def agree(self, overflow: bool) -> bool:
-        """Whether any trainer's gradients are not finite, if trainers average gradients among them; else
-        whether this one's are not.
+        """Return True if gradients are not finite. If trainers average gradients among them, any trainer's
+        gradients count. Otherwise only this trainer's gradients count.
         """
         return self._exchange.agree(overflow) if isinstance(self._exchange, AllReduced) else overflow
 
     def flush(self) -> None:
-        """Wait until every push has been applied, on servers that are at the same step then."""
+        """Wait until every push has been applied, on servers that are then at the same step."""
         self._exchange.flush()
         self._skip_to(max(self._first, default=0))
 
     def refresh(self) -> None:
-        """Pull the current dense values: other trainers may have changed them since."""
+        """Pull the current dense values, because other trainers may have changed them."""
         self._exchange.refresh()
 
     def prefetch(self, ids: Mapping[Module, Sequence[Tensor]]) -> None:
-        """Prepare the rows of an upcoming batch: for each served module the tensors with which it will be
-        called.
+        """Prepare the rows of an upcoming batch. `ids` holds the tensors with which each served module will
+        be called.
         """
         self._prepare([(module, each) for module, batches in ids.items() for each in batches])
 
@@ -320,17 +324,19 @@ class Worker:
         self._exchange.prefetch(batches, now=now)
 
     def has_rows(self, weights: Container[int] | None = None) -> bool:
-        """Whether there are gradients of rows that no step has pushed. `weights`: only of embeddings whose
-        weights have these ids.
+        """Return True if there are gradients of rows that no step has pushed. `weights` selects the
+        embeddings whose weights have these ids.
         """
         return self.row_gradients(weights) > 0
 
     def row_gradients(self, weights: Container[int] | None = None) -> int:
-        """How many there are; `weights` as for `has_rows`."""
+        """Return the number of gradients of rows. `weights`: see `has_rows`."""
         return sum(group.row_gradients for group in self._groups if group.concerns(weights))
 
     def row_state(self, weights: Container[int] | None = None) -> list[tuple[int, ...]]:
-        """Another one when a gradient has come, changed or gone; `weights` as for `has_rows`."""
+        """Return a value that changes whenever a gradient is added, changed or removed. `weights`: see
+        `has_rows`.
+        """
         return [group.collected.state for group in self._groups if group.concerns(weights)]
 
     def drop_rows(self, weights: Container[int] | None = None, *, set_to_none: bool = True) -> None:
@@ -340,14 +346,14 @@ class Worker:
                 group.drop_gradients(set_to_none=set_to_none)
 
     def barrier(self) -> None:
-        """Wait for all trainers, when all of this one's pushes have been applied."""
+        """Wait for all trainers, after all pushes of this trainer have been applied."""
         self._exchange.flush()
         self._barriers += 1
         self._client.ask(to_all(1, Kind.BARRIER, self._barriers))
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """What every trainer contributed, in rank order, once all have. Raises NotSupportedError for more
-        than fits into one message.
+        """Return the contribution of every trainer, in rank order. Raises NotSupportedError if a contribution
+        exceeds one message.
         """
         if len(mine) > MAX_FRAME_BYTES:
             raise NotSupportedError(
@@ -360,8 +366,8 @@ class Worker:
         return [part.data.numpy().tobytes() for part in reply.parts]
 
     def save(self, where: Where, mode: SaveMode) -> None:
-        """All tables of all servers, with every push of this trainer in them. Trainers that save the same at
-        the same moment make one save.
+        """Save all tables of all servers, with every push of this trainer. Trainers that save the same at the
+        same moment make one save.
         """
         self._check_weights()
         with self.turn_to_save(where, mode, "tables") as mine:
@@ -374,13 +380,15 @@ class Worker:
 
     @contextmanager
     def turn_to_save(self, where: Where, mode: SaveMode, kind: str) -> Iterator[bool]:
-        """See `SaveCoordinator.turn`. Every push of this trainer has been applied."""
+        """Wait for the turn to save, see `SaveCoordinator.turn`. Every push of this trainer has then been
+        applied.
+        """
         self._exchange.flush()
         with self._saver.turn(absolute_path(where), mode, self._exchange.step, kind) as mine:
             yield mine
 
     def publish(self, buffers: Mapping[str, Tensor]) -> int:
-        """The number of a published version that has every push of this trainer, and these buffers."""
+        """Publish a version with every push of this trainer and these buffers. Return its number."""
         self.flush()
         parts = [
             part
@@ -394,14 +402,14 @@ class Worker:
         return reply.number
 
     def shrink(self, policy: ShrinkPolicy) -> int:
-        """A day has passed in all tables that age; returns how many rows were removed."""
+        """Age all tables that age by one day. Return the number of removed rows."""
         self._exchange.flush()
         ageing = [table.sparse.table for table in self._tables if table.sparse.spec.ages]
         return self._saver.shrink(ageing, policy)
 
     def finish(self, not_served: Mapping[str, Tensor]) -> None:
-        """Push nothing more: wait for the other trainers, then load all trained values into the model.
-        `not_served`: parameters that no server has, for the last version that is published.
+        """Stop pushing, wait for the other trainers, then load all trained values into the model.
+        `not_served`: parameters that no server holds, for the last published version.
         """
         for each in self._servings:
             each.check_given()
@@ -414,7 +422,7 @@ class Worker:
         self.leave()
 
     def _publish_last(self, not_served: Mapping[str, Tensor]) -> None:
-        """Trainer 0 publishes what the job ends with; if that fails, training has succeeded all the same."""
+        """Publish the final state of the job, on trainer 0. A failure does not make training fail."""
         if self._configs.publish and not self._identity.index:
             try:
                 self.publish(not_served)
@@ -422,7 +430,7 @@ class Worker:
                 glog(f"the last version was not published: {error}")
 
     def _say_if_uneven(self) -> None:
-        """Trainer 0 says once which tables should be on more servers."""
+        """Log once, on trainer 0, which tables should be on more servers."""
         if self._identity.index or self._said_uneven:
             return
         rows = [group.remote.requested for group in self._groups]
@@ -431,8 +439,8 @@ class Worker:
             glog(said)
 
     def interrupt(self) -> None:
-        """As `finish` for a trainer that will be restarted: do not wait for the others, and do not send
-        LEAVE. Once all trainers have left, the job is over and the servers remove what they saved for it.
+        """Finish a trainer that will be restarted. Do not wait for the others, and do not send LEAVE. Once
+        all trainers have left, the job has ended, and the servers remove its durable state.
         """
         self._exchange.flush()
         self._take_values()
@@ -449,7 +457,7 @@ class Worker:
                 serving.end_without_rows()
 
     def leave(self) -> None:
-        """Leave all servers; one that has already exited does not matter."""
+        """Leave all servers. A server that has already exited does not matter."""
         try:
             self._client.ask(to_all(self.layout.servers, Kind.LEAVE), silence=_LEAVE_TIMEOUT_S)
         except ServerError:
@@ -497,12 +505,14 @@ class Worker:
 
 
 def _counts_pulls(table: RemoteTable) -> bool:
-    """Then none is made that the script may not need."""
+    """Return True if the servers count pulls of a table. Pulls of rows that the script may not need are then
+    avoided.
+    """
     return table.sparse.spec.rows.entry.kind is EntryKind.COUNT
 
 
 def _require_all_or_none(hellos: Sequence[Message]) -> None:
-    """Raises TablesLostError when some servers have this trainer's steps and others started empty."""
+    """Raise TablesLostError if some servers have this trainer's steps and others started empty."""
     empty = [server for server, reply in enumerate(hellos) if reply.code is Code.NOT_READY]
     if empty and any(reply.number for reply in hellos):
         names = ", ".join(map(str, empty))
