@@ -206,7 +206,8 @@ class Nodes(Part):
         return _end(outcome)
 
     def _final(self, cause: Cause) -> None:
-        """Show the report of the node that failed, or of a failure without a node. Every node shows the same.
+        """Show the report of the node that failed, or of a failure without a node. All nodes show
+        the same.
         """
         node, rank, lines = cause.node, cause.rank, cause.lines
         known = bool(node) and " ".join(cause.headline.split()) in " ".join(" ".join(lines).split())

@@ -268,8 +268,7 @@ def _store(settings: LaunchSettings, listed: Strings) -> str | None:
 
 
 def _refuse_loopback(settings: LaunchSettings, listed: Strings) -> None:
-    """Raise UsageError for a list that mixes loopback addresses, which every node has, with other addresses.
-    """
+    """Raise UsageError for a list that mixes loopback addresses, which every node has, with others."""
     own = [each for each in listed if each in _EVERYWHERE or each.startswith("127.")]
     if own and len(own) < len(listed):
         others = [each for each in listed if each not in own]

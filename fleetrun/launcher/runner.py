@@ -22,8 +22,7 @@ from fleetrun.pod.supervisor import Supervisor
 
 
 class PodRunner:
-    """The runner of a launch. A job of several nodes runs one pod after the other, with the same log files.
-    """
+    """The runner of a launch. A job of several nodes runs one pod after the other, with the same logs."""
 
     def __init__(self, session: LaunchSession, interrupts: Interrupts) -> None:
         self._session = session
