@@ -1,5 +1,5 @@
 """Find the sockets of running launches, send them requests within a time limit, and wait for their end. A
-launcher that does not answer can be ended by signal. This module knows no commands.
+launcher that does not answer can be ended by signal. This module has no commands.
 
 A killed launcher leaves its sockets. A command that finds a socket without a listener removes it.
 """
@@ -35,7 +35,7 @@ STOPPED = "it is stopped (Ctrl-Z)"
 
 
 class NoAnswer(Exception):
-    """The launcher did not answer; the message gives the reason. `pid` is its process, or 0 if unknown."""
+    """The launcher did not answer, for the reason in the message. `pid` is its process, or 0 if unknown."""
 
     def __init__(self, why: str, pid: int = 0) -> None:
         super().__init__(why)
@@ -142,8 +142,8 @@ class Question:
 def _seen_from_here(answer: Document, pid: int) -> Document:
     """Correct the process IDs in an answer.
 
-    A launcher in another pid namespace uses IDs that belong to other processes here. The kernel knows the ID
-    of the launcher, `pid`. The IDs of the other processes are then unknown.
+    A launcher in another pid namespace uses IDs that belong to other processes here. The kernel reports the
+    ID of the launcher here, `pid`. The IDs of the other processes are then unknown.
     """
     said = answer.get("pid")
     if said == pid or not isinstance(said, int) or not 0 < said < 1 << 31:

@@ -55,7 +55,7 @@ def summary(status: Fields) -> Status:
 def pack(status: Fields, brief: bool, most: int) -> bytes:
     """Pack the status of a node into at most `most` bytes. `left_out` counts the processes that did not fit.
 
-    The tables of the node's servers are left out first, then the lateness of the job's ranks.
+    The tables of the node's servers are dropped first, then the lateness of the job's ranks.
     """
     containers = [_packed_container(each) for each in status["containers"]]
     said = summary(status)
@@ -68,7 +68,7 @@ def pack(status: Fields, brief: bool, most: int) -> bytes:
         if len(data) <= most:
             return data
         long = next((name for name in ("hot", "tables") if any(each.get(name) for each in containers)), None)
-        if long is not None:  # before any process is left out
+        if long is not None:  # before any process is dropped
             containers = [{**each, long: None} for each in containers]
             continue
         if late and not brief:

@@ -190,7 +190,7 @@ class Observer:
 
     def complete(self, status: Fields) -> Status:
         """Add `cpu` (percent of one core), `memory` (bytes), `gpu` (percent), `gpu_memory` (bytes) and
-        `last_line` to each container of `status`. Unknown values are None.
+        `last_line` to each process of `status`. Unknown values are None.
         """
         containers = objects_in(status, "containers")
         now, when = self._look(), self._clock()
@@ -216,10 +216,10 @@ def _usage(container: Fields, pids: list[int], before: Snapshot, now: Snapshot, 
 
 
 def _on_gpus(container: Fields, pids: list[int], gpus: Mapping[int, Device]) -> Status:
-    """Return the use of the GPUs of a container.
+    """Return the use of the GPUs of a process.
 
-    If NVML does not know the processes, the memory is all used memory of these GPUs. In a pid namespace,
-    for example, the processes have other IDs.
+    If NVML lists none of these process IDs, the memory is all used memory of these GPUs. In a pid namespace,
+    for example, the IDs differ.
     """
     named = str(container.get("gpus") or "").split(",")
     own = [found for each in named if (found := _gpu(each, gpus)) is not None]

@@ -261,7 +261,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.socket.close()
         self.socket = listening
         host, port = listening.getsockname()[:2]
-        self.server_name, self.server_port = str(host), int(port)  # a name look-up could block
+        self.server_name, self.server_port = str(host), int(port)  # a look-up would send a DNS request
         self.setup_environ()
         self._slots = threading.Semaphore(_MOST_CLIENTS)
         self._clients: dict[socket.socket, None] = {}

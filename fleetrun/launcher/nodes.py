@@ -84,7 +84,7 @@ class Nodes(Part):
             "spare": note.spare,
         }
         if self._has_met and (note.spare or note.present < note.most):
-            self._has_met = False  # the wait for the first meeting, at the start of a log, is not recorded
+            self._has_met = False  # the first wait, at the start of an event log, is not recorded
             self._note(**line)
         else:
             self._session.status.handle({"time": now, "event": "waiting", **line})

@@ -295,8 +295,10 @@ def _origin(settings: LaunchSettings) -> str:
 
 
 def _mine(settings: LaunchSettings, listed: Strings, deadline: float) -> Strings:
-    """Return the listed hosts that are this node: the value of --host, else the hosts with an address of this
-    node, else the host at --rank. Names may get their addresses until the deadline.
+    """Return the listed hosts that are this node.
+
+    These are the value of --host, else the hosts with an address of this node, else the host at --rank. Names
+    may get their addresses until the deadline.
     """
     if settings.host is not None:
         if settings.host in listed:

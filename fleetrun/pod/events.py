@@ -132,10 +132,11 @@ class Findings:
 
 @frozen_by_name
 class Hang:
-    """A hang, and the decision about it: no trainer, or one `alone`, was active for `silent_for` seconds.
+    """A hang, and the decision about it. For `silent_for` seconds no trainer was active, or only the trainer
+    `alone` was not.
 
     `containers` were running at the time. `stacks` holds their positions, one line per position, the outlier
-    first. It is empty if the positions are unknown. `verdict` names the rank that they wait for.
+    first. `stacks` is empty if the positions are unknown. `verdict` names the rank that they wait for.
     """
 
     silent_for: float

@@ -47,7 +47,7 @@ def merged(*some: Iterable[MachineFault]) -> MachineFaults:
 
 
 def counted(faults: Iterable[MachineFault]) -> dict[str, list[MachineFault]]:
-    """Return the faults of each node that count. Nodes without such faults are left out."""
+    """Return the faults of each node that count. Nodes without such faults are omitted."""
     kept = {node: [fault for fault in own if own[fault]] for node, own in unforgiven(faults).items()}
     return {node: own for node, own in kept.items() if own}
 

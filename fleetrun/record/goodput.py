@@ -221,7 +221,7 @@ def sentence(seconds: Mapping[Kind, float], describe: Callable[[float], str]) ->
     """Return `97.1 %; lost: 41 s imports, 12 s steps done again`, or an empty text without a reported step.
 
     `describe` formats a duration. Kinds with less than a second, or less than a hundredth of all time, are
-    left out.
+    omitted.
     """
     part, whole = share(seconds), sum(seconds.values())
     if part is None:

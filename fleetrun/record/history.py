@@ -48,7 +48,7 @@ class History:
 
     `damaged` counts lines that are not events. `owner` is the user ID of the file's owner. `running` is True
     while the launcher runs, and None if the file system cannot show this. `heard` is the time of the last
-    event that was left out.
+    skipped event.
     """
 
     path: Path

@@ -346,7 +346,7 @@ class Merged:
         self._began = began
         self._clock = clock
         self.cut = False
-        """True if `so_far` left out lines because of `most_bytes` or `most_read`."""
+        """True if `so_far` omitted lines because of `most_bytes` or `most_read`."""
 
     def close(self) -> None:
         for reader in self._readers:
