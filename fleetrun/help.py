@@ -249,9 +249,7 @@ TOPICS: Mapping[str, str] = {
     "from-torchrun": "torchrun from-torchrun torchelastic | Options of torchrun.",
     "glossary": "glossary words terms | The words of the documentation.",
 }
-"""Pages of docs/, or `page#heading`, each with its words and its subject. The first word is the name of the
-topic.
-"""
+"""Pages of docs/, or `page#heading`, with their words and subjects. The first word names the topic."""
 
 WORDS = {word: page for page, row in TOPICS.items() for word in row.partition(" | ")[0].split()}
 

@@ -1,5 +1,5 @@
 """Find the sockets of running launches, send them requests within a time limit, and wait for their end. A
-launcher that does not answer can be ended by signal. This module has no commands.
+launcher that does not answer can be ended by signal. This module defines no commands.
 
 A killed launcher leaves its sockets. A command that finds a socket without a listener removes it.
 """

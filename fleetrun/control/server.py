@@ -269,7 +269,7 @@ class JobStatus(State):
         return None if until is None else max(0.0, round(until - self._clock(), 3))
 
     def stopping_for(self) -> float | None:
-        """Return the seconds since the processes of this node had to end, or None if they do not have to."""
+        """Return for how many seconds the processes of this node have been stopping, or None."""
         return None if self.stopping_since is None else self._clock() - self.stopping_since
 
     def waits_for(self) -> str:

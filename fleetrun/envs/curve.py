@@ -40,9 +40,7 @@ _RESET = struct.pack("ii", 1, 0)
 MONITOR_EVENT = struct.Struct("=HI")
 """The first frame of a message of `monitor_socket`: the event, and its descriptor or errno."""
 CURVE_READY_BYTES = 247
-"""Least bytes to a peer with the keys. A peer without them gets at most 246: greeting 64, WELCOME 170, ERROR
-12.
-"""
+"""Bytes that only a peer with the keys gets. Others get at most 246: greeting 64, WELCOME 170, ERROR 12."""
 _monitor_numbers = itertools.count()
 _DOMAIN = b"fleetrun"
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"

@@ -173,8 +173,7 @@ class JobResult:
 
     `cause` is the failure that ended the job. `others` are the other failures that it did not cause, in
     order. `hang` is set if the job hung instead. `began` is the end of a restarted server that led to
-    `cause`. `strays` counts processes that had left their process group and were ended with the
-    job.
+    `cause`. `strays` counts processes that had left their process group and were ended with the job.
     """
 
     code: int

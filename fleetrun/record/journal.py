@@ -3,8 +3,7 @@
 `log/<job>.<pod>.events.jsonl` gets every event as one JSON object per line. `.marks` next to it gets the
 sizes of the log files over time, which give the lines of the logs a time.
 
-Marks are written only while logs grow. A job writes ten marks per second at first, and fewer after a long
-time:
+Marks are written only while logs grow. A job writes ten marks per second for a long time, and fewer later:
 
     # trainer.0 trainer.1       the names that the numbers below stand for
     rest 0.01                   seconds without a look before the following marks
